@@ -1,0 +1,262 @@
+"""`fedshift bench codecs`: what each codec costs in bytes, time and error on the paper's CNN."""
+
+import importlib.util
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.accumulate import Mean
+from fedshift.bench.timing import Job, medians
+from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
+from fedshift.models import PaperCNN
+from fedshift.rng import key
+from fedshift.types import Params
+from fedshift.wire import pack, unpack
+
+SAMPLE = 100_000  # values of a tensor that the exact solver gets
+PAPER_MS = {"Uniform(4)": 10.0, "Uniform(8)": 10.0, "KMeans(4)": 179.0, "KMeans(8)": 2172.0}  # its Table 3, M1 Pro
+PAPER_KB = {"Identity": 8421.0, "Uniform(4)": 1052.25, "Uniform(8)": 2105.25, "KMeans(4)": 1058.19, "KMeans(8)": 2193.82}
+Tick = Callable[[str], None]
+
+
+class Row(NamedTuple):
+    """One codec on the whole model."""
+
+    codec: str
+    bits: float  # sent, for each weight
+    bytes: int
+    encode_ms: float  # tensors to bytes, CPU time
+    decode_ms: float
+    snr_db: float  # signal over error
+    paper_ms: float | None
+    paper_kb: float | None
+
+
+class Bar(NamedTuple):
+    """One promise: what was asked, what was measured."""
+
+    what: str
+    asked: str
+    measured: float
+    met: bool
+
+
+def weights(seed: int = 0) -> Params:
+    """The paper's CNN with weights as training leaves them: normal, and one in a hundred from a Laplace tail."""
+    g = torch.Generator().manual_seed(seed)
+    params = {}
+    for name, like in PaperCNN().state_dict().items():
+        n = like.numel()
+        normal = torch.randn(n, generator=g)
+        sign = torch.where(torch.rand(n, generator=g) < 0.5, -1.0, 1.0)
+        laplace = sign * torch.empty(n).exponential_(math.sqrt(2), generator=g)  # variance one
+        tail = torch.rand(n, generator=g) < 0.01
+        fan_in = n // like.shape[0]
+        params[name] = (torch.where(tail, laplace, normal) * math.sqrt(2 / fan_in)).view(like.shape)
+    return params
+
+
+def codecs() -> dict[str, Codec]:
+    """The rows of the table."""
+    table = {"Identity": Codec(Identity()), "Cast(float16)": Codec(Cast("float16")), "Cast(bfloat16)": Codec(Cast("bfloat16"))}
+    for bits in (8, 6, 4, 2):
+        table[f"KMeans({bits})"] = Codec(KMeans(bits))
+    for bits in (8, 6, 5, 4):
+        table[f"Uniform({bits})"] = Codec(Uniform(bits))
+        table[f"Uniform({bits}) + Zstd"] = Codec(Uniform(bits), Zstd())
+        if importlib.util.find_spec("constriction"):
+            table[f"Uniform({bits}) + Range"] = Codec(Uniform(bits), Range())
+    table["KMeans(4) + Zstd"] = Codec(KMeans(4), Zstd())
+    table["Stochastic(4)"] = Codec(Stochastic(4))
+    return table
+
+
+def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:
+    """The table, one codec at a time."""
+    count = sum(x.numel() for x in params.values())
+    for name, codec in codecs().items():
+        frame = pack(codec, params, key=key(0, "bench"))
+        jobs: dict[str, Job] = {
+            "encode": lambda codec=codec: pack(codec, params, key=key(0, "bench")),  # type: ignore[misc]
+            "decode": lambda frame=frame: unpack(frame, params),  # type: ignore[misc]
+        }
+        took = medians(jobs, repeats, lambda job, name=name: tick(f"{name} {job}"))  # type: ignore[misc]
+        yield Row(
+            name,
+            8 * len(frame) / count,
+            len(frame),
+            1e3 * took["encode"],
+            1e3 * took["decode"],
+            snr(params, unpack(frame, params)),
+            PAPER_MS.get(name),
+            PAPER_KB.get(name),
+        )
+
+
+def snr(params: Params, decoded: Params) -> float:
+    """10 log10(sum w^2 / sum (w - w')^2), infinite when nothing was lost."""
+    error = sum(squared(params[name], decoded[name]) for name in params)
+    return 10 * math.log10(sum(squared(x, torch.zeros(1)) for x in params.values()) / error) if error else math.inf
+
+
+def squared(a: Tensor, b: Tensor) -> float:
+    return float(((a.double() - b.double()) ** 2).sum())
+
+
+def bars(params: Params, repeats: int, tick: Tick) -> Iterator[Bar]:
+    """Every promise on speed and size, as ratios to np.copy of the model in the same process."""
+    took = medians(jobs(params), repeats, tick)
+    copy = took["np.copy"]
+
+    def at_most(what: str, limit: float, names: list[str], base: float = copy) -> Bar:
+        worst = max(took[name] for name in names) / base
+        return Bar(what, f"<= {limit:g}x", worst, worst <= limit)
+
+    yield at_most("Uniform.encode, 4 and 8 bit / np.copy", 4, ["Uniform(4)", "Uniform(8)"])
+    yield at_most("KMeans.encode, 8 bit / np.copy", 12, ["KMeans(8)"])
+    yield at_most("KMeans.encode, 8 bit / 4 bit", 1.3, ["KMeans(8)"], took["KMeans(4)"])
+    yield at_most("KMeans.encode, exact, 8 bit / np.copy", 18, ["KMeans(8, exact)"])
+    yield at_most("BitPack.encode, 1..8 bit, the slowest / np.copy", 5, [f"pack {b}" for b in range(1, 9)])
+    for limit, widths in (4, (1, 2, 4)), (5, (8,)), (10, (3, 5, 6, 7)):
+        named = ", ".join(map(str, widths))
+        yield at_most(f"unpack + dequantize, {named} bit, the slowest / np.copy", limit, [f"read {b}" for b in widths])
+    for bits, limit in (4, 0.2), (8, 0.3):
+        what = f"mean of 10 uploads, streaming, {bits} bit / stack and mean"
+        yield at_most(what, limit, [f"streaming {bits}"], took[f"stacked {bits}"])
+    for bits, limit in (4, 1_077_936 + 256 + 512), (8, 2_155_872 + 4_096 + 512):
+        length = len(pack(Codec(KMeans(bits)), params))
+        yield Bar(f"bytes of a {bits}-bit K-means upload", f"<= {limit:,}", length, length <= limit)
+
+
+def jobs(params: Params) -> dict[str, Job]:
+    """What `bars` times."""
+    tensors = [x.reshape(1, -1) for x in params.values()]
+    arrays = [x.numpy() for x in params.values()]
+    todo: dict[str, Job] = {"np.copy": lambda: [np.copy(a) for a in arrays]}
+    for name, quantizer in {
+        "Uniform(4)": Uniform(4),
+        "Uniform(8)": Uniform(8),
+        "KMeans(4)": KMeans(4),
+        "KMeans(8)": KMeans(8),
+        "KMeans(8, exact)": KMeans(8, exact=True),
+    }.items():
+        todo[name] = lambda q=quantizer: [q.encode(x) for x in tensors]  # type: ignore[misc]
+    for bits in range(1, 9):
+        codes = [Uniform(bits).encode(x)[0][0] for x in tensors]
+        todo[f"pack {bits}"] = lambda codes=codes, bits=bits: [BitPack().encode(c, bits) for c in codes]  # type: ignore[misc]
+        todo[f"read {bits}"] = lambda frame=pack(Codec(Uniform(bits)), params): unpack(frame, params)  # type: ignore[misc]
+    for bits in (4, 8):
+        coded = [KMeans(bits).encode(x) for x in tensors]
+        uploads = [pack(Codec(KMeans(bits)), params)] * 10
+        todo[f"stacked {bits}"] = lambda coded=coded: [stacked(codes[0], side[0]) for codes, side in coded]  # type: ignore[misc]
+        todo[f"streaming {bits}"] = lambda uploads=uploads: streamed(uploads, params)  # type: ignore[misc]
+    return todo
+
+
+def stacked(codes: Tensor, codebook: Tensor) -> Tensor:
+    """The plain way to average ten uploads of one tensor."""
+    return torch.stack([codebook[codes.long()] for _ in range(10)]).mean(0)
+
+
+def streamed(uploads: list[bytes], like: Params) -> Params:
+    mean = Mean(like)
+    for upload in uploads:
+        mean.add(upload)
+    return mean.result()
+
+
+def memory(tick: Tick) -> Iterator[Bar]:
+    """What averaging takes beyond the frame itself, in models, each in a process of its own (Linux only)."""
+    if not Path("/proc/self/clear_refs").exists():
+        return
+    extra = {}
+    for uploads in (10, 100):
+        tick(f"memory of {uploads} uploads")
+        program = f"from fedshift.bench.codecs import peak; print(peak({uploads}))"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        extra[uploads] = float(done.stdout)
+        yield Bar(f"extra memory, mean of {uploads} uploads / model", "<= 2x", extra[uploads], extra[uploads] <= 2)
+    growth = extra[100] / extra[10]
+    yield Bar("extra memory, 100 uploads / 10 uploads", "<= 1.05x", growth, growth <= 1.05)
+
+
+def peak(uploads: int) -> float:
+    """Peak resident memory of averaging, over what was resident before, in models."""
+    torch.set_num_threads(1)
+    params = weights()
+    frame = pack(Codec(KMeans(4)), params)
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident now
+    before = _resident("VmRSS")
+    streamed([frame] * uploads, params)
+    return (_resident("VmHWM") - before) / sum(4 * x.numel() for x in params.values())
+
+
+def _resident(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+def optimum(params: Params, tick: Tick) -> Iterator[Bar]:
+    """Squared error over the least possible (kmeans1d), on a random sample of each tensor."""
+    import kmeans1d
+
+    g = torch.Generator().manual_seed(1)
+    worst_all, worst_one, worst_uniform = 0.0, 0.0, 0.0
+    for bits in range(1, 9):
+        ours = best = 0.0
+        for name, x in params.items():
+            tick(f"optimum {bits} bit {name}")
+            sample = x.flatten()[torch.randperm(x.numel(), generator=g)[:SAMPLE]].view(1, -1)
+            found = squared(sample, KMeans(bits).decode(*KMeans(bits).encode(sample)))
+            even = squared(sample, Uniform(bits).decode(*Uniform(bits).encode(sample)))
+            solved = kmeans1d.cluster(sample[0].double().numpy(), 2**bits)
+            least = squared(sample[0], torch.tensor(solved.centroids)[torch.tensor(solved.clusters)])
+            worst_one, worst_uniform = max(worst_one, found / least), max(worst_uniform, found / even)
+            ours, best = ours + found, best + least
+        worst_all = max(worst_all, ours / best)
+    yield Bar("K-means error / optimum, all tensors, worst of 1..8 bit", "<= 1.03x", worst_all, worst_all <= 1.03)
+    yield Bar("K-means error / optimum, any tensor, worst of 1..8 bit", "<= 1.15x", worst_one, worst_one <= 1.15)
+    yield Bar("K-means error / uniform error, the largest", "<= 1x", worst_uniform, worst_uniform <= 1)
+
+
+def rivals(params: Params, tick: Tick) -> Iterator[Bar]:
+    """How many times faster K-means is than fast-pytorch-kmeans (300 iterations) and scikit-learn, same tensors."""
+    for bits, limit in (4, 40), (8, 400):
+        ours = medians({"ours": lambda bits=bits: _encode(KMeans(bits), params)}, 9)["ours"]  # type: ignore[misc]
+        for name, package, asked in ("fast-pytorch-kmeans", "fast_pytorch_kmeans", limit), ("scikit-learn", "sklearn", 0):
+            if importlib.util.find_spec(package):
+                tick(f"{name} {bits} bit")
+                start = time.process_time()
+                for x in params.values():
+                    RIVALS[package](x.reshape(-1, 1), 2**bits)
+                ratio = (time.process_time() - start) / ours
+                yield Bar(f"{name} / KMeans, {bits} bit", f">= {asked}x" if asked else "-", ratio, ratio >= asked)
+
+
+def _encode(quantizer: KMeans, params: Params) -> None:
+    for x in params.values():
+        quantizer.encode(x.reshape(1, -1))
+
+
+def _fast_pytorch_kmeans(x: Tensor, k: int) -> None:
+    from fast_pytorch_kmeans import KMeans as Rival
+
+    torch.manual_seed(0)
+    Rival(n_clusters=k, max_iter=300).fit_predict(x)
+
+
+def _sklearn(x: Tensor, k: int) -> None:
+    from sklearn.cluster import KMeans as Rival
+
+    Rival(n_clusters=k, n_init=1, random_state=0).fit(x.numpy())
+
+
+RIVALS: dict[str, Callable[[Tensor, int], Any]] = {"fast_pytorch_kmeans": _fast_pytorch_kmeans, "sklearn": _sklearn}

@@ -1,0 +1,67 @@
+"""The figures of `fedshift bench codecs`, measured and shown."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fedshift.bench import codecs
+from fedshift.bench.codecs import Bar, Row
+from fedshift.bench.timing import fresh_memory, machine, one_thread
+
+
+class Result(NamedTuple):
+    machine: dict[str, str]
+    rows: list[Row]
+    bars: list[Bar]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "codecs": [row._asdict() for row in self.rows],
+            "bars": [bar._asdict() for bar in self.bars],
+        }
+
+
+def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+    fresh_memory()
+    params = codecs.weights()
+    with one_thread():
+        bars = [] if quick else list(codecs.bars(params, repeats, tick))
+        rows = list(codecs.rows(params, repeats, tick))
+        if not quick:
+            bars += codecs.memory(tick)
+            bars += codecs.optimum(params, tick) if importlib.util.find_spec("kmeans1d") else []
+            bars += codecs.rivals(params, tick)
+    return Result(machine(), rows, bars)
+
+
+def show(result: Result, console: Console) -> None:
+    table = Table(title="The paper's CNN, 2,155,872 weights, as one upload", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("codec", "bits", "bytes", "encode ms", "decode ms", "SNR dB", "paper KB", "paper ms"):
+        table.add_column(column, justify="left" if column == "codec" else "right", no_wrap=column == "codec")
+    for row in result.rows:
+        table.add_row(
+            row.codec,
+            f"{row.bits:.2f}",
+            f"{row.bytes:,}",
+            f"{row.encode_ms:.1f}",
+            f"{row.decode_ms:.1f}",
+            "exact" if row.snr_db == float("inf") else f"{row.snr_db:.1f}",
+            f"{row.paper_kb:,.0f}" if row.paper_kb else "",
+            f"{row.paper_ms:,.0f}" if row.paper_ms else "",
+        )
+    console.print(table)
+    if result.bars:
+        bars = Table(title="What is promised", title_justify="left", box=SIMPLE_HEAD)
+        for column in ("what", "asked", "measured", ""):
+            bars.add_column(column, justify="right" if column in ("asked", "measured") else "left")
+        for bar in result.bars:
+            figure = f"{bar.measured:,.0f}" if bar.measured > 1000 else f"{bar.measured:.3g}x"
+            bars.add_row(bar.what, bar.asked, figure, "" if bar.asked == "-" else "yes" if bar.met else "NO")
+        console.print(bars)
+    console.print("\n".join(f"{name}: {value}" for name, value in result.machine.items()), highlight=False)
+    console.print("bits: sent for each weight; times: median CPU time, one thread, large arrays in fresh memory")

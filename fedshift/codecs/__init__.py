@@ -1,0 +1,26 @@
+"""Quantizers (numbers <-> codes), coders (codes <-> bytes) and the groups they work on."""
+
+from fedshift.codecs.base import Codec, Coder, Groups, PerBlock, PerChannel, PerTensor, Quantizer
+from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.entropy import Range, Zstd
+from fedshift.codecs.exact import Cast, Identity
+from fedshift.codecs.kmeans import KMeans
+from fedshift.codecs.uniform import Stochastic, Uniform
+
+__all__ = [
+    "BitPack",
+    "Cast",
+    "Codec",
+    "Coder",
+    "Groups",
+    "Identity",
+    "KMeans",
+    "PerBlock",
+    "PerChannel",
+    "PerTensor",
+    "Quantizer",
+    "Range",
+    "Stochastic",
+    "Uniform",
+    "Zstd",
+]

@@ -1,0 +1,203 @@
+"""The contracts of a codec, and how a tensor becomes rows.
+
+    tensor --groups--> rows of numbers --quantizer--> rows of codes + side --coder--> bytes
+
+A quantizer turns each row into small integers plus what it takes to undo that (`side`: a range, a
+codebook). A coder turns the codes of one tensor into bytes, exactly. Groups say what shares a side.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedshift import rng
+from fedshift.codecs.bitpack import BitPack
+
+Side = Tensor  # float32 (rows, width): what one row needs beside its codes
+Shape = Sequence[int]
+CHUNK = 1 << 17  # values worked on at a time on a CPU: a chunk and its temporaries stay in the L2 cache
+
+
+class Quantizer(Protocol):
+    """Rows of numbers <-> rows of codes, on any device."""
+
+    @property
+    def bits(self) -> int:
+        """Bits a value; above 8, a value's codes are its bits / 8 bytes."""
+
+    @property
+    def lossy(self) -> bool: ...
+
+    def width(self, n: int) -> int:
+        """Numbers of side data for a row of n values."""
+
+    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+        """x float32 (rows, n), n > 0; key int64 (rows,), for random rounding -> codes uint8 (rows, n), side."""
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        """codes uint8 (rows, n), side (rows, width) -> float32 (rows, n)."""
+
+
+@dataclass(frozen=True)
+class Lookup(ABC):
+    """A quantizer of 1 to 8 bits that decodes by table: code q of row r means table[r, q]."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise ValueError(f"{type(self).__name__}(bits={self.bits}): bits must be between 1 and 8")
+
+    @property
+    def lossy(self) -> bool:
+        return True
+
+    @abstractmethod
+    def width(self, n: int) -> int: ...
+
+    @abstractmethod
+    def levels(self, n: int) -> int:
+        """Entries of the table of a row of n values."""
+
+    @abstractmethod
+    def table(self, side: Side) -> Tensor:
+        """side (rows, width) -> float32 (rows, levels)."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]: ...
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        """out[r, i] = table[r, codes[r, i]], with the table of each row made when it is needed."""
+        out = torch.empty(codes.shape, device=codes.device)
+        for r, c in chunks(codes, 2**self.bits):
+            table = self.table(side[r])
+            index = codes[r, c].int()
+            if len(table) > 1:
+                index += torch.arange(len(table), dtype=torch.int32, device=codes.device)[:, None] * table.shape[1]
+            out[r, c] = table.flatten().index_select(0, index.flatten()).view(index.shape)
+        return out
+
+
+class Coder(Protocol):
+    """The codes of one tensor <-> bytes, exactly."""
+
+    def encode(self, codes: Tensor, bits: int) -> bytes:
+        """codes uint8 (n,), each below 2^bits."""
+
+    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
+        """The n codes; ValueError when data cannot be the encoding of n codes."""
+
+    def size(self, n: int, bits: int) -> int | None:
+        """len(encode(...)) for any n codes, None where it depends on the codes."""
+
+
+class Groups(Protocol):
+    """Which values share one side."""
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        """The tensor, flattened, as consecutive matrices (rows, n); none when it is empty."""
+
+
+@dataclass(frozen=True)
+class PerTensor:
+    """One row a tensor, as in the paper."""
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        return _matrices((1, math.prod(shape)))
+
+
+@dataclass(frozen=True)
+class PerChannel:
+    """One row for each index of the first axis: an output channel, a neuron."""
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        return _matrices((shape[0], math.prod(shape[1:]))) if shape else _matrices((1, 1))
+
+
+@dataclass(frozen=True)
+class PerBlock:
+    """One row for each n consecutive values; the last row may be shorter.
+
+    >>> PerBlock(4).segments((3, 3))
+    [(2, 4), (1, 1)]
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n < 1 << 32:
+            raise ValueError(f"PerBlock(n={self.n}): n must be between 1 and 2^32 - 1")
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        full, rest = divmod(math.prod(shape), self.n)
+        return _matrices((full, self.n), (1, rest))
+
+
+def _matrices(*segments: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(rows, n) for rows, n in segments if rows * n]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How tensors travel: `Codec(KMeans(4))` is the paper's 4-bit upload.
+
+    Tensors with fewer than `min_axes` axes (biases, norms) and integer tensors travel exactly,
+    unless `min_axes` is lowered or `integers` is set.
+
+    >>> from fedshift import Codec, KMeans
+    >>> Codec(KMeans(4))
+    Codec(quantizer=KMeans(bits=4, exact=False), coder=BitPack(), groups=PerTensor(), min_axes=2, integers=False)
+    """
+
+    quantizer: Quantizer
+    coder: Coder = BitPack()
+    groups: Groups = PerTensor()
+    min_axes: int = 2
+    integers: bool = False
+
+    def covers(self, x: Tensor) -> bool:
+        """Whether x is quantized rather than sent exactly."""
+        return x.ndim >= self.min_axes and (self.integers or x.is_floating_point())
+
+    def encode(self, x: Tensor, key: Tensor | None = None) -> list[tuple[Tensor, Side]]:
+        """K stacked tensors (K, *shape) -> codes (K * rows, n) and side of every segment; key int64 (K,)."""
+        stack = x.shape[0]
+        flat = x.detach().reshape(stack, -1).float()
+        parts, start, first = [], 0, 0
+        for rows, n in self.groups.segments(x.shape[1:]):
+            matrix = flat[:, start : start + rows * n].reshape(stack * rows, n)
+            row = torch.arange(first, first + rows, device=x.device)
+            keys = None if key is None else rng.fold(key.to(x.device)[:, None], row).flatten()
+            parts.append(self.quantizer.encode(matrix, keys))
+            start, first = start + rows * n, first + rows
+        return parts
+
+    def decode(self, parts: list[tuple[Tensor, Side]], stack: int, shape: Shape) -> Tensor:
+        """What `encode` took, less what the quantizer lost: float32 (K, *shape)."""
+        flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in parts]
+        return (torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)).reshape(stack, *shape)
+
+
+def chunks(x: Tensor, levels: int = 1) -> Iterator[tuple[slice, slice]]:
+    """x (rows, n) in pieces of about CHUNK values, or row tables of `levels` entries, whichever is more.
+
+    One piece on a GPU, which needs no cache blocking.
+    """
+    rows, n = x.shape
+    if x.device.type != "cpu":
+        yield slice(0, rows), slice(0, n)
+        return
+    tall, wide = max(1, CHUNK // max(n, levels)), min(n, CHUNK)
+    for r in range(0, rows, tall):
+        for c in range(0, n, wide):
+            yield slice(r, min(r + tall, rows)), slice(c, min(c + wide, n))
+
+
+def finite(x: Tensor) -> bool:
+    """Whether x holds neither NaN nor infinity: its ends show both, and are found in one pass."""
+    return not x.numel() or bool(torch.stack(torch.aminmax(x)).isfinite().all())

@@ -1,0 +1,107 @@
+"""True sub-byte packing for every width from 1 to 8.
+
+Code i takes bits i * b .. i * b + b - 1 of a little-endian bit stream, least significant first, so
+eight codes take b bytes. Eight codes in a 64-bit word, one a byte, fold together in three steps:
+
+    ....dddd....cccc....bbbb....aaaa  ->  ........ddddcccc........bbbbaaaa  ->  ddddccccbbbbaaaa
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Words = NDArray[np.uint64]
+
+WORDS = 1 << 13  # packed at a time, so that they stay in the cache
+
+
+@dataclass(frozen=True)
+class BitPack:
+    """bits bits a code, no more: ceil(n * bits / 8) bytes.
+
+    >>> BitPack().encode(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8), bits=4).hex(" ")
+    '21 43 05'
+    """
+
+    def encode(self, codes: Tensor, bits: int) -> bytes:
+        flat = codes.cpu().numpy()
+        if bits == 8:
+            return flat.tobytes()
+        n = len(flat)
+        if n % 8:
+            flat = np.append(flat, np.zeros(-n % 8, np.uint8))
+        words = flat.view("<u8")
+        packed = np.empty((len(words), bits), np.uint8)
+        for at in range(0, len(words), WORDS):
+            packed[at : at + WORDS] = _fold(words[at : at + WORDS], bits).view(np.uint8).reshape(-1, 8)[:, :bits]
+        return packed.tobytes()[: self.size(n, bits)]
+
+    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
+        if len(data) != self.size(n, bits):
+            raise ValueError(f"{len(data)} bytes where {n} codes of {bits} bits take {self.size(n, bits)}")
+        codes = unpack(np.frombuffer(data, np.uint8), bits)
+        if codes[n:].any():
+            raise ValueError("the bits after the last code are not zero")
+        return torch.from_numpy(codes[:n])
+
+    def size(self, n: int, bits: int) -> int:
+        return (n * bits + 7) // 8
+
+
+def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:
+    """For each fold: how far the upper half of each pair of lanes moves, and the two halves' masks."""
+    steps = []
+    for codes in (1, 2, 4):  # codes a lane already holds
+        lane = 8 * codes
+        ones = (1 << (bits * codes)) - 1
+        low = sum(ones << at for at in range(0, 64, 2 * lane))
+        steps.append((lane - bits * codes, np.uint64(low), np.uint64(low << lane)))
+    return steps
+
+
+def _fold(words: Words, bits: int) -> Words:
+    for shift, low, high in _lanes(bits):
+        words = (words & low) | ((words & high) >> np.uint64(shift))
+    return words
+
+
+def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """One code a byte, for whole groups of eight codes; missing bytes at the end count as zero."""
+    if bits == 8:
+        return packed.copy()
+    groups = -(-len(packed) // bits)
+    spread = np.zeros((groups, 8), np.uint8)
+    full = len(packed) // bits
+    spread[:full, :bits] = packed[: full * bits].reshape(full, bits)
+    if full < groups:
+        spread[full, : len(packed) - full * bits] = packed[full * bits :]
+    words: Words = spread.reshape(-1).view("<u8")
+    for shift, low, high in reversed(_lanes(bits)):
+        words = (words & low) | ((words << np.uint64(shift)) & high)
+    return words.view(np.uint8)
+
+
+def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
+    """Packed bytes -> values, table[code], for whole groups of eight codes of one row.
+
+    A byte of 1-, 2- or 4-bit codes holds 8, 4 or 2 values: those are looked up together.
+    """
+    table = torch.cat([table, table.new_zeros(2**bits - len(table))])
+    if 8 % bits:
+        return lambda packed: table.index_select(0, _index(unpack(packed, bits)))
+    if bits < 8:
+        together = unpack(np.arange(256, dtype=np.uint8), bits).reshape(256, 8 // bits)
+        table = table[torch.from_numpy(together).long()]
+        if bits == 4:  # two float32 are copied fastest as one 8-byte number
+            pairs = table.view(torch.float64).flatten()
+            return lambda packed: pairs.index_select(0, _index(packed)).view(torch.float32)
+    return lambda packed: table.index_select(0, _index(packed)).flatten()
+
+
+def _index(codes: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(codes.astype(np.int32))

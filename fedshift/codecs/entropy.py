@@ -1,0 +1,109 @@
+"""Coders that spend fewer bits on frequent codes.
+
+What they look at matters. Codes of 3, 5, 6 or 7 bits stay one a byte: packing would smear them over
+byte borders and hide the very statistics a coder lives on (5 bit: zstd reaches 3.9 bits a code, 4.7
+after packing). Codes of 1, 2 or 4 bits are packed first: a byte of them is a symbol of its own, and
+zstd, which spends no less than one bit a symbol, gets nearer to their entropy (4 bit: 2.4, not 3.0).
+"""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+import zstandard
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift.codecs.bitpack import BitPack
+
+
+@dataclass(frozen=True)
+class Zstd:
+    """Zstandard, levels 1 to 22: quick both ways, 30 to 60 % off uniform codes, little off K-means codes.
+
+    >>> codes = torch.zeros(1000, dtype=torch.uint8)
+    >>> len(Zstd().encode(codes, bits=4)) < 30
+    True
+    """
+
+    level: int = 3
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= 22:
+            raise ValueError(f"Zstd(level={self.level}): level must be between 1 and 22")
+
+    def encode(self, codes: Tensor, bits: int) -> bytes:
+        whole = BitPack().encode(codes, bits if 8 % bits == 0 else 8)
+        return zstandard.ZstdCompressor(level=self.level).compress(whole)
+
+    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
+        try:
+            # The size is checked first, because zstd allocates whatever a frame claims to hold.
+            width = bits if 8 % bits == 0 else 8
+            claimed, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, width)
+            if claimed != expected:
+                raise ValueError(f"a zstd frame of {claimed} bytes where {expected} are expected")
+            whole = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
+                data, max_output_size=expected, allow_extra_data=False
+            )
+        except zstandard.ZstdError as error:
+            raise ValueError(f"not a zstd frame: {error}") from None
+        return _below(BitPack().decode(whole, n, width), bits)
+
+    def size(self, n: int, bits: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range coder over the codes' own frequencies: within 1 % of their entropy, slower than Zstd.
+
+    Needs `pip install fedshift[entropy]`. The bytes: how often each code occurs, scaled to 16 bits
+    (2^bits numbers, two bytes each), then the 32-bit words of the range coder.
+    """
+
+    def encode(self, codes: Tensor, bits: int) -> bytes:
+        symbols = codes.cpu().numpy()
+        counts = np.bincount(symbols, minlength=2**bits)
+        scaled = np.ceil(counts * (65535 / max(1, len(symbols)))).astype("<u2")
+        encoder = _constriction().stream.queue.RangeEncoder()
+        encoder.encode(symbols.astype(np.int32), _model(scaled))
+        words: NDArray[np.uint32] = encoder.get_compressed()
+        return bytes(scaled.tobytes() + words.astype("<u4").tobytes())
+
+    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
+        head = 2 * 2**bits
+        if len(data) < head or (len(data) - head) % 4:
+            raise ValueError(f"{len(data)} bytes, which is not a table of {2**bits} frequencies and 32-bit words")
+        scaled = np.frombuffer(data, "<u2", 2**bits)
+        if not scaled.any():
+            raise ValueError("no code has a frequency above zero")
+        words = np.frombuffer(data, "<u4", offset=head).astype(np.uint32)
+        try:
+            symbols = _constriction().stream.queue.RangeDecoder(words).decode(_model(scaled), n)
+        except (AssertionError, ValueError) as error:
+            raise ValueError(f"not a range-coded row: {error}") from None
+        return _below(torch.from_numpy(symbols.astype(np.uint8)), bits)
+
+    def size(self, n: int, bits: int) -> None:
+        return None
+
+
+def _below(codes: Tensor, bits: int) -> Tensor:
+    if len(codes) and (highest := int(codes.max())) >= 1 << bits:
+        raise ValueError(f"code {highest} does not fit {bits} bits")
+    return codes
+
+
+def _constriction() -> ModuleType:
+    try:
+        import constriction
+    except ImportError:
+        raise ModuleNotFoundError("the range coder needs constriction: pip install 'fedshift[entropy]'") from None
+    module: ModuleType = constriction
+    return module
+
+
+def _model(scaled: NDArray[np.uint16]) -> object:
+    return _constriction().stream.model.Categorical(scaled.astype(np.float32), perfect=False)

@@ -1,0 +1,81 @@
+"""No quantizer, and half of one: the values themselves, or the values in 16 bits."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.codecs.base import Side, finite
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The values as they are.
+
+    >>> codes, side = Identity().encode(torch.tensor([[1.0, 2.0]]))
+    >>> codes.shape, Identity().decode(codes, side).tolist()
+    (torch.Size([1, 8]), [[1.0, 2.0]])
+    """
+
+    @property
+    def bits(self) -> int:
+        return 32
+
+    @property
+    def lossy(self) -> bool:
+        return False
+
+    def width(self, n: int) -> int:
+        return 0
+
+    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+        if not finite(x):
+            raise ValueError("holds NaN or infinity")
+        return _bytes(x)
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        return codes.view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The values in a shorter float: float16 (11 significant bits, up to 65,504) or bfloat16 (8, any range).
+
+    >>> Cast("bfloat16").decode(*Cast("bfloat16").encode(torch.tensor([[1.0, 3.14159]]))).tolist()
+    [[1.0, 3.140625]]
+    """
+
+    to: Literal["float16", "bfloat16"]
+
+    def __post_init__(self) -> None:
+        if self.to not in ("float16", "bfloat16"):
+            raise ValueError(f"Cast(to={self.to!r}): to must be 'float16' or 'bfloat16'")
+
+    @property
+    def bits(self) -> int:
+        return 16
+
+    @property
+    def lossy(self) -> bool:
+        return True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float16 if self.to == "float16" else torch.bfloat16
+
+    def width(self, n: int) -> int:
+        return 0
+
+    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+        short = x.to(self.dtype)
+        if not finite(short):
+            raise ValueError(f"holds NaN, infinity or a value too large for {self.to}")
+        return _bytes(short)
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        return codes.view(self.dtype).float()
+
+
+def _bytes(x: Tensor) -> tuple[Tensor, Side]:
+    return x.contiguous().view(torch.uint8), x.new_zeros(x.shape[0], 0, dtype=torch.float32)

@@ -1,0 +1,115 @@
+"""The paper's non-uniform quantizer (its Algorithm 1): a codebook of 2^bits means, and indices.
+
+A long row is counted into bins first. The means are found on the bins that hold something, some
+ten thousand, and a table from bin to code then assigns every value. A short row, and one too
+narrow for the bins, is sorted instead.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift.codecs import bins
+from fedshift.codecs.base import Lookup, Side, chunks
+from fedshift.codecs.lloyd import kmeans
+
+Singles = NDArray[np.float32]
+
+SHORT = 8192  # values below which sorting a row beats counting it
+COARSE = 0.2  # share of values in bins that two codes divide, above which the bins are too coarse
+MISPLACED = 0.008  # share of values that the table may give the neighbouring code
+
+
+@dataclass(frozen=True)
+class KMeans(Lookup):
+    """Means of the row's values, and for each value the index of its mean; up to 2^bits distinct values are exact.
+
+    By default values that lie near the border of two codes, under 1 %, may get the neighbouring one;
+    `exact=True` gives every value its nearest mean.
+
+    >>> codes, side = KMeans(1).encode(torch.tensor([[0.0, 1.0, 10.0, 12.0]]))
+    >>> codes.tolist(), side.tolist()
+    ([[0, 0, 1, 1]], [[0.5, 11.0]])
+    """
+
+    exact: bool = False
+
+    def width(self, n: int) -> int:
+        return self.levels(n)
+
+    def levels(self, n: int) -> int:
+        return int(min(n, 2**self.bits))
+
+    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+        rows, n = x.shape
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        side = torch.empty(rows, self.width(n))
+        for r in range(rows):
+            book = self._counted(x[r], codes[r]) if n >= SHORT else None
+            if book is None:
+                book = self._sorted(x[r], codes[r])
+            side[r] = torch.from_numpy(np.pad(book, (0, self.width(n) - len(book)), mode="edge"))
+        return codes, side.to(x.device)
+
+    def table(self, side: Side) -> Tensor:
+        return side
+
+    def _sorted(self, row: Tensor, codes: Tensor) -> Singles:
+        """Fills in the codes and returns the codebook."""
+        values = row.cpu().numpy()
+        v = np.sort(values).astype(np.float64)
+        if not np.isfinite(v[[0, -1]]).all():  # NaN sorts last
+            raise ValueError("holds NaN or infinity, which cannot be quantized")
+        first = np.flatnonzero(np.diff(v, prepend=-np.inf))
+        weight = np.diff(first, append=len(v)).astype(np.float64)
+        book = kmeans(v[first], weight, self.width(len(v))).astype(np.float32)
+        codes.copy_(torch.from_numpy(borders(book).searchsorted(values).astype(np.uint8)))
+        return book
+
+    def _counted(self, row: Tensor, codes: Tensor) -> Singles | None:
+        """The same by way of bins; None where they are too coarse for this row."""
+        key = bins.keys(row)
+        held, weight = bins.count(key)
+        if len(held) <= self.width(len(row)):  # perhaps few distinct values, to be kept exactly
+            return None
+        book = kmeans(bins.middle(held), weight, self.width(len(row))).astype(np.float32)
+        border = borders(book)
+        at = bins.bin_of(border)
+        place = held.searchsorted(at).clip(max=len(held) - 1)
+        divided = np.where(held[place] == at, weight[place], 0.0) / len(row)
+        if divided.sum() > COARSE:
+            return None
+        low, high = bins.edges(at)
+        misplaced = (divided * np.minimum(border - low, high - border) / (high - low)).sum()
+        if self.exact or misplaced > MISPLACED:
+            _assign(row, key, border, at, codes)
+        else:
+            begins = np.maximum.accumulate(at + (bins.middle(at) <= border))
+            torch.index_select(bins.table(begins).to(row.device), 0, key, out=codes)
+        return book
+
+
+def borders(book: Singles) -> Singles:
+    """A value above border i is nearer to book[i + 1] than to book[i]: midpoints, rounded down to float32.
+
+    Rounding down loses nothing: no float32 lies between the midpoint and the float32 below it.
+    """
+    wide = book.astype(np.float64)
+    middle = (wide[1:] + wide[:-1]) * 0.5
+    border = middle.astype(np.float32)
+    return np.where(border > middle, np.nextafter(border, np.float32(-np.inf)), border)
+
+
+def _assign(row: Tensor, key: Tensor, border: Singles, at: bins.Bins, codes: Tensor) -> None:
+    """The nearest code of every value: the lowest in its bin, and one more for each border that it is above."""
+    lowest = bins.table(at + 1).to(row.device)
+    above = torch.from_numpy(np.append(border, np.float32(np.inf))).to(row.device)
+    shared = int(np.unique(at, return_counts=True)[1].max(initial=0))
+    for _, c in chunks(row[None]):
+        code = lowest.index_select(0, key[c])
+        for _ in range(shared):
+            code += row[c] > above.index_select(0, code.int())
+        codes[c] = code

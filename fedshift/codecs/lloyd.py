@@ -1,0 +1,161 @@
+"""The k means of a line, close to the best.
+
+In one dimension a cluster is an interval, so a clustering of sorted points v with weights w is a
+list of edges 0 = e_0 < e_1 < ... < e_k = m: cluster i holds points e_i .. e_{i+1} - 1. With prefix
+sums of w and w v, the weight and the mean of any cluster take two look-ups, and a step of Lloyd's
+algorithm takes k binary searches, however many points there are.
+
+Lloyd's algorithm alone stops in whatever valley it starts in. Three things bring it near the
+optimum: a start that follows the cube root of the density (Panter and Dite 1951), which is where
+the best quantizer puts its codes; exchanges, which merge two clusters that are hardly apart and
+split one that is too wide; and sweeps, which move each edge to its best place within reach.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Edges = NDArray[np.intp]
+
+ROUNDS = 4  # of exchange, Lloyd and sweep
+REACH = 8  # points an edge may move in a sweep
+EAGER = 0.7  # an exchange settles with its neighbours, so it gains more than its first step shows
+
+
+class Line(NamedTuple):
+    """Sorted distinct points (m,) and the prefix sums (m + 1,) of their weights and moments."""
+
+    v: Floats
+    weight: Floats
+    moment: Floats
+
+    def within(self, e: Edges) -> tuple[Floats, Floats]:
+        """Weight and moment of each cluster."""
+        w, s = self.weight[e], self.moment[e]
+        return w[1:] - w[:-1], s[1:] - s[:-1]
+
+    def means(self, e: Edges) -> Floats:
+        w, s = self.within(e)
+        return s / w
+
+
+def kmeans(v: Floats, w: Floats, k: int) -> Floats:
+    """At most k sorted centres for the sorted distinct points v with weights w."""
+    if len(v) <= k:
+        return v
+    middle = v[len(v) // 2]  # near the bulk of the points, so that their squares keep their digits
+    v = v - middle
+    line = Line(v, np.append(0.0, np.cumsum(w)), np.append(0.0, np.cumsum(w * v)))
+    e = fill(line, start(line, w, k), k)
+    for _ in range(3):
+        e = lloyd(line, means_of=e)
+    for _ in range(ROUNDS):
+        e = sweep(line, lloyd(line, means_of=exchange(line, e, k)))
+    e = fill(line, lloyd(line, means_of=e), k)
+    even = np.linspace(v[0], v[-1], k)
+    if spread(line, w, even) < spread(line, w, line.means(e)):  # never above the uniform grid
+        e = fill(line, sweep(line, lloyd(line, means_of=nearest(line, even))), k)
+    centres: Floats = line.means(e) + middle
+    return centres
+
+
+def start(line: Line, w: Floats, k: int) -> Edges:
+    """Edges at equal shares of the cube root of density: sum of (w gap^2)^(1/3)."""
+    gap = line.v[1:] - line.v[:-1]
+    share = np.cumsum(np.cbrt(w[1:] * gap * gap))
+    return _edges(line, share.searchsorted(np.arange(1, k) * (share[-1] / k)) + 1)
+
+
+def lloyd(line: Line, means_of: Edges) -> Edges:
+    """One step: every point to the nearest of the means."""
+    return nearest(line, line.means(means_of))
+
+
+def nearest(line: Line, centres: Floats) -> Edges:
+    return _edges(line, line.v.searchsorted((centres[1:] + centres[:-1]) * 0.5))
+
+
+def sweep(line: Line, e: Edges) -> Edges:
+    """Every second edge, then the others, to the best of the places within reach between its neighbours."""
+    e, k = e.copy(), len(e) - 1
+    reach = np.arange(-REACH, REACH + 1)[:, None]
+    for first in (1, 2):
+        here = e[first:k:2]
+        left, right = e[first - 1 : k - 1 : 2], e[first + 1 :: 2]
+        places = np.minimum(np.maximum(here + reach, left + 1), right - 1)  # (places, edges)
+        w, s = line.weight[places], line.moment[places]
+        before = (s - line.moment[left]) ** 2 / (w - line.weight[left])
+        after = (line.moment[right] - s) ** 2 / (line.weight[right] - w)
+        if len(here):  # the larger these squares over weights, the smaller the squared error
+            e[first:k:2] = places[(before + after).argmax(0), np.arange(len(here))]
+    return e
+
+
+def exchange(line: Line, e: Edges, k: int) -> Edges:
+    """Merge the neighbours that are least apart and split the clusters that gain the most, while that pays."""
+    at, gain = halves(line, e)
+    w, s = line.within(e)
+    cost = apart(w[:-1], s[:-1], w[1:], s[1:]) * EAGER
+    lowest = np.ones(len(cost), bool)  # merges must not share a cluster, so only local minima count
+    lowest[1:] &= cost[1:] < cost[:-1]
+    lowest[:-1] &= cost[:-1] <= cost[1:]
+    merge = np.flatnonzero(lowest)
+    merge = merge[np.argsort(cost[merge], kind="stable")]
+    split = np.argsort(-gain, kind="stable")
+    wide = np.zeros(len(gain), bool)
+    wide[split[: _paying(gain[split], cost[merge])]] = True
+    merge = merge[~(wide[merge] | wide[merge + 1])]
+    many = _paying(gain[split], cost[merge])
+    if many:
+        e = np.sort(np.concatenate([np.delete(e, merge[:many] + 1), at[split[:many]]]))
+    return fill(line, e, k)
+
+
+def fill(line: Line, e: Edges, k: int) -> Edges:
+    """Split the widest clusters until there are k; as many points are distinct, so there is one to split."""
+    while (missing := k + 1 - len(e)) > 0:
+        at, gain = halves(line, e)
+        split = np.argsort(-gain, kind="stable")[:missing]
+        split = split[(at < e[1:])[split]]
+        e = np.sort(np.concatenate([e, at[split]]))
+    return e
+
+
+def halves(line: Line, e: Edges) -> tuple[Edges, Floats]:
+    """Where each cluster splits at its mean, and what that gains; a single point does not (its end, 0)."""
+    w, s = line.within(e)
+    at = np.minimum(np.maximum(line.v.searchsorted(s / w), e[:-1] + 1), np.maximum(e[1:] - 1, e[:-1] + 1))
+    left_w, left_s = line.weight[at] - line.weight[e[:-1]], line.moment[at] - line.moment[e[:-1]]
+    single = at == e[1:]
+    gain = apart(left_w, left_s, np.where(single, 1.0, w - left_w), s - left_s)
+    gain[single] = 0.0
+    return at, gain
+
+
+def apart(w1: Floats, s1: Floats, w2: Floats, s2: Floats) -> Floats:
+    """What keeping two clusters apart saves in squared error: w1 w2 / (w1 + w2) (mean1 - mean2)^2."""
+    d = s1 / w1 - s2 / w2
+    gain: Floats = d * d * (w1 * w2 / (w1 + w2))
+    return gain
+
+
+def spread(line: Line, w: Floats, centres: Floats) -> float:
+    """Sum of w (v - nearest centre)^2."""
+    cuts = line.v.searchsorted((centres[1:] + centres[:-1]) * 0.5)
+    off = line.v - centres.repeat(np.diff(cuts, prepend=0, append=len(line.v)))
+    return float((w * off * off).sum())  # not w @ ...: a threaded dot product differs with the threads
+
+
+def _paying(gains: Floats, costs: Floats) -> int:
+    """How many of the best splits pay for as many of the cheapest merges; both are sorted."""
+    many = min(len(gains), len(costs))
+    return int(np.count_nonzero(gains[:many] > costs[:many]))
+
+
+def _edges(line: Line, cuts: Edges) -> Edges:
+    """The edges with these sorted cuts between them, less the empty clusters."""
+    e: Edges = np.concatenate([[0], cuts, [len(line.v)]])
+    distinct: Edges = e[np.append(True, e[1:] > e[:-1])]
+    return distinct

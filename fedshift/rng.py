@@ -1,0 +1,54 @@
+"""Counter-based randomness: a draw is a hash of its key and its position.
+
+    u[r, i] = mix(key[r] + (i + 1) * golden) / 2^64
+
+There is no generator to carry around and nothing to advance, so a client draws the same numbers
+alone, in a stack of K clients, on a CPU and on a GPU. `mix` is the finaliser of SplitMix64
+(Steele, Lea, Flood 2014) in the wrapping int64 arithmetic of torch.
+"""
+
+import zlib
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed 64-bit number
+FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """z >>> bits: torch shifts int64 with its sign, the mask takes the sign bits out again."""
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """In place: the many passes over z are what a draw costs."""
+    z.bitwise_xor_(_shift(z, 30)).mul_(FIRST)
+    z.bitwise_xor_(_shift(z, 27)).mul_(SECOND)
+    return z.bitwise_xor_(_shift(z, 31))
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """A new key for each (key, number); broadcasts like any tensor operation."""
+    return _mix(key + (torch.as_tensor(number, device=key.device) + 1) * GOLDEN)
+
+
+def key(seed: int, purpose: str, *numbers: int | Tensor) -> Tensor:
+    """The key of one purpose, for example `key(seed, "round", 3, clients)`, one per client.
+
+    >>> key(0, "upload", 3, torch.tensor([7, 8])).shape
+    torch.Size([2])
+    >>> bool(key(0, "upload", 3, 7) == key(0, "upload", 3, torch.tensor([7, 8]))[0])
+    True
+    """
+    k = fold(torch.tensor(seed & ((1 << 63) - 1)), zlib.crc32(purpose.encode()))
+    for number in numbers:
+        k = fold(k, number)
+    return k
+
+
+def uniform(key: Tensor, n: int, start: int = 0) -> Tensor:
+    """Draws start .. start + n of every key (rows,): float32 (rows, n) in [0, 1), multiples of 2^-24."""
+    position = torch.arange(start, start + n, device=key.device)
+    return _shift(fold(key[:, None], position), 40).float() * 2**-24

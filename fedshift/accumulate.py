@@ -38,6 +38,8 @@ class Mean:
         """Add one frame, or raise a WireError and leave everything as it was."""
         if not 0 < weight < float("inf"):
             raise ValueError(f"weight={weight}: an upload's weight must be positive and finite")
+        if self.like and not self._sum:
+            raise ValueError("the mean was taken already; the next one begins with a new Mean")
         header, parts = open_frame(data, self.like)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
@@ -61,14 +63,15 @@ class Mean:
         return header
 
     def result(self) -> Params:
-        """The mean so far, with the shapes, dtypes and devices of `like`."""
-        if not self.count:
-            raise ValueError("the mean of no uploads is not defined")
+        """The mean, with the shapes, dtypes and devices of `like`; the sum becomes it, so nothing can follow."""
+        if not self.count or (self.like and not self._sum):
+            raise ValueError("the mean was taken already" if self.count else "the mean of no uploads is not defined")
+        totals, self._sum = self._sum, {}
         mean = {}
         for name, x in self.like.items():
-            total = self._sum[name].view(x.shape)
+            total = totals.pop(name).view(x.shape)
             if total.is_floating_point():
-                total = total / self.weight
+                total /= self.weight
                 if self.base is not None and self.update_weight:
                     total += self.base[name].to(total) * (self.update_weight / self.weight)
             mean[name] = total.to(x)

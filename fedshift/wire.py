@@ -244,7 +244,7 @@ def _encode(codec: Codec, x: Tensor, key: Tensor | None) -> tuple[bytes, bytes]:
         if x.is_floating_point() and not finite(x):
             raise ValueError("holds NaN or infinity")
         return b"", codec.coder.encode(x.cpu().reshape(-1).view(torch.uint8), 8)
-    if not x.is_floating_point() and x.abs().max() > LARGEST:
+    if not x.is_floating_point() and x.double().abs().max() > LARGEST:
         raise ValueError("holds an integer beyond 2^24, which cannot be quantized; let it travel exactly")
     parts = codec.encode(x[None], None if key is None else key[None])
     side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in parts)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedshift.accumulate import Mean
-from fedshift.bench.timing import Job, medians
+from fedshift.bench.timing import Job, fresh_memory, medians
 from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
+from fedshift.codecs.base import Quantizer
 from fedshift.models import PaperCNN
 from fedshift.rng import key
 from fedshift.types import Params
@@ -23,7 +25,13 @@ from fedshift.wire import pack, unpack
 
 SAMPLE = 100_000  # values of a tensor that the exact solver gets
 PAPER_MS = {"Uniform(4)": 10.0, "Uniform(8)": 10.0, "KMeans(4)": 179.0, "KMeans(8)": 2172.0}  # its Table 3, M1 Pro
-PAPER_KB = {"Identity": 8421.0, "Uniform(4)": 1052.25, "Uniform(8)": 2105.25, "KMeans(4)": 1058.19, "KMeans(8)": 2193.82}
+PAPER_KB = {
+    "Identity": 8421.0,
+    "Uniform(4)": 1052.25,
+    "Uniform(8)": 2105.25,
+    "KMeans(4)": 1058.19,
+    "KMeans(8)": 2193.82,
+}
 Tick = Callable[[str], None]
 
 
@@ -66,7 +74,11 @@ def weights(seed: int = 0) -> Params:
 
 def codecs() -> dict[str, Codec]:
     """The rows of the table."""
-    table = {"Identity": Codec(Identity()), "Cast(float16)": Codec(Cast("float16")), "Cast(bfloat16)": Codec(Cast("bfloat16"))}
+    table = {
+        "Identity": Codec(Identity()),
+        "Cast(float16)": Codec(Cast("float16")),
+        "Cast(bfloat16)": Codec(Cast("bfloat16")),
+    }
     for bits in (8, 6, 4, 2):
         table[f"KMeans({bits})"] = Codec(KMeans(bits))
     for bits in (8, 6, 5, 4):
@@ -85,10 +97,11 @@ def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:
     for name, codec in codecs().items():
         frame = pack(codec, params, key=key(0, "bench"))
         jobs: dict[str, Job] = {
-            "encode": lambda codec=codec: pack(codec, params, key=key(0, "bench")),  # type: ignore[misc]
-            "decode": lambda frame=frame: unpack(frame, params),  # type: ignore[misc]
+            "encode": partial(pack, codec, params, key=key(0, "bench")),
+            "decode": partial(unpack, frame, params),
         }
-        took = medians(jobs, repeats, lambda job, name=name: tick(f"{name} {job}"))  # type: ignore[misc]
+        tick(name)
+        took = medians(jobs, repeats)
         yield Row(
             name,
             8 * len(frame) / count,
@@ -111,9 +124,8 @@ def squared(a: Tensor, b: Tensor) -> float:
     return float(((a.double() - b.double()) ** 2).sum())
 
 
-def bars(params: Params, repeats: int, tick: Tick) -> Iterator[Bar]:
+def bars(took: dict[str, float], params: Params) -> Iterator[Bar]:
     """Every promise on speed and size, as ratios to np.copy of the model in the same process."""
-    took = medians(jobs(params), repeats, tick)
     copy = took["np.copy"]
 
     def at_most(what: str, limit: float, names: list[str], base: float = copy) -> Bar:
@@ -128,42 +140,42 @@ def bars(params: Params, repeats: int, tick: Tick) -> Iterator[Bar]:
     for limit, widths in (4, (1, 2, 4)), (5, (8,)), (10, (3, 5, 6, 7)):
         named = ", ".join(map(str, widths))
         yield at_most(f"unpack + dequantize, {named} bit, the slowest / np.copy", limit, [f"read {b}" for b in widths])
-    for bits, limit in (4, 0.2), (8, 0.3):
+    for bits, part in (4, 0.2), (8, 0.3):
         what = f"mean of 10 uploads, streaming, {bits} bit / stack and mean"
-        yield at_most(what, limit, [f"streaming {bits}"], took[f"stacked {bits}"])
-    for bits, limit in (4, 1_077_936 + 256 + 512), (8, 2_155_872 + 4_096 + 512):
+        yield at_most(what, part, [f"streaming {bits}"], took[f"stacked {bits}"])
+    for bits, most in (4, 1_077_936 + 256 + 512), (8, 2_155_872 + 4_096 + 512):
         length = len(pack(Codec(KMeans(bits)), params))
-        yield Bar(f"bytes of a {bits}-bit K-means upload", f"<= {limit:,}", length, length <= limit)
+        yield Bar(f"bytes of a {bits}-bit K-means upload", f"<= {most:,}", length, length <= most)
 
 
 def jobs(params: Params) -> dict[str, Job]:
-    """What `bars` times."""
-    tensors = [x.reshape(1, -1) for x in params.values()]
+    """What `bars` compares."""
     arrays = [x.numpy() for x in params.values()]
     todo: dict[str, Job] = {"np.copy": lambda: [np.copy(a) for a in arrays]}
-    for name, quantizer in {
-        "Uniform(4)": Uniform(4),
-        "Uniform(8)": Uniform(8),
-        "KMeans(4)": KMeans(4),
-        "KMeans(8)": KMeans(8),
-        "KMeans(8, exact)": KMeans(8, exact=True),
-    }.items():
-        todo[name] = lambda q=quantizer: [q.encode(x) for x in tensors]  # type: ignore[misc]
+    for quantizer in Uniform(4), Uniform(8), KMeans(4), KMeans(8):
+        todo[f"{type(quantizer).__name__}({quantizer.bits})"] = partial(encode, quantizer, params)
+    todo["KMeans(8, exact)"] = partial(encode, KMeans(8, exact=True), params)
     for bits in range(1, 9):
-        codes = [Uniform(bits).encode(x)[0][0] for x in tensors]
-        todo[f"pack {bits}"] = lambda codes=codes, bits=bits: [BitPack().encode(c, bits) for c in codes]  # type: ignore[misc]
-        todo[f"read {bits}"] = lambda frame=pack(Codec(Uniform(bits)), params): unpack(frame, params)  # type: ignore[misc]
+        codes = [codes[0] for codes, _ in encode(Uniform(bits), params)]
+        todo[f"pack {bits}"] = partial(packed, codes, bits)
+        todo[f"read {bits}"] = partial(unpack, pack(Codec(Uniform(bits)), params), params)
     for bits in (4, 8):
-        coded = [KMeans(bits).encode(x) for x in tensors]
-        uploads = [pack(Codec(KMeans(bits)), params)] * 10
-        todo[f"stacked {bits}"] = lambda coded=coded: [stacked(codes[0], side[0]) for codes, side in coded]  # type: ignore[misc]
-        todo[f"streaming {bits}"] = lambda uploads=uploads: streamed(uploads, params)  # type: ignore[misc]
+        todo[f"stacked {bits}"] = partial(stacked, encode(KMeans(bits), params))
+        todo[f"streaming {bits}"] = partial(streamed, [pack(Codec(KMeans(bits)), params)] * 10, params)
     return todo
 
 
-def stacked(codes: Tensor, codebook: Tensor) -> Tensor:
-    """The plain way to average ten uploads of one tensor."""
-    return torch.stack([codebook[codes.long()] for _ in range(10)]).mean(0)
+def encode(quantizer: Quantizer, params: Params) -> list[tuple[Tensor, Tensor]]:
+    return [quantizer.encode(x.reshape(1, -1)) for x in params.values()]
+
+
+def packed(tensors: list[Tensor], bits: int) -> list[bytes]:
+    return [BitPack().encode(codes, bits) for codes in tensors]
+
+
+def stacked(coded: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The plain way to average ten uploads."""
+    return [torch.stack([book[0][codes[0].long()] for _ in range(10)]).mean(0) for codes, book in coded]
 
 
 def streamed(uploads: list[bytes], like: Params) -> Params:
@@ -190,6 +202,7 @@ def memory(tick: Tick) -> Iterator[Bar]:
 
 def peak(uploads: int) -> float:
     """Peak resident memory of averaging, over what was resident before, in models."""
+    fresh_memory()  # so that what is freed is no longer resident, and what is taken counts
     torch.set_num_threads(1)
     params = weights()
     frame = pack(Codec(KMeans(4)), params)
@@ -229,21 +242,18 @@ def optimum(params: Params, tick: Tick) -> Iterator[Bar]:
 
 def rivals(params: Params, tick: Tick) -> Iterator[Bar]:
     """How many times faster K-means is than fast-pytorch-kmeans (300 iterations) and scikit-learn, same tensors."""
-    for bits, limit in (4, 40), (8, 400):
-        ours = medians({"ours": lambda bits=bits: _encode(KMeans(bits), params)}, 9)["ours"]  # type: ignore[misc]
-        for name, package, asked in ("fast-pytorch-kmeans", "fast_pytorch_kmeans", limit), ("scikit-learn", "sklearn", 0):
-            if importlib.util.find_spec(package):
-                tick(f"{name} {bits} bit")
-                start = time.process_time()
-                for x in params.values():
-                    RIVALS[package](x.reshape(-1, 1), 2**bits)
-                ratio = (time.process_time() - start) / ours
-                yield Bar(f"{name} / KMeans, {bits} bit", f">= {asked}x" if asked else "-", ratio, ratio >= asked)
-
-
-def _encode(quantizer: KMeans, params: Params) -> None:
-    for x in params.values():
-        quantizer.encode(x.reshape(1, -1))
+    asked = {("fast_pytorch_kmeans", 4): 40, ("fast_pytorch_kmeans", 8): 400}
+    for bits in (4, 8):
+        ours = medians({"ours": partial(encode, KMeans(bits), params)}, 9)["ours"]
+        for package, fit in RIVALS.items():
+            if not importlib.util.find_spec(package):
+                continue
+            tick(f"{package} {bits} bit")
+            start = time.process_time()
+            for x in params.values():
+                fit(x.reshape(-1, 1), 2**bits)
+            ratio, limit = (time.process_time() - start) / ours, asked.get((package, bits), 0)
+            yield Bar(f"{package} / KMeans, {bits} bit", f">= {limit}x" if limit else "-", ratio, ratio >= limit)
 
 
 def _fast_pytorch_kmeans(x: Tensor, k: int) -> None:

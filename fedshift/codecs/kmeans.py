@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedshift.codecs import bins
 from fedshift.codecs.base import Lookup, Side, chunks
-from fedshift.codecs.lloyd import kmeans
+from fedshift.codecs.lloyd import Floats, kmeans, spread
 
 Singles = NDArray[np.float32]
 
 SHORT = 8192  # values below which sorting a row beats counting it
-COARSE = 0.2  # share of values in bins that two codes divide, above which the bins are too coarse
+BLUR = 0.02  # squared error of the bins, over that of the codes, above which they are too coarse
 MISPLACED = 0.008  # share of values that the table may give the neighbouring code
 
 
@@ -73,18 +73,16 @@ class KMeans(Lookup):
         """The same by way of bins; None where they are too coarse for this row."""
         key = bins.keys(row)
         held, weight = bins.count(key)
-        if len(held) <= self.width(len(row)):  # perhaps few distinct values, to be kept exactly
+        middle = bins.middle(held)
+        centres = kmeans(middle, weight, self.levels(len(row)))
+        low, high = bins.edges(held)
+        blur = (weight * (high - low) ** 2).sum() / 12  # squared error of taking a bin's middle for its values
+        if blur > BLUR * spread(middle, weight, centres):
             return None
-        book = kmeans(bins.middle(held), weight, self.width(len(row))).astype(np.float32)
+        book = centres.astype(np.float32)
         border = borders(book)
         at = bins.bin_of(border)
-        place = held.searchsorted(at).clip(max=len(held) - 1)
-        divided = np.where(held[place] == at, weight[place], 0.0) / len(row)
-        if divided.sum() > COARSE:
-            return None
-        low, high = bins.edges(at)
-        misplaced = (divided * np.minimum(border - low, high - border) / (high - low)).sum()
-        if self.exact or misplaced > MISPLACED:
+        if self.exact or _misplaced(border, at, held, weight) > MISPLACED:
             _assign(row, key, border, at, codes)
         else:
             begins = np.maximum.accumulate(at + (bins.middle(at) <= border))
@@ -101,6 +99,14 @@ def borders(book: Singles) -> Singles:
     middle = (wide[1:] + wide[:-1]) * 0.5
     border = middle.astype(np.float32)
     return np.where(border > middle, np.nextafter(border, np.float32(-np.inf)), border)
+
+
+def _misplaced(border: Singles, at: bins.Bins, held: bins.Bins, weight: Floats) -> float:
+    """The share of values that lie on the lesser side of a border that divides their bin."""
+    place = held.searchsorted(at).clip(max=len(held) - 1)
+    divided = np.where(held[place] == at, weight[place], 0.0) / weight.sum()
+    low, high = bins.edges(at)
+    return float((divided * np.minimum(border - low, high - border) / (high - low)).sum())
 
 
 def _assign(row: Tensor, key: Tensor, border: Singles, at: bins.Bins, codes: Tensor) -> None:

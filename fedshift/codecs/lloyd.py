@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Edges = NDArray[np.intp]
 
 ROUNDS = 4  # of exchange, Lloyd and sweep
-REACH = 8  # points an edge may move in a sweep
+REACH = (1, 2, 3, 5, 8, 32, 256, 4096)  # points an edge may move in a sweep
 EAGER = 0.7  # an exchange settles with its neighbours, so it gains more than its first step shows
 
 
@@ -55,7 +55,7 @@ def kmeans(v: Floats, w: Floats, k: int) -> Floats:
         e = sweep(line, lloyd(line, means_of=exchange(line, e, k)))
     e = fill(line, lloyd(line, means_of=e), k)
     even = np.linspace(v[0], v[-1], k)
-    if spread(line, w, even) < spread(line, w, line.means(e)):  # never above the uniform grid
+    if spread(v, w, even) < spread(v, w, line.means(e)):  # never above the uniform grid
         e = fill(line, sweep(line, lloyd(line, means_of=nearest(line, even))), k)
     centres: Floats = line.means(e) + middle
     return centres
@@ -80,7 +80,7 @@ def nearest(line: Line, centres: Floats) -> Edges:
 def sweep(line: Line, e: Edges) -> Edges:
     """Every second edge, then the others, to the best of the places within reach between its neighbours."""
     e, k = e.copy(), len(e) - 1
-    reach = np.arange(-REACH, REACH + 1)[:, None]
+    reach = np.array([0, *REACH, *(-step for step in REACH)])[:, None]
     for first in (1, 2):
         here = e[first:k:2]
         left, right = e[first - 1 : k - 1 : 2], e[first + 1 :: 2]
@@ -118,19 +118,19 @@ def fill(line: Line, e: Edges, k: int) -> Edges:
     while (missing := k + 1 - len(e)) > 0:
         at, gain = halves(line, e)
         split = np.argsort(-gain, kind="stable")[:missing]
-        split = split[(at < e[1:])[split]]
+        split = split[gain[split] >= 0]
         e = np.sort(np.concatenate([e, at[split]]))
     return e
 
 
 def halves(line: Line, e: Edges) -> tuple[Edges, Floats]:
-    """Where each cluster splits at its mean, and what that gains; a single point does not (its end, 0)."""
+    """Where each cluster splits at its mean, and what that gains; a single point cannot split: -1."""
     w, s = line.within(e)
     at = np.minimum(np.maximum(line.v.searchsorted(s / w), e[:-1] + 1), np.maximum(e[1:] - 1, e[:-1] + 1))
     left_w, left_s = line.weight[at] - line.weight[e[:-1]], line.moment[at] - line.moment[e[:-1]]
     single = at == e[1:]
     gain = apart(left_w, left_s, np.where(single, 1.0, w - left_w), s - left_s)
-    gain[single] = 0.0
+    gain[single] = -1.0
     return at, gain
 
 
@@ -141,10 +141,10 @@ def apart(w1: Floats, s1: Floats, w2: Floats, s2: Floats) -> Floats:
     return gain
 
 
-def spread(line: Line, w: Floats, centres: Floats) -> float:
+def spread(v: Floats, w: Floats, centres: Floats) -> float:
     """Sum of w (v - nearest centre)^2."""
-    cuts = line.v.searchsorted((centres[1:] + centres[:-1]) * 0.5)
-    off = line.v - centres.repeat(np.diff(cuts, prepend=0, append=len(line.v)))
+    cuts = v.searchsorted((centres[1:] + centres[:-1]) * 0.5)
+    off = v - centres.repeat(np.diff(cuts, prepend=0, append=len(v)))
     return float((w * off * off).sum())  # not w @ ...: a threaded dot product differs with the threads
 
 

@@ -1,0 +1,46 @@
+"""Packing: the layout by numpy.packbits, and the way back."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift import BitPack
+from fedshift.codecs.bitpack import reader
+
+BITS = range(1, 9)
+
+
+def some(n: int, bits: int) -> torch.Tensor:
+    return torch.randint(0, 2**bits, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(n))
+
+
+@given(st.integers(0, 300), st.integers(1, 8))
+def test_layout_is_a_little_endian_bit_stream(n: int, bits: int) -> None:
+    codes = some(n, bits)
+    stream = np.unpackbits(codes.numpy()[:, None], axis=1, bitorder="little")[:, :bits]
+    assert BitPack().encode(codes, bits) == np.packbits(stream, bitorder="little").tobytes()
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 1000, 70_001])
+def test_round_trip_and_size(n: int, bits: int) -> None:
+    codes = some(n, bits)
+    data = BitPack().encode(codes, bits)
+    assert len(data) == BitPack().size(n, bits) == (n * bits + 7) // 8
+    assert torch.equal(BitPack().decode(data, n, bits), codes)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_reader_looks_up_what_decode_unpacks(bits: int) -> None:
+    codes, table = some(1000, bits), torch.randn(2**bits)
+    packed = np.frombuffer(BitPack().encode(codes, bits), np.uint8)
+    assert torch.equal(reader(table, bits)(packed)[:1000], table[codes.long()])
+
+
+def test_wrong_lengths_and_stray_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 bytes where 5 codes of 4 bits take 3"):
+        BitPack().decode(b"\x00\x00", 5, 4)
+    with pytest.raises(ValueError, match="after the last code"):
+        BitPack().decode(b"\x00\x00\x10", 5, 4)

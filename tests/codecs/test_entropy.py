@@ -1,0 +1,68 @@
+"""Zstd and Range: exact, small, and unimpressed by what is not theirs."""
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+from fedshift import Range, Uniform, Zstd
+
+CODERS = [Zstd(), Zstd(19), Range()]
+
+
+def uniform_codes(bits: int, n: int = 50_000) -> torch.Tensor:
+    x = torch.randn(1, n, generator=torch.Generator().manual_seed(0))
+    return Uniform(bits).encode(x)[0][0]
+
+
+@pytest.mark.parametrize("coder", CODERS)
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_round_trip(coder: Zstd | Range, bits: int) -> None:
+    for n in (1, 2, 9, 1000):
+        codes = torch.randint(0, 2**bits, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(n))
+        assert torch.equal(coder.decode(coder.encode(codes, bits), n, bits), codes)
+        same = torch.full((n,), 2**bits - 1, dtype=torch.uint8)
+        assert torch.equal(coder.decode(coder.encode(same, bits), n, bits), same)
+    assert coder.size(1000, bits) is None
+
+
+@pytest.mark.parametrize("bits", [4, 5, 8])
+def test_range_coder_comes_within_one_percent_of_the_entropy(bits: int) -> None:
+    codes = uniform_codes(bits, 500_000)
+    p = np.bincount(codes.numpy()) / len(codes)
+    entropy = -(p[p > 0] * np.log2(p[p > 0])).sum()
+    table = 8 * 2 * 2**bits
+    spent = 8 * len(Range().encode(codes, bits)) - table
+    assert entropy <= spent / len(codes) <= 1.01 * entropy
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_zstd_saves_a_good_part_of_uniform_codes(bits: int) -> None:
+    codes = uniform_codes(bits, 500_000)
+    assert len(Zstd().encode(codes, bits)) < 0.85 * len(codes) * bits / 8
+
+
+def test_a_zstd_bomb_is_refused_before_it_is_unpacked() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(100_000_000))
+    with pytest.raises(ValueError, match="100000000 bytes where 10 are expected"):
+        Zstd().decode(bomb, 10, 8)
+    unknown = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100_000_000))
+    with pytest.raises(ValueError, match="where 10 are expected"):
+        Zstd().decode(unknown, 10, 8)
+
+
+@pytest.mark.parametrize("coder", CODERS)
+@pytest.mark.parametrize("data", [b"", b"\x00", b"not a frame at all", bytes(100)])
+def test_nonsense_is_refused(coder: Zstd | Range, data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"zstd|frequenc|range"):
+        coder.decode(data, 10, 3)
+
+
+def test_a_code_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="code 9 does not fit 3 bits"):
+        Zstd().decode(zstandard.ZstdCompressor().compress(bytes([1, 9])), 2, 3)
+
+
+def test_bad_levels_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Zstd\(level=23\): level must be between 1 and 22"):
+        Zstd(23)

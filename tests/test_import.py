@@ -1,0 +1,31 @@
+"""Importing the library is cheap: an edge device that only encodes pays for nothing else."""
+
+import subprocess
+import sys
+
+HEAVY = [
+    "matplotlib",
+    "plotly",
+    "flask",
+    "aiohttp",
+    "requests",
+    "datasets",
+    "sklearn",
+    "pandas",
+    "rich",
+    "typer",
+    "flwr",
+]
+
+
+def test_import_loads_no_heavy_library() -> None:
+    program = f"import fedshift, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    import fedshift
+
+    assert fedshift.__all__ == sorted(fedshift.__all__)
+    assert all(hasattr(fedshift, name) for name in fedshift.__all__)

@@ -1,0 +1,54 @@
+"""On a GPU: the same draws, the same codes, the same bytes."""
+
+import pytest
+import torch
+
+from fedshift import Cast, Codec, Identity, KMeans, Mean, Params, PerChannel, Stochastic, Uniform, pack, rng, unpack
+from fedshift.codecs import Quantizer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+QUANTIZERS: list[Quantizer] = [
+    Uniform(1),
+    Uniform(4),
+    Uniform(8),
+    KMeans(4),
+    KMeans(8),
+    KMeans(8, exact=True),
+    Stochastic(3),
+]
+CASTS: list[Quantizer] = [Cast("float16"), Cast("bfloat16"), Identity()]
+
+
+@pytest.mark.parametrize("quantizer", [*QUANTIZERS, *CASTS])
+@pytest.mark.parametrize("n", [100, 5_000, 200_000])
+def test_codes_and_side_are_those_of_the_cpu(quantizer: Quantizer, n: int) -> None:
+    x, keys = torch.randn(3, n, generator=torch.Generator().manual_seed(0)), rng.key(0, "cuda", torch.arange(3))
+    codes, side = quantizer.encode(x, keys)
+    on_gpu, its_side = quantizer.encode(x.cuda(), keys.cuda())
+    assert on_gpu.is_cuda
+    assert its_side.is_cuda
+    assert torch.equal(on_gpu.cpu(), codes)
+    assert torch.equal(its_side.cpu(), side)
+    assert torch.equal(quantizer.decode(on_gpu, its_side).cpu(), quantizer.decode(codes, side))
+
+
+@pytest.mark.parametrize("quantizer", [*QUANTIZERS, *CASTS])
+def test_frames_are_those_of_the_cpu(params: Params, quantizer: Quantizer) -> None:
+    gpu = {name: x.cuda() for name, x in params.items()}
+    for codec in Codec(quantizer), Codec(quantizer, groups=PerChannel()):
+        frame = pack(codec, gpu, key=rng.key(0, "cuda"))
+        assert frame == pack(codec, params, key=rng.key(0, "cuda"))
+        read, expected = unpack(frame, gpu), unpack(frame, params)
+        mean = Mean(gpu)
+        mean.add(frame)
+        averaged = mean.result()
+        for name in params:
+            assert read[name].is_cuda
+            assert torch.equal(read[name].cpu(), expected[name])
+            assert torch.allclose(averaged[name].cpu().double(), expected[name].double())
+
+
+def test_nan_is_refused() -> None:
+    for quantizer in (*QUANTIZERS, *CASTS):
+        with pytest.raises(ValueError, match="NaN"):
+            quantizer.encode(torch.full((1, 10_000), float("nan")).cuda(), torch.zeros(1, dtype=torch.int64).cuda())

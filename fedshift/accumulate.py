@@ -3,8 +3,8 @@
 import torch
 
 from fedshift.frame import Header, WireError
+from fedshift.parts import as_dtype, open_frame
 from fedshift.types import Params
-from fedshift.wire import as_dtype, open_frame
 
 
 class Mean:

@@ -12,6 +12,7 @@ LAYERS = [
     {"codecs", "models"},
     {"frame"},
     {"registry"},
+    {"parts"},
     {"wire"},
     {"accumulate"},
     {"bench"},

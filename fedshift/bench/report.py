@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedshift.bench import codecs
+from fedshift.bench import codecs, rivals
 from fedshift.bench.codecs import Bar, Row
 from fedshift.bench.timing import fresh_memory, machine, medians, one_thread
 
@@ -39,8 +39,8 @@ def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
         rows = list(codecs.rows(params, repeats, tick))
         if not quick:
             bars += codecs.memory(tick)
-            bars += codecs.optimum(params, tick) if importlib.util.find_spec("kmeans1d") else []
-            bars += codecs.rivals(params, tick)
+            bars += rivals.optimum(params, tick) if importlib.util.find_spec("kmeans1d") else []
+            bars += rivals.rivals(params, tick)
     return Result(about, rows, bars)
 
 

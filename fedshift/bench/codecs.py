@@ -149,7 +149,11 @@ def bars(took: dict[str, float], params: Params) -> Iterator[Bar]:
 def jobs(params: Params) -> dict[str, Job]:
     """What `bars` compares."""
     arrays = [x.numpy() for x in params.values()]
-    todo: dict[str, Job] = {"np.copy": lambda: [np.copy(a) for a in arrays]}
+    copies = [np.copy(a) for a in arrays]
+    todo: dict[str, Job] = {
+        "np.copy": lambda: [np.copy(a) for a in arrays],
+        "np.copyto": lambda: list(map(np.copyto, copies, arrays)),
+    }
     for quantizer in Uniform(4), Uniform(8), KMeans(4), KMeans(8):
         todo[f"{type(quantizer).__name__}({quantizer.bits})"] = partial(encode, quantizer, params)
     todo["KMeans(8, exact)"] = partial(encode, KMeans(8, exact=True), params)

@@ -39,14 +39,14 @@ def one_thread() -> Iterator[None]:
 
 
 def fresh_memory() -> bool:
-    """Make the C library give every array of 1 MiB and more new pages and take them back, where it is glibc.
+    """Make the C library give every array of 4 MiB and more new pages and take them back, where it is glibc.
 
-    Left alone, it keeps or returns them depending on what ran before, and a copy of a few MB takes
-    one time or twice that time. A client encodes once a round, in memory it has not just used.
+    Left alone, it keeps or returns them depending on what ran before, and the same copy takes one
+    time or three times as long. A client encodes once a round, in memory it has not just used.
     """
     try:
         mmap_threshold = -3
-        return bool(ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20))
+        return bool(ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 22))
     except (OSError, AttributeError):
         return False
 

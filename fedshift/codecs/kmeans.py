@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshift.codecs import bins
 from fedshift.codecs.base import Lookup, Side, chunks
-from fedshift.codecs.lloyd import Floats, kmeans, spread
+from fedshift.codecs.lloyd import Floats, kmeans
 
 Singles = NDArray[np.float32]
 
@@ -65,7 +65,8 @@ class KMeans(Lookup):
             raise ValueError("holds NaN or infinity, which cannot be quantized")
         first = np.flatnonzero(np.diff(v, prepend=-np.inf))
         weight = np.diff(first, append=len(v)).astype(np.float64)
-        book = kmeans(v[first], weight, self.width(len(v))).astype(np.float32)
+        centres, _ = kmeans(v[first], weight, self.width(len(v)))
+        book = centres.astype(np.float32)
         codes.copy_(torch.from_numpy(borders(book).searchsorted(values).astype(np.uint8)))
         return book
 
@@ -73,11 +74,10 @@ class KMeans(Lookup):
         """The same by way of bins; None where they are too coarse for this row."""
         key = bins.keys(row)
         held, weight = bins.count(key)
-        middle = bins.middle(held)
-        centres = kmeans(middle, weight, self.levels(len(row)))
         low, high = bins.edges(held)
+        centres, error = kmeans(bins.middle(low, high), weight, self.levels(len(row)))
         blur = (weight * (high - low) ** 2).sum() / 12  # squared error of taking a bin's middle for its values
-        if blur > BLUR * spread(middle, weight, centres):
+        if blur > BLUR * error:
             return None
         book = centres.astype(np.float32)
         border = borders(book)
@@ -85,7 +85,7 @@ class KMeans(Lookup):
         if self.exact or _misplaced(border, at, held, weight) > MISPLACED:
             _assign(row, key, border, at, codes)
         else:
-            begins = np.maximum.accumulate(at + (bins.middle(at) <= border))
+            begins = np.maximum.accumulate(at + (bins.middle(*bins.edges(at)) <= border))
             torch.index_select(bins.table(begins).to(row.device), 0, key, out=codes)
         return book
 

@@ -28,6 +28,7 @@ class Mean:
         self.lossy_weight = self.update_weight = 0.0
         self._sum = {name: torch.zeros(x.numel(), dtype=_wide(x.dtype)) for name, x in like.items()}
         self._reach = dict.fromkeys(like, 0.0)  # a bound on the magnitude of the sum
+        self._base_reach = {name: float(x.double().abs().max()) for name, x in (base or {}).items() if x.numel()}
 
     @property
     def share(self) -> float:
@@ -43,7 +44,8 @@ class Mean:
         header, parts = open_frame(data, self.like)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
-        reach = {name: self._reach[name] + weight * part.reach for name, part in parts.items()}
+        below = self._base_reach if header.update else {}
+        reach = {name: self._reach[name] + weight * (part.reach + below.get(name, 0)) for name, part in parts.items()}
         for name, bound in reach.items():
             if (dtype := self._sum[name].dtype).is_floating_point and bound > torch.finfo(dtype).max:
                 raise WireError(f"{name}: adding the frame could overflow the sum")

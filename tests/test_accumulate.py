@@ -83,6 +83,9 @@ def test_a_frame_that_would_overflow_the_sum_is_refused() -> None:
     with pytest.raises(WireError, match="x: adding the frame could overflow the sum"):
         mean.add(frame)
     assert mean.result()["x"].isfinite().all()
+    based = Mean({"x": torch.zeros(1)}, base={"x": torch.tensor([3e38])})
+    with pytest.raises(WireError, match="x: adding the frame could overflow the sum"):
+        based.add(pack(Codec(Identity()), {"x": torch.tensor([3e38])}, update=True))
 
 
 def test_short_floats_are_added_up_in_float32() -> None:

@@ -1,8 +1,10 @@
 """Frames: golden bytes, round trips, exact sizes, and what is refused."""
 
+import re
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +74,12 @@ def test_golden_bytes_are_read() -> None:
     read = unpack(golden(), golden_params())
     assert torch.equal(read["w"], golden_params()["w"])
     assert torch.equal(read["b"], golden_params()["b"])
+
+
+def test_the_specification_walks_through_the_golden_bytes() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text().split("byte by byte")[1]
+    lines = re.findall(r"^    ((?:[0-9a-f]{2} +)+)", page, re.MULTILINE)
+    assert bytes.fromhex("".join(lines)) == golden()
 
 
 @settings(max_examples=300)

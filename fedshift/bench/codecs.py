@@ -1,6 +1,5 @@
 """`fedshift bench codecs`: what each codec costs in bytes, time and error on the paper's CNN."""
 
-import importlib.util
 import math
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.accumulate import Mean
-from fedshift.bench.timing import Job, fresh_memory, medians
+from fedshift.bench.timing import Job, fresh_memory, installed, medians
 from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
 from fedshift.codecs.base import Quantizer
 from fedshift.models import PaperCNN
@@ -82,7 +81,7 @@ def codecs() -> dict[str, Codec]:
     for bits in (8, 6, 5, 4):
         table[f"Uniform({bits})"] = Codec(Uniform(bits))
         table[f"Uniform({bits}) + Zstd"] = Codec(Uniform(bits), Zstd())
-        if importlib.util.find_spec("constriction"):
+        if installed("constriction"):
             table[f"Uniform({bits}) + Range"] = Codec(Uniform(bits), Range())
     table["KMeans(4) + Zstd"] = Codec(KMeans(4), Zstd())
     table["Stochastic(4)"] = Codec(Stochastic(4))

@@ -1,6 +1,5 @@
 """The figures of `fedshift bench codecs`, measured and shown."""
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
         rows = list(codecs.rows(params, repeats, tick))
         if not quick:
             bars += codecs.memory(tick)
-            bars += rivals.optimum(params, tick) if importlib.util.find_spec("kmeans1d") else []
+            bars += rivals.optimum(params, tick)
             bars += rivals.rivals(params, tick)
     return Result(about, rows, bars)
 

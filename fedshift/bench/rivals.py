@@ -1,6 +1,5 @@
 """How good and how fast K-means is beside others: the exact solver, and what people use instead."""
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.bench.codecs import Bar, Tick, encode, squared
-from fedshift.bench.timing import medians
+from fedshift.bench.timing import installed, medians
 from fedshift.codecs import KMeans, Uniform
 from fedshift.types import Params
 
@@ -19,6 +18,8 @@ SAMPLE = 100_000  # values of a tensor that the exact solver gets
 
 def optimum(params: Params, tick: Tick) -> Iterator[Bar]:
     """Squared error over the least possible (kmeans1d), on a random sample of each tensor."""
+    if not installed("kmeans1d"):
+        return
     import kmeans1d
 
     g = torch.Generator().manual_seed(1)
@@ -46,7 +47,7 @@ def rivals(params: Params, tick: Tick) -> Iterator[Bar]:
     for bits in (4, 8):
         ours = medians({"ours": partial(encode, KMeans(bits), params)}, 9)["ours"]
         for package, fit in RIVALS.items():
-            if not importlib.util.find_spec(package):
+            if not installed(package):
                 continue
             tick(f"{package} {bits} bit")
             start = time.process_time()

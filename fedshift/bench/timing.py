@@ -1,6 +1,7 @@
 """Timing on a busy machine: CPU time, repeats interleaved, medians."""
 
 import ctypes
+import importlib
 import platform
 import subprocess
 import sys
@@ -26,6 +27,15 @@ def medians(jobs: Mapping[str, Job], repeats: int, tick: Callable[[str], None] =
             if repeat:
                 times[name].append(time.process_time() - start)
     return {name: median(seconds) for name, seconds in times.items()}
+
+
+def installed(package: str) -> bool:
+    """Whether an optional package can be imported: one that misses something of its own cannot."""
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 @contextmanager

@@ -6,13 +6,16 @@ from fedshift.frame import Header, WireError
 from fedshift.parts import as_dtype, open_frame
 from fedshift.types import Params
 
+LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
+ROOM = 0.999  # of the largest number, so that rounding cannot go beyond it
+
 
 class Mean:
     """w = sum_k p_k w_k / sum_k p_k over the frames accepted, read piece by piece.
 
     Memory: one model, whatever the number of uploads. A frame is checked whole before any of it is
     added, so a refused one leaves no trace. An update counts as `base + update`. Integer tensors
-    are not averaged: they come from the first frame.
+    are neither averaged nor added to a base: they are those of the first frame.
 
     >>> from fedshift import Codec, Identity, pack
     >>> mean = Mean(like={"w": torch.zeros(2)})
@@ -27,8 +30,9 @@ class Mean:
         self.count, self.weight = 0, 0.0  # frames accepted, and the sum of their p_k
         self.lossy_weight = self.update_weight = 0.0
         self._sum = {name: torch.zeros(x.numel(), dtype=_wide(x.dtype)) for name, x in like.items()}
-        self._reach = dict.fromkeys(like, 0.0)  # a bound on the magnitude of the sum
-        self._base_reach = {name: float(x.double().abs().max()) for name, x in (base or {}).items() if x.numel()}
+        self._bound = dict.fromkeys(like, 0.0)  # on the magnitude of the sum
+        self._base_reach = {} if base is None else _reach(base, like)
+        self._taken = False
 
     @property
     def share(self) -> float:
@@ -37,27 +41,35 @@ class Mean:
 
     def add(self, data: bytes | memoryview, weight: float = 1.0) -> Header:
         """Add one frame, or raise a WireError and leave everything as it was."""
-        if not 0 < weight < float("inf"):
-            raise ValueError(f"weight={weight}: an upload's weight must be positive and finite")
-        if self.like and not self._sum:
+        if not LIGHTEST <= weight <= HEAVIEST:
+            raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
+        if self._taken:
             raise ValueError("the mean was taken already; the next one begins with a new Mean")
         header, parts = open_frame(data, self.like)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
-        below = self._base_reach if header.update else {}
-        reach = {name: self._reach[name] + weight * (part.reach + below.get(name, 0)) for name, part in parts.items()}
-        for name, bound in reach.items():
-            if (dtype := self._sum[name].dtype).is_floating_point and bound > torch.finfo(dtype).max:
-                raise WireError(f"{name}: adding the frame could overflow the sum")
+        bound = dict(self._bound)
         for name, part in parts.items():
             total = self._sum[name]
             if total.is_floating_point():
+                reach = part.reach + (self._base_reach[name] if header.update else 0.0)
+                bound[name] += weight * reach
+                if bound[name] > ROOM * torch.finfo(total.dtype).max:
+                    raise WireError(f"{name}: adding the frame could overflow the sum")
+                if reach > ROOM * torch.finfo(self.like[name].dtype).max:
+                    raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+        for name, part in parts.items():
+            total = self._sum[name]
+            if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
+                for start, values in part.values():
+                    total[start : start + len(values)].add_(values.double() * weight)
+            elif total.is_floating_point():
                 for start, values in part.values(weight):
                     total[start : start + len(values)].add_(values)  # += would write the slice twice
             elif not self.count:
                 for start, values in part.values():
                     total[start : start + len(values)] = as_dtype(values, total.dtype)
-        self._reach = reach
+        self._bound = bound
         self.count += 1
         self.weight += weight
         self.lossy_weight += weight * header.lossy
@@ -66,12 +78,12 @@ class Mean:
 
     def result(self) -> Params:
         """The mean, with the shapes, dtypes and devices of `like`; the sum becomes it, so nothing can follow."""
-        if not self.count or (self.like and not self._sum):
-            raise ValueError("the mean was taken already" if self.count else "the mean of no uploads is not defined")
-        totals, self._sum = self._sum, {}
+        if self._taken or not self.count:
+            raise ValueError("the mean was taken already" if self._taken else "the mean of no uploads is not defined")
+        self._taken = True
         mean = {}
         for name, x in self.like.items():
-            total = totals.pop(name).view(x.shape)
+            total = self._sum.pop(name).view(x.shape)
             if total.is_floating_point():
                 total /= self.weight
                 if self.base is not None and self.update_weight:
@@ -83,3 +95,13 @@ class Mean:
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """What to add up in: short floats in float32, integers as they are."""
     return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else dtype
+
+
+def _reach(base: Params, like: Params) -> dict[str, float]:
+    """The largest magnitude of each tensor of a base, which must be a finite model like the others."""
+    if {name: x.shape for name, x in base.items()} != {name: x.shape for name, x in like.items()}:
+        raise ValueError("the base must have the names and shapes of the model")
+    reach = {name: float(x.double().abs().max()) if x.numel() else 0.0 for name, x in base.items()}
+    if broken := [name for name, largest in reach.items() if not largest < float("inf")]:
+        raise ValueError(f"the base holds NaN or infinity in {broken[0]}")
+    return reach

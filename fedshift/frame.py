@@ -71,8 +71,8 @@ def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
     return PRELUDE.size + records + CRC.size
 
 
-def parse(data: bytes | memoryview) -> tuple[Header, list[Record], memoryview]:
-    """Header, records and the region of buffers, after every check that needs no knowledge of the model."""
+def parse(data: bytes | memoryview, expected: int | None = None) -> tuple[Header, list[Record], memoryview]:
+    """Header, as many records as expected, and the region of buffers, after all checks that the frame alone allows."""
     view = memoryview(data).cast("B")
     if len(view) < PRELUDE.size + CRC.size:
         raise WireError(f"{len(view)} bytes are too few for a frame, which has {PRELUDE.size + CRC.size} or more")
@@ -87,6 +87,8 @@ def parse(data: bytes | memoryview) -> tuple[Header, list[Record], memoryview]:
         raise WireError("the checksum does not match: the frame was damaged on its way")
     if flags & ~(UPDATE | RESET | LOSSY):
         raise WireError(f"unknown flags {flags:#06x}")
+    if expected is not None and tensors != expected:
+        raise WireError(f"the frame has {tensors} tensors, the model {expected}")
     records, at, end = [], PRELUDE.size, length - CRC.size
     for number in range(tensors):
         record, at = _read_record(view[:end], at, number)

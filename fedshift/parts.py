@@ -1,7 +1,7 @@
 """A frame that was checked against the model it should hold, tensor by tensor.
 
-Everything that can be wrong with a frame is found here, before anything is allocated for it; after
-that a `Part` can be read, piece by piece, with nothing left to go wrong.
+Everything that can be wrong with a frame is found here, in no more memory than the expected model
+accounts for; after that a `Part` can be read, piece by piece, with nothing left to go wrong.
 """
 
 import math
@@ -24,14 +24,14 @@ LARGEST = 2.0**24  # up to here a float32 holds every integer
 
 
 class Part(NamedTuple):
-    """One tensor of a checked frame, still coded: everything it takes to read it, and nothing left to go wrong."""
+    """One tensor of a frame, still coded: everything it takes to read it."""
 
     codec: Codec
     dtype: torch.dtype
     shape: tuple[int, ...]
     sides: list[Side]  # one for each segment
-    codes: NDArray[np.uint8]  # packed, `bits` a code
-    bits: int
+    codes: NDArray[np.uint8]  # packed, `stored` bits a code
+    stored: int
     reach: float = 0.0  # the largest magnitude
 
     def values(self, weight: float = 1.0) -> Iterator[tuple[int, Tensor]]:
@@ -43,9 +43,9 @@ class Part(NamedTuple):
         start = 0
         for (rows, n), side in zip(self.codec.groups.segments(self.shape), self.sides, strict=True):
             if rows == 1:
-                read = reader(quantizer.table(side)[0] * weight, self.bits)
+                read = reader(quantizer.table(side)[0] * weight, self.stored)
                 for at in range(0, n, CHUNK):  # CHUNK codes take whole bytes, whatever their width
-                    packed = self.codes[(start + at) * self.bits // 8 : _up((start + at + CHUNK) * self.bits)]
+                    packed = self.codes[(start + at) * self.stored // 8 : _up((start + at + CHUNK) * self.stored)]
                     yield start + at, read(packed)[: n - at]
             else:
                 codes = torch.from_numpy(self.codes[start : start + rows * n].reshape(rows, n))
@@ -65,10 +65,10 @@ class Part(NamedTuple):
             yield at, values
 
     def largest(self) -> float:
-        """The largest magnitude of floats; NaN or infinity where the frame holds one."""
+        """The largest magnitude, NaN or infinity where the frame holds one; integers that travel exactly have none."""
         if isinstance(self.codec.quantizer, Lookup):
             ends = [torch.stack(torch.aminmax(side)) for side in self.sides]
-        elif not self.dtype.is_floating_point:
+        elif isinstance(self.codec.quantizer, Identity) and not self.dtype.is_floating_point:
             return 0.0
         else:
             ends = [torch.stack(torch.aminmax(values)) for _, values in self._plain(1.0)]
@@ -76,8 +76,8 @@ class Part(NamedTuple):
 
 
 def open_frame(data: bytes | memoryview, like: Params) -> tuple[Header, dict[str, Part]]:
-    """The whole frame checked against the model it should hold, before anything is allocated for it."""
-    said, records, region = parse(data)
+    """The whole frame, checked against the model it should hold."""
+    said, records, region = parse(data, len(like))
     names = [record.name for record in records]
     if sorted(names) != sorted(like):
         missing, strange = sorted(set(like) - set(names)), sorted(set(names) - set(like))
@@ -148,11 +148,11 @@ def _check_codes(codec: Codec, x: Tensor, codes: memoryview) -> tuple[NDArray[np
         return packed, bits  # read as they are, a chunk at a time
     plain = codec.coder.decode(codes, n, bits).numpy()
     start = 0
-    for rows, n in segments:
-        highest = plain[start : start + rows * n].max()
-        if highest >= quantizer.levels(n):
-            raise ValueError(f"code {highest} is beyond a codebook of {quantizer.levels(n)}")
-        start += rows * n
+    for rows, row in segments:
+        highest = plain[start : start + rows * row].max()
+        if highest >= quantizer.levels(row):
+            raise ValueError(f"code {highest} is beyond a codebook of {quantizer.levels(row)}")
+        start += rows * row
     return plain, 8
 
 

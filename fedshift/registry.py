@@ -22,7 +22,7 @@ DTYPES = {
     8: torch.uint8,
     9: torch.bool,
 }
-EXACT, FLOAT16, BFLOAT16 = 0, 4, 5
+IDENTITY, FLOAT16, BFLOAT16 = 0, 4, 5
 LOOKUPS: dict[int, type[Uniform | KMeans | Stochastic]] = {1: Uniform, 2: KMeans, 3: Stochastic}
 CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 2: Range}
 GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
@@ -36,7 +36,7 @@ def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, in
     block = codec.groups.n if isinstance(codec.groups, PerBlock) else 0
     coder, groups = _number(CODERS, codec.coder), _number(GROUPS, codec.groups)
     if isinstance(codec.quantizer, Identity):
-        return kind, EXACT, 8 * dtype.itemsize, coder, 0, 0
+        return kind, IDENTITY, 8 * dtype.itemsize, coder, 0, 0
     if isinstance(codec.quantizer, Cast):
         return kind, FLOAT16 if codec.quantizer.to == "float16" else BFLOAT16, 16, coder, 0, 0
     return kind, _number(LOOKUPS, codec.quantizer), codec.quantizer.bits, coder, groups, block
@@ -58,7 +58,7 @@ def codec_of(record: Record) -> Codec:
 def _quantizer(record: Record) -> Quantizer:
     if record.quantizer in LOOKUPS:
         return LOOKUPS[record.quantizer](record.bits)
-    if record.quantizer == EXACT and record.bits == 8 * DTYPES[record.dtype].itemsize:
+    if record.quantizer == IDENTITY and record.bits == 8 * DTYPES[record.dtype].itemsize:
         return Identity()
     if record.quantizer in (FLOAT16, BFLOAT16) and record.bits == 16:
         return Cast("float16" if record.quantizer == FLOAT16 else "bfloat16")

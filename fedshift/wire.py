@@ -4,7 +4,7 @@
     unpack(data, like) -> params      what a server reads, checked against the model it expects
     size(codec, like) -> int          len(pack(...)) before it exists, for fixed-rate coders
 
-A frame comes from somebody else: nothing is allocated on its word, nothing of it is executed, and
+A frame comes from somebody else: no memory is taken on its word, nothing of it is executed, and
 whatever is wrong with it is a `WireError` that says what.
 """
 
@@ -51,8 +51,9 @@ def pack(
     for name, x in params.items():
         chosen = choose(codec, name, x)
         try:
-            side, codes = _encode(chosen, x, None if key is None else rng.fold(key, zlib.crc32(name.encode())))
-            record = Record(name, tuple(x.shape), *numbers_of(chosen, x.dtype), len(codes))
+            numbers, number = numbers_of(chosen, x.dtype), zlib.crc32(name.encode())
+            side, codes = _encode(chosen, x, None if key is None else rng.fold(key, number))
+            record = Record(name, tuple(x.shape), *numbers, len(codes))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         records.append(record)

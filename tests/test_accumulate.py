@@ -88,6 +88,19 @@ def test_a_frame_that_would_overflow_the_sum_is_refused() -> None:
         based.add(pack(Codec(Identity()), {"x": torch.tensor([3e38])}, update=True))
 
 
+def test_nothing_infinite_can_come_out() -> None:
+    double = {"x": torch.tensor([[3e38, -3e38]]).double()}
+    mean = Mean(double)
+    mean.add(pack(Codec(Uniform(4)), double), weight=10.0)  # beyond float32, not beyond float64
+    assert torch.equal(mean.result()["x"].float(), double["x"].float())
+    half = {"x": torch.tensor([6e4], dtype=torch.float16)}
+    with pytest.raises(WireError, match=r"too large to be averaged in torch\.float16"):
+        Mean(half, base=half).add(pack(Codec(Identity()), half, update=True))
+    top = {"x": torch.tensor([torch.finfo(torch.float32).max])}
+    with pytest.raises(WireError, match="too large to be averaged"):
+        Mean(top).add(pack(Codec(Identity()), top), weight=0.04)
+
+
 def test_short_floats_are_added_up_in_float32() -> None:
     """2048 + 1 is not a float16: adding up in one would stay at 2048."""
     like = {"x": torch.zeros(1, dtype=torch.float16)}
@@ -100,9 +113,13 @@ def test_short_floats_are_added_up_in_float32() -> None:
 def test_misuse_gets_a_sentence() -> None:
     like = {"x": torch.zeros(1)}
     frame = pack(Codec(Identity()), like)
-    for weight in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="weight must be positive and finite"):
+    for weight in (0, -1.0, float("nan"), float("inf"), 1e39, 1e-46):
+        with pytest.raises(ValueError, match="weight must be between 1e-09 and 1e"):
             Mean(like).add(frame, weight)
+    with pytest.raises(ValueError, match="names and shapes of the model"):
+        Mean(like, base={"y": torch.zeros(1)})
+    with pytest.raises(ValueError, match="NaN or infinity in x"):
+        Mean(like, base={"x": torch.tensor([float("nan")])})
     with pytest.raises(ValueError, match="mean of no uploads"):
         Mean(like).result()
     mean = Mean(like)

@@ -20,6 +20,7 @@ from fedshift.codecs.bitpack import BitPack
 
 Side = Tensor  # float32 (rows, width): what one row needs beside its codes
 Shape = Sequence[int]
+NOT_FINITE = "holds NaN or infinity, which cannot be quantized"
 CHUNK = 1 << 17  # values worked on at a time on a CPU: a chunk and its temporaries stay in the L2 cache
 
 

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedshift.codecs.base import NOT_FINITE
+
 Bins = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
@@ -30,7 +32,7 @@ def count(key: Tensor) -> tuple[Bins, Floats]:
     counts = torch.bincount(key, minlength=BINS).cpu().numpy()
     some = np.flatnonzero(counts != 0)
     if (((some >> (23 - DROPPED)) & 0xFF) == 0xFF).any():  # this exponent means infinity or NaN
-        raise ValueError("holds NaN or infinity, which cannot be quantized")
+        raise ValueError(NOT_FINITE)
     some = np.concatenate([some[some >= HALF][::-1], some[some < HALF]])
     return _in_order(some), counts[some].astype(np.float64)
 

@@ -20,7 +20,7 @@ from fedshift.codecs.bitpack import BitPack
 
 @dataclass(frozen=True)
 class Zstd:
-    """Zstandard, levels 1 to 22: quick both ways, 30 to 60 % off uniform codes, little off K-means codes.
+    """Zstandard, levels 1 to 22: quick both ways, 20 to 40 % off uniform codes, little off K-means codes.
 
     >>> codes = torch.zeros(1000, dtype=torch.uint8)
     >>> len(Zstd().encode(codes, bits=4)) < 30
@@ -66,7 +66,7 @@ class Range:
     def encode(self, codes: Tensor, bits: int) -> bytes:
         symbols = codes.cpu().numpy()
         counts = np.bincount(symbols, minlength=2**bits)
-        scaled = np.ceil(counts * (65535 / max(1, len(symbols)))).astype("<u2")
+        scaled = -(-counts * 65535 // max(1, len(symbols))).astype("<u2")  # rounded up: none becomes zero
         encoder = _constriction().stream.queue.RangeEncoder()
         encoder.encode(symbols.astype(np.int32), _model(scaled))
         words: NDArray[np.uint32] = encoder.get_compressed()
@@ -81,7 +81,10 @@ class Range:
             raise ValueError("no code has a frequency above zero")
         words = np.frombuffer(data, "<u4", offset=head).astype(np.uint32)
         try:
-            symbols = _constriction().stream.queue.RangeDecoder(words).decode(_model(scaled), n)
+            decoder = _constriction().stream.queue.RangeDecoder(words)
+            symbols = decoder.decode(_model(scaled), n)
+            if not decoder.maybe_exhausted():
+                raise ValueError("words are left after the last code")
         except (AssertionError, ValueError) as error:
             raise ValueError(f"not a range-coded row: {error}") from None
         return _below(torch.from_numpy(symbols.astype(np.uint8)), bits)

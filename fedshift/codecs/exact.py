@@ -40,7 +40,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Cast:
-    """The values in a shorter float: float16 (11 significant bits, up to 65,504) or bfloat16 (8, any range).
+    """The values in a shorter float: float16 (11 significant bits, up to 65,504) or bfloat16 (8, up to 3.38e38).
 
     >>> Cast("bfloat16").decode(*Cast("bfloat16").encode(torch.tensor([[1.0, 3.14159]]))).tolist()
     [[1.0, 3.140625]]

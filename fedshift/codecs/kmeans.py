@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.codecs import bins
-from fedshift.codecs.base import Lookup, Side, chunks
+from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
 from fedshift.codecs.lloyd import Floats, kmeans
 
 Singles = NDArray[np.float32]
@@ -62,10 +62,10 @@ class KMeans(Lookup):
         values = row.cpu().numpy()
         v = np.sort(values).astype(np.float64)
         if not np.isfinite(v[[0, -1]]).all():  # NaN sorts last
-            raise ValueError("holds NaN or infinity, which cannot be quantized")
+            raise ValueError(NOT_FINITE)
         first = np.flatnonzero(np.diff(v, prepend=-np.inf))
         weight = np.diff(first, append=len(v)).astype(np.float64)
-        centres, _ = kmeans(v[first], weight, self.width(len(v)))
+        centres, _ = kmeans(v[first], weight, self.levels(len(v)))
         book = centres.astype(np.float32)
         codes.copy_(torch.from_numpy(borders(book).searchsorted(values).astype(np.uint8)))
         return book

@@ -25,12 +25,12 @@ EAGER = 0.7  # an exchange settles with its neighbours, so it gains more than it
 
 
 class Line(NamedTuple):
-    """Sorted points (m,), the prefix sums (m + 1,) of their weights and moments, and the sum of their w v^2."""
+    """Sorted points and their weights (m,), and the prefix sums (m + 1,) of their weights and moments."""
 
     v: Floats
+    w: Floats
     weight: Floats
     moment: Floats
-    energy: float
 
     def within(self, e: Edges) -> tuple[Floats, Floats]:
         """Weight and moment of each cluster."""
@@ -38,35 +38,44 @@ class Line(NamedTuple):
         return w[1:] - w[:-1], s[1:] - s[:-1]
 
     def means(self, e: Edges) -> Floats:
+        """Means in ascending order: rounding of the sums does not take one out of its cluster."""
         w, s = self.within(e)
-        return s / w
+        return np.minimum(np.maximum(s / w, self.v[e[:-1]]), self.v[e[1:] - 1])
 
 
 def kmeans(v: Floats, w: Floats, k: int) -> tuple[Floats, float]:
     """At most k sorted centres for the sorted distinct points v with weights w, and their squared error."""
     if len(v) <= k:
         return v, 0.0
-    middle = v[len(v) // 2]  # near the bulk of the points, so that their squares keep their digits
-    v = v - middle
-    wv = w * v
-    line = Line(v, np.append(0.0, np.cumsum(w)), np.append(0.0, np.cumsum(wv)), float((wv * v).sum()))
-    e = fill(line, start(line, w, k), k)
+    middle = v[len(v) // 2]
+    line = measured(v - middle, w)
+    e = fill(line, start(line, k), k)
     for _ in range(3):
         e = lloyd(line, means_of=e)
     for _ in range(ROUNDS):
         e = sweep(line, lloyd(line, means_of=exchange(line, e, k)))
     e = fill(line, lloyd(line, means_of=e), k)
-    even = np.linspace(v[0], v[-1], k)
-    if error(line, even) < error(line, line.means(e)):  # never above the uniform grid
-        e = fill(line, sweep(line, lloyd(line, means_of=nearest(line, even))), k)
     centres = line.means(e)
-    return centres + middle, error(line, centres)
+    found = error(line, centres)
+    even = np.linspace(line.v[0], line.v[-1], k)
+    if error(line, even) < found:  # never above the uniform grid
+        centres = line.means(sweep(line, lloyd(line, means_of=nearest(line, even))))
+        found = error(line, centres)
+    return centres + middle, found
 
 
-def start(line: Line, w: Floats, k: int) -> Edges:
+def measured(v: Floats, w: Floats) -> Line:
+    """Sums that run outwards from the middle point, where v is zero: far points do not blur the near ones."""
+    m = len(v) // 2
+    moment = w * v
+    left, right = np.cumsum(moment[:m][::-1])[::-1], np.cumsum(moment[m:])
+    return Line(v, w, np.append(0.0, np.cumsum(w)), np.concatenate([-left, [0.0], right]))
+
+
+def start(line: Line, k: int) -> Edges:
     """Edges at equal shares of the cube root of density: sum of (w gap^2)^(1/3)."""
     gap = line.v[1:] - line.v[:-1]
-    share = np.cumsum(np.cbrt(w[1:] * gap * gap))
+    share = np.cumsum(np.cbrt(line.w[1:] * gap * gap))
     return _edges(line, share.searchsorted(np.arange(1, k) * (share[-1] / k)) + 1)
 
 
@@ -123,8 +132,7 @@ def fill(line: Line, e: Edges, k: int) -> Edges:
     while (missing := k + 1 - len(e)) > 0:
         at, gain = halves(line, e, *line.within(e))
         split = np.argsort(-gain, kind="stable")[:missing]
-        split = split[gain[split] >= 0]
-        e = np.sort(np.concatenate([e, at[split]]))
+        e = np.sort(np.concatenate([e, at[split[gain[split] >= 0]]]))
     return e
 
 
@@ -134,7 +142,7 @@ def halves(line: Line, e: Edges, w: Floats, s: Floats) -> tuple[Edges, Floats]:
     left_w, left_s = line.weight[at] - line.weight[e[:-1]], line.moment[at] - line.moment[e[:-1]]
     single = at == e[1:]
     gain = apart(left_w, left_s, np.where(single, 1.0, w - left_w), s - left_s)
-    gain[single] = -1.0
+    gain[single] = -1.0  # all others are numbers, zero or more: no weight is zero
     return at, gain
 
 
@@ -146,10 +154,10 @@ def apart(w1: Floats, s1: Floats, w2: Floats, s2: Floats) -> Floats:
 
 
 def error(line: Line, centres: Floats) -> float:
-    """Sum of w (v - c)^2 = sum of w v^2 - c (2 w v - w c), where c is the centre nearest to v."""
+    """Sum of w (v - c)^2, where c is the centre nearest to v."""
     cuts = line.v.searchsorted((centres[1:] + centres[:-1]) * 0.5)
-    w, s = line.within(np.concatenate([[0], cuts, [len(line.v)]]))  # with the empty ones, to match the centres
-    return line.energy - float((centres * (2 * s - w * centres)).sum())
+    off = line.v - centres.repeat(np.diff(cuts, prepend=0, append=len(line.v)))
+    return float((line.w * off * off).sum())  # a dot product would differ with the number of threads
 
 
 def _paying(gains: Floats, costs: Floats) -> int:
@@ -159,7 +167,7 @@ def _paying(gains: Floats, costs: Floats) -> int:
 
 
 def _edges(line: Line, cuts: Edges) -> Edges:
-    """The edges with these sorted cuts between them, less the empty clusters."""
+    """The edges with these ascending cuts between them, less the empty clusters."""
     e = np.empty(len(cuts) + 2, np.intp)
     e[0], e[1:-1], e[-1] = 0, cuts, len(line.v)
     some = e[1:] > e[:-1]

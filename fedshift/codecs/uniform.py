@@ -6,11 +6,30 @@ import torch
 from torch import Tensor
 
 from fedshift import rng
-from fedshift.codecs.base import Lookup, Side, chunks
+from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
 
 
 @dataclass(frozen=True)
-class Uniform(Lookup):
+class Grid(Lookup):
+    """2^bits evenly spaced levels between the least and the largest value of a row."""
+
+    def width(self, n: int) -> int:
+        return 2
+
+    def levels(self, n: int) -> int:
+        return int(2**self.bits)
+
+    def table(self, side: Side) -> Tensor:
+        """min + q (max - min) / (2^bits - 1) for q = 0 .. 2^bits - 1, in float64, both ends pinned."""
+        low, high = side.double()[:, :1], side.double()[:, 1:]
+        q = torch.arange(2**self.bits, dtype=torch.float64, device=side.device) / (2**self.bits - 1)
+        table: Tensor = (low + q * (high - low)).float()
+        table[:, -1:] = side[:, 1:]
+        return table
+
+
+@dataclass(frozen=True)
+class Uniform(Grid):
     """Q(w) = round((w - min) / (max - min) * (2^bits - 1)), one range for each row.
 
     Both ends of the range come back exactly, every other value within half a step.
@@ -22,12 +41,6 @@ class Uniform(Lookup):
     [[0.0, 1.0, 2.0, 3.0]]
     """
 
-    def width(self, n: int) -> int:
-        return 2
-
-    def levels(self, n: int) -> int:
-        return int(2**self.bits)
-
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         side = span(x)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
@@ -36,12 +49,9 @@ class Uniform(Lookup):
             codes[r, c] = scaled(x[r, c], low[r], steps[r]).round_()
         return codes, side
 
-    def table(self, side: Side) -> Tensor:
-        return grid_values(side, self.bits)
-
 
 @dataclass(frozen=True)
-class Stochastic(Lookup):
+class Stochastic(Grid):
     """Unbiased rounding to the same grid: up with probability equal to the fraction passed.
 
     E[DeQ(Q(w))] = w. The draws come from the keys, one for each row: same keys, same codes.
@@ -51,12 +61,6 @@ class Stochastic(Lookup):
     >>> Stochastic(1).decode(*Stochastic(1).encode(x, key)).mean(0).round(decimals=1).tolist()
     [0.0, 0.20000000298023224, 1.0]
     """
-
-    def width(self, n: int) -> int:
-        return 2
-
-    def levels(self, n: int) -> int:
-        return int(2**self.bits)
 
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         if key is None:
@@ -70,16 +74,13 @@ class Stochastic(Lookup):
             codes[r, c] = below + (rng.uniform(key[r], exact.shape[1], c.start) < exact - below)
         return codes, side
 
-    def table(self, side: Side) -> Tensor:
-        return grid_values(side, self.bits)
-
 
 def span(x: Tensor) -> Side:
     """(min, max) of every row; NaN and infinity, which would show in one of them, are refused."""
     ends = torch.aminmax(x) if len(x) == 1 else torch.aminmax(x, dim=1)  # twelve times faster without dim
     side = torch.stack(ends, dim=-1).view(-1, 2)
     if not side.isfinite().all():
-        raise ValueError("holds NaN or infinity, which cannot be quantized")
+        raise ValueError(NOT_FINITE)
     return side
 
 
@@ -94,12 +95,3 @@ def grid(side: Side, bits: int) -> tuple[Tensor, Tensor]:
 def scaled(x: Tensor, low: Tensor, steps: Tensor) -> Tensor:
     """(w - min) / (max - min) * (2^bits - 1)"""
     return x.sub(low).mul_(steps)
-
-
-def grid_values(side: Side, bits: int) -> Tensor:
-    """min + q (max - min) / (2^bits - 1) for q = 0 .. 2^bits - 1, in float64, both ends pinned."""
-    low, high = side.double()[:, :1], side.double()[:, 1:]
-    q = torch.arange(2**bits, dtype=torch.float64, device=side.device) / (2**bits - 1)
-    table: Tensor = (low + q * (high - low)).float()
-    table[:, -1:] = side[:, 1:]
-    return table

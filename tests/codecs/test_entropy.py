@@ -63,6 +63,18 @@ def test_a_code_that_does_not_fit_is_refused() -> None:
         Zstd().decode(zstandard.ZstdCompressor().compress(bytes([1, 9])), 2, 3)
 
 
+def test_range_codes_constant_rows_of_any_length() -> None:
+    for n in range(1, 400):
+        codes = torch.full((n,), 3, dtype=torch.uint8)
+        assert torch.equal(Range().decode(Range().encode(codes, 4), n, 4), codes)
+
+
+def test_words_after_the_last_code_are_refused() -> None:
+    codes = uniform_codes(4, 1000)
+    with pytest.raises(ValueError, match="words are left"):
+        Range().decode(Range().encode(codes, 4) + bytes(range(40)), 1000, 4)
+
+
 def test_bad_levels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Zstd\(level=23\): level must be between 1 and 22"):
         Zstd(23)

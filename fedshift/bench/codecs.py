@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedshift.accumulate import Mean
-from fedshift.bench.timing import Job, fresh_memory, installed, medians
+from fedshift.bench import timing
+from fedshift.bench.timing import Job, installed, medians
 from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
 from fedshift.codecs.base import Quantizer
 from fedshift.models import PaperCNN
@@ -203,7 +204,7 @@ def memory(tick: Tick) -> Iterator[Bar]:
 
 def peak(uploads: int) -> float:
     """Peak resident memory of averaging, over what was resident before, in models."""
-    fresh_memory()  # so that what is freed is no longer resident, and what is taken counts
+    timing.memory()  # so that what is freed is no longer resident, and what is taken counts
     torch.set_num_threads(1)
     params = weights()
     frame = pack(Codec(KMeans(4)), params)

@@ -48,15 +48,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fresh_memory() -> bool:
-    """Make the C library give every array of 4 MiB and more new pages and take them back, where it is glibc.
+def memory(kept: bool = False) -> bool:
+    """Fix what the C library does with large arrays, where it is glibc: new pages for each, or pages kept for the next.
 
-    Left alone, it keeps or returns them depending on what ran before, and the same copy takes one
-    time or three times as long. A client encodes once a round, in memory it has not just used.
+    Left alone, it does the one or the other depending on what ran before, and the same copy takes
+    one time or three times as long. New pages are the default: a client encodes once a round, in
+    memory that it has not just used.
     """
+    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # numbers of malloc.h
+    settings = {mmap_max: 0, trim_threshold: 1 << 30} if kept else {mmap_threshold: 1 << 22}
     try:
-        mmap_threshold = -3
-        return bool(ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 22))
+        return all(ctypes.CDLL(None).mallopt(option, value) for option, value in settings.items())
     except (OSError, AttributeError):
         return False
 

@@ -38,9 +38,8 @@ class Line(NamedTuple):
         return w[1:] - w[:-1], s[1:] - s[:-1]
 
     def means(self, e: Edges) -> Floats:
-        """Means in ascending order: rounding of the sums does not take one out of its cluster."""
         w, s = self.within(e)
-        return np.minimum(np.maximum(s / w, self.v[e[:-1]]), self.v[e[1:] - 1])
+        return _inside(self.v, e, s / w)
 
 
 def kmeans(v: Floats, w: Floats, k: int) -> tuple[Floats, float]:
@@ -55,13 +54,12 @@ def kmeans(v: Floats, w: Floats, k: int) -> tuple[Floats, float]:
     for _ in range(ROUNDS):
         e = sweep(line, lloyd(line, means_of=exchange(line, e, k)))
     e = fill(line, lloyd(line, means_of=e), k)
-    centres = line.means(e)
-    found = error(line, centres)
+    found = error(line, line.means(e))
     even = np.linspace(line.v[0], line.v[-1], k)
     if error(line, even) < found:  # never above the uniform grid
-        centres = line.means(sweep(line, lloyd(line, means_of=nearest(line, even))))
-        found = error(line, centres)
-    return centres + middle, found
+        e = sweep(line, lloyd(line, means_of=nearest(line, even)))
+        found = error(line, line.means(e))
+    return _inside(v, e, line.means(e) + middle), found
 
 
 def measured(v: Floats, w: Floats) -> Line:
@@ -164,6 +162,11 @@ def _paying(gains: Floats, costs: Floats) -> int:
     """How many of the best splits pay for as many of the cheapest merges; both are sorted."""
     many = min(len(gains), len(costs))
     return int(np.count_nonzero(gains[:many] > costs[:many]))
+
+
+def _inside(v: Floats, e: Edges, means: Floats) -> Floats:
+    """No mean leaves its cluster by rounding: they ascend, and a single point is its own mean."""
+    return np.minimum(np.maximum(means, v[e[:-1]]), v[e[1:] - 1])
 
 
 def _edges(line: Line, cuts: Edges) -> Edges:

@@ -31,9 +31,6 @@ def main(
 @bench.command()
 def codecs(
     quick: Annotated[bool, typer.Option("--quick", help="Only the table of codecs, with fewer repeats.")] = False,
-    kept: Annotated[
-        bool, typer.Option("--kept", help="Reuse the memory of large arrays instead of taking new pages for each.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
 ) -> None:
@@ -42,9 +39,7 @@ def codecs(
 
     console = Console(stderr=True)
     with console.status("") as status:
-        result = report.measure(
-            quick, kept, 3 if quick else repeats, lambda text: status.update(f"measuring {text} ...")
-        )
+        result = report.measure(quick, 3 if quick else repeats, lambda text: status.update(f"measuring {text} ..."))
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
     else:

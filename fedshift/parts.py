@@ -35,7 +35,10 @@ class Part(NamedTuple):
     reach: float = 0.0  # the largest magnitude
 
     def values(self, weight: float = 1.0) -> Iterator[tuple[int, Tensor]]:
-        """(where, weight * values there): the flattened tensor, piece by piece; exact integers are not weighted."""
+        """(where, weight * values there): the flattened tensor piece by piece, each good until the next.
+
+        Integers that travel exactly are not weighted.
+        """
         quantizer = self.codec.quantizer
         if not isinstance(quantizer, Lookup):
             yield from self._plain(weight)

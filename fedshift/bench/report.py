@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedshift.bench import codecs, rivals
 from fedshift.bench.codecs import Bar, Row
-from fedshift.bench.timing import machine, medians, memory, one_thread
+from fedshift.bench.timing import machine, medians, one_thread
 
 
 class Result(NamedTuple):
@@ -25,18 +25,13 @@ class Result(NamedTuple):
         }
 
 
-def measure(quick: bool, kept: bool, repeats: int, tick: Callable[[str], None]) -> Result:
-    fixed = memory(kept)
-    params = codecs.weights()
-    about = machine()
-    about["large arrays"] = (
-        ("in memory kept" if kept else "in fresh memory") if fixed else "wherever the C library puts them"
-    )
+def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+    params, about = codecs.weights(), machine()
     bars: list[Bar] = []
     with one_thread():
         if not quick:
             took = medians(codecs.jobs(params), repeats, tick)
-            about["np.copy"] = f"{1e3 * took['np.copy']:.2f} ms ({1e3 * took['np.copyto']:.2f} ms into memory in use)"
+            about["copy of the model"] = f"{1e3 * took['np.copyto']:.2f} ms (np.copy: {1e3 * took['np.copy']:.2f} ms)"
             bars += codecs.bars(took, params)
         rows = list(codecs.rows(params, repeats, tick))
         if not quick:
@@ -64,11 +59,12 @@ def show(result: Result, console: Console) -> None:
     console.print(table)
     if result.bars:
         bars = _table("What is promised")
-        for column in ("what", "asked", "measured", ""):
-            bars.add_column(column, justify="right" if column in ("asked", "measured") else "left")
+        for column in ("what", "asked", "measured", "", "/ copyto"):
+            bars.add_column(column, justify="left" if column in ("what", "") else "right")
         for bar in result.bars:
+            steady = f"{bar.steady:.3g}x" if bar.steady else ""
             figure = f"{bar.measured:,.0f}" if bar.measured > 1000 else f"{bar.measured:.4g}x"
-            bars.add_row(bar.what, bar.asked, figure, "" if bar.asked == "-" else "yes" if bar.met else "NO")
+            bars.add_row(bar.what, bar.asked, figure, "" if bar.asked == "-" else "yes" if bar.met else "NO", steady)
         console.print(bars)
     console.print("\n".join(f"{name}: {value}" for name, value in result.machine.items()), highlight=False)
     console.print("bits: sent for each weight; times: median CPU time, one thread")

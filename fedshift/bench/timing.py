@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
@@ -48,19 +48,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def memory(kept: bool = False) -> bool:
-    """Fix what the C library does with large arrays, where it is glibc: new pages for each, or pages kept for the next.
-
-    Left alone, it does the one or the other depending on what ran before, and the same copy takes
-    one time or three times as long. New pages are the default: a client encodes once a round, in
-    memory that it has not just used.
-    """
-    trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # numbers of malloc.h
-    settings = {mmap_max: 0, trim_threshold: 1 << 30} if kept else {mmap_threshold: 1 << 22}
-    try:
-        return all(ctypes.CDLL(None).mallopt(option, value) for option, value in settings.items())
-    except (OSError, AttributeError):
-        return False
+def fresh_memory() -> None:
+    """Have the C library, where it is glibc, give large arrays new pages and take them back at once."""
+    mmap_threshold = -3  # of malloc.h
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
 
 
 def machine() -> dict[str, str]:

@@ -8,7 +8,6 @@ eight codes take b bytes. Eight codes in a 64-bit word, one a byte, fold togethe
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -87,21 +86,25 @@ def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
-    """Packed bytes -> values, table[code], for whole groups of eight codes of one row.
+    """Packed bytes -> values, table[code], for whole groups of eight codes of one row; good until the next call.
 
     A byte of 1-, 2- or 4-bit codes holds 8, 4 or 2 values: those are looked up together.
     """
     table = torch.cat([table, table.new_zeros(2**bits - len(table))])
-    if 8 % bits:
-        return lambda packed: table.index_select(0, _index(unpack(packed, bits)))
-    if bits < 8:
+    if bits in (1, 2, 4):
         together = unpack(np.arange(256, dtype=np.uint8), bits).reshape(256, 8 // bits)
         table = table[torch.from_numpy(together).long()]
-        if bits == 4:  # two float32 are copied fastest as one 8-byte number
-            pairs = table.view(torch.float64).flatten()
-            return lambda packed: pairs.index_select(0, _index(packed)).view(torch.float32)
-    return lambda packed: table.index_select(0, _index(packed)).flatten()
+    if bits == 4:  # two float32 are copied fastest as one 8-byte number
+        table = table.view(torch.float64).flatten()
+    index, values = torch.empty(0, dtype=torch.int32), table.new_empty(0)
 
+    def read(packed: NDArray[np.uint8]) -> Tensor:
+        nonlocal index, values
+        codes = unpack(packed, bits) if 8 % bits else packed
+        if len(index) != len(codes):
+            index = torch.empty(len(codes), dtype=torch.int32)
+            values = table.new_empty(len(codes), *table.shape[1:])
+        index.numpy()[:] = codes
+        return torch.index_select(table, 0, index, out=values).view(torch.float32).flatten()
 
-def _index(codes: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(codes.astype(np.int32))
+    return read

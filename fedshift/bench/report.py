@@ -52,7 +52,7 @@ def show(result: Result, console: Console) -> None:
             f"{row.bytes:,}",
             f"{row.encode_ms:.1f}",
             f"{row.decode_ms:.1f}",
-            "exact" if row.snr_db == float("inf") else f"{row.snr_db:.1f}",
+            "exact" if row.snr_db is None else f"{row.snr_db:.1f}",
             f"{row.paper_kb:,.0f}" if row.paper_kb else "",
             f"{row.paper_ms:,.0f}" if row.paper_ms else "",
         )

@@ -1,16 +1,28 @@
-"""The command line: `fedshift bench codecs`."""
+"""The command line."""
 
 import json
-from typing import Annotated
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedshift import __version__
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench = typer.Typer(help="Measure fedshift on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+
+File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings; without it, a preset.")]
+Preset = Annotated[str | None, typer.Option(help="Start from: demo, smoke or paper.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
+Out = Annotated[Path | None, typer.Option(help="The folder of the run; runs/... otherwise.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a round, then the result.")]
 
 
 def show_version(wanted: bool) -> None:
@@ -26,6 +38,66 @@ def main(
     ] = False,
 ) -> None:
     """Federated learning when the uplink is the bottleneck."""
+
+
+@app.command()
+def run(
+    file: File = None,
+    preset: Preset = None,
+    assignments: Set = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train. Without arguments: what 4-bit uploads cost on digits, and what the shift gives back."""
+    from fedshift import command
+
+    with sentences():
+        raw = command.settings(file, preset or (None if file else "demo"), assignments or [])
+        where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
+        command.start(raw, where, display(quiet, as_json), as_json)
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a [sweep] table of lists.")],
+    preset: Preset = None,
+    assignments: Set = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a grid of runs: what is finished is skipped, what was stopped goes on."""
+    from fedshift import command
+
+    with sentences():
+        raw = command.settings(file, preset, assignments or [])
+        command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or a sweep that was stopped.")],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run, or a sweep, to the bit as if it had not been stopped."""
+    from fedshift import command
+
+    with sentences():
+        command.go_on(folder, display(quiet, as_json), as_json)
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100, mnist or fashion-mnist.")],
+    source: Annotated[Path | None, typer.Option("--from", help="A local copy: an archive or a folder.")] = None,
+) -> None:
+    """Find or fetch a data set, verify it, and keep it in a cache folder (FEDSHIFT_DATA)."""
+    from fedshift import command
+
+    with sentences():
+        command.fetch(name, source)
 
 
 @bench.command()
@@ -44,3 +116,29 @@ def codecs(
         typer.echo(json.dumps(result.as_dict(), indent=2))
     else:
         report.show(result, Console())
+
+
+def display(quiet: bool, as_json: bool) -> Any:
+    from fedshift.progress import Bars, Json, Lines, Silent
+
+    errors, console = Console(stderr=True), Console()
+    if as_json:
+        return Json(errors, typer.echo)
+    if quiet:
+        return Silent(errors)
+    return Bars(errors, console) if console.is_terminal else Lines(errors, console)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What a user did wrong, or what went wrong with a run, in one sentence and an exit code: 2 or 1."""
+    from fedshift.data import DataError
+    from fedshift.files import RunError
+    from fedshift.loop import DivergedError
+    from fedshift.settings import SettingsError
+
+    try:
+        yield
+    except (SettingsError, DataError, RunError, DivergedError) as problem:
+        typer.echo(f"fedshift: {problem}", err=True)
+        sys.exit(1 if isinstance(problem, DivergedError) else 2)

@@ -1,5 +1,26 @@
 """The nouns every room shares."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 Params = dict[str, Tensor]  # one model, or K of them stacked on a leading axis
+
+
+class Broadcast(NamedTuple):
+    """What the server sends to every client of a round."""
+
+    params: Params
+    control: Params  # SCAFFOLD's c; {} for algorithms without one
+
+
+class Round(NamedTuple):
+    """What the server knows when it aggregates."""
+
+    number: int  # 1 is the first
+    arrived: int  # uploads it could use
+    population: int  # clients there are
+    start: Broadcast  # what it sent
+    mean: Params  # sum_k p_k w_k over the uploads that arrived, p renormalised
+    extra: Params  # plain mean of what else came with them (SCAFFOLD's change of c); {} otherwise
+    share: float  # sum of p_k over lossy uploads: the paper's I/K

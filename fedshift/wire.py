@@ -23,7 +23,7 @@ from fedshift.parts import LARGEST, as_dtype, code_count, open_frame, side_numbe
 from fedshift.registry import numbers_of
 from fedshift.types import Params
 
-Choice = Codec | Mapping[str, Codec]  # one codec, or {pattern of names: codec}, of which the first match counts
+Choice = Codec | Mapping[str, Codec]  # one codec, or {name or pattern: codec}: the name itself, else the first match
 EXACT = Codec(Identity())
 
 
@@ -86,6 +86,13 @@ def size(codec: Choice, like: Params) -> int:
     return total
 
 
+def anatomy(codec: Choice, like: Params, length: int) -> tuple[int, int, int]:
+    """How many of a frame's bytes are codes, side data and header."""
+    about = overhead(list(like), [x.ndim for x in like.values()])
+    side = 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
+    return length - side - about, side, about
+
+
 def header(data: bytes | memoryview) -> Header:
     """What the client says about its upload, after the checksum."""
     return parse(data)[0]
@@ -94,7 +101,8 @@ def header(data: bytes | memoryview) -> Header:
 def choose(codec: Choice, name: str, x: Tensor) -> Codec:
     """The codec of one tensor: the one given where it covers the tensor, else exactly as it is."""
     if not isinstance(codec, Codec):
-        codec = next((c for pattern, c in codec.items() if fnmatchcase(name, pattern)), EXACT)
+        matches = (c for pattern, c in codec.items() if fnmatchcase(name, pattern))
+        codec = codec.get(name) or next(matches, EXACT)
     return codec if codec.covers(x) else EXACT
 
 

@@ -7,9 +7,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fedshift.about import machine
 from fedshift.bench import codecs, rivals
 from fedshift.bench.codecs import Bar, Row
-from fedshift.bench.timing import machine, medians, one_thread
+from fedshift.bench.timing import medians
+from fedshift.engines.base import one_thread
 
 
 class Result(NamedTuple):

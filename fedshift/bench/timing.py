@@ -2,16 +2,10 @@
 
 import ctypes
 import importlib
-import platform
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from statistics import median
-
-import torch
 
 Job = Callable[[], object]
 
@@ -38,44 +32,8 @@ def installed(package: str) -> bool:
     return True
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def fresh_memory() -> None:
     """Have the C library, where it is glibc, give large arrays new pages and take them back at once."""
     mmap_threshold = -3  # of malloc.h
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
-
-
-def machine() -> dict[str, str]:
-    """What a figure was measured on."""
-    cpu = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = f"{names[0]}, {len(names)} cores" if names else cpu
-    return {
-        "cpu": cpu,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit(),
-        "command": " ".join(["fedshift", *sys.argv[1:]]),
-    }
-
-
-def commit() -> str:
-    """The commit this package is run from, with a plus where files have changed; 'unknown' when installed."""
-    here = Path(__file__).parent
-    try:
-        described = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

@@ -1,0 +1,67 @@
+"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, 2020 (option II).
+
+    client:  each step follows grad - c_i + c
+             c_i+ = c_i - c + (w_t - w_k) / travel
+    server:  w = sum_k p_k w_k
+             c = c + K/N * mean_k (c_i+ - c_i)
+
+`travel` is how far a unit gradient would have moved the client. The paper's steps * lr is that
+without momentum; under momentum m it is sum_j lr (1 - m^j) / (1 - m), and dividing by less makes
+controls several times too large and training collapses.
+
+A worked step: one client of two (N = 2, K = 1), w_t = 1, c = 0.5, c_i = 2, gradient 3 throughout,
+two steps of lr 0.1 without momentum. Each step follows 3 - 2 + 0.5 = 1.5, so w_k = 0.7;
+travel = 0.2; c_i+ = 2 - 0.5 + 0.3 / 0.2 = 3 (the gradient, as it should be); c = 0.5 + (3 - 2) / 2 = 1.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, chain
+from fedshift.algorithms.fedavg import Average
+from fedshift.tree import over, tmap, zeros
+from fedshift.types import Broadcast, Params, Round
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """SGD along grad - c_i + c.
+
+    The change of c_i depends only on what the server has, if the client works it out from its own
+    decoded upload: 'derived' sends nothing for it, and c = mean(c_i) still holds. 'sent' is the
+    authors' way: from the weights before coding, in a second upload of full precision.
+    """
+
+    extra: Literal["derived", "sent"] = "derived"
+
+    def __post_init__(self) -> None:
+        if self.extra not in ("derived", "sent"):
+            raise ValueError(f"Controlled(extra={self.extra!r}): extra must be 'derived' or 'sent'")
+
+    def init(self, params: Params) -> Params:
+        return zeros(params)
+
+    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
+        return tmap(lambda g, c_i, c: g - c_i + c, grad, memory, sent.control)
+
+    def finish(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> tuple[Params, Params]:
+        change = tmap(lambda c, start, w: (start - w) / over(travel, w) - c, sent.control, sent.params, w)
+        return tmap(lambda c_i, d: c_i + d, memory, change), change
+
+
+@dataclass(frozen=True)
+class Control:
+    """c = c + K/N * mean_k (c_i+ - c_i), so that c stays the mean of all c_i"""
+
+    def init(self, params: Params) -> Params:
+        return {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        part = rnd.arrived / rnd.population
+        return out._replace(control=tmap(lambda c, d: c.add(d, alpha=part), out.control, rnd.extra)), state
+
+
+def scaffold(control: Literal["derived", "sent"] = "derived") -> Algorithm:
+    return Algorithm(Controlled(control), chain(Average(), Control()))

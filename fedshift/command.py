@@ -1,0 +1,145 @@
+"""What the commands do, once their arguments are read."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from fedshift import summary
+from fedshift import sweep as sweeping
+from fedshift.data import fetch as fetch_data
+from fedshift.files import RunError
+from fedshift.presets import PRESETS
+from fedshift.progress import Display
+from fedshift.running import Run, cores_here, resume
+from fedshift.settings import Experiment, SettingsError, assign, merge, read
+from fedshift.sweep import Sweep
+
+
+def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
+    """The preset, then the file, then the command line: later ones count. Checked, and named when wrong."""
+    if preset is not None and preset not in PRESETS:
+        raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
+    raw = PRESETS[preset] if preset else {}
+    raw = merge(raw, read(file)) if file else merge({}, raw)
+    _check(raw, str(file) if file else f"--preset {preset}")
+    if assignments:
+        changes: dict[str, Any] = {}
+        for assignment in assignments:
+            assign(changes, assignment)
+        raw = merge(raw, changes)
+        _check(raw, "--set")
+    return raw
+
+
+def _check(raw: Mapping[str, Any], where: str) -> None:
+    try:
+        sweeping.expand(raw)
+    except SettingsError as problem:
+        raise SettingsError(f"{where}: {problem}") from None
+
+
+def free(path: Path) -> Path:
+    """The path, or one like it that nothing is at."""
+    numbered = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())
+
+
+def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool) -> None:
+    if "sweep" in raw:
+        if (out / sweeping.FILE).exists() or (out / "settings.toml").exists():
+            raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
+        grid(raw, out, display, as_json)
+    else:
+        follow(Run(Experiment(**raw), out, tell=display.tell), out, display, as_json)
+
+
+def go_on(folder: Path, display: Display, as_json: bool) -> None:
+    if (folder / sweeping.FILE).exists():
+        grid(read(folder / sweeping.FILE), folder, display, as_json)
+    elif (folder / "model.safetensors").exists():
+        typer.echo(f"{folder}: this run is finished.", err=True)
+    else:
+        follow(resume(folder, tell=display.tell), folder, display, as_json)
+
+
+def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
+    """Train a run to its end, showing how far it is."""
+    rounds, stopped = run.experiment.train.rounds, False
+    with display:
+        place = display.add(run.experiment.name, rounds, run.state.number)
+        try:
+            for outcome in run:
+                display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            run.close()
+    if stopped:
+        typer.echo(f"Stopped after round {run.state.number}; `fedshift resume {out}` goes on from there.", err=True)
+        sys.exit(130)
+    conclude([summary.load(out, run.experiment)], run.experiment, out, as_json)
+
+
+def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> None:
+    """Train what is left of a grid."""
+    sweep, failures = Sweep(raw, out), 0
+    skipped = [one for one in sweep.runs if sweep.finished(one)]
+    if skipped:
+        display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
+    events = sweep.train(cores_here())
+    try:
+        with display:
+            places = [display.add(one.name, one.experiment.train.rounds) for one in sweep.runs]
+            for event in events:
+                if event.kind == "round":
+                    display.round(places[event.place], event.number, event.score, event.loss, event.bytes_up)
+                elif event.kind in ("told", "failed"):
+                    failures += event.kind == "failed"
+                    display.tell(event.text)
+    except KeyboardInterrupt:
+        typer.echo("Stopping: each run finishes its round ...", err=True)
+        events.close()  # type: ignore[attr-defined]
+        typer.echo(f"Stopped; `fedshift resume {out}` goes on from there.", err=True)
+        sys.exit(130)
+    done = [summary.load(one.folder, one.experiment) for one in sweep.runs if sweep.finished(one)]
+    if done:
+        conclude(done, sweep.runs[0].experiment, out, as_json)
+    if failures:
+        typer.echo(
+            f"fedshift: {failures} of {len(sweep.runs)} runs failed; `fedshift resume {out}` tries them again", err=True
+        )
+        sys.exit(1)
+
+
+def conclude(results: Sequence[summary.Result], experiment: Experiment, out: Path, as_json: bool) -> None:
+    """The table, what it says, and where the rest is."""
+    rows = summary.rows(results)
+    if as_json:
+        told = [row._asdict() | {"mean": row.mean, "spread": row.spread} for row in rows]
+        typer.echo(json.dumps({"out": str(out), "rows": told}))
+        return
+    console = Console()
+    console.print(summary.table(rows, experiment, experiment.data.name))
+    for sentence in summary.sentences(rows):
+        console.print(sentence, highlight=False)
+    console.print(f"Everything is in {out}", highlight=False, soft_wrap=True)
+
+
+def fetch(name: str, source: Path | None) -> None:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what)
+            progress.update(tasks[what], completed=done, total=total or None)
+
+        path = fetch_data(name, source, show)
+    typer.echo(f"{name}: {path}")

@@ -1,0 +1,22 @@
+"""Data sets, how clients share them, and how images are varied."""
+
+from fedshift.data.augment import crop_and_flip
+from fedshift.data.catalog import CATALOG, DataError
+from fedshift.data.datasets import Dataset, dataset, load
+from fedshift.data.fetch import fetch
+from fedshift.data.partition import Partition, dirichlet, iid, labels, shards
+
+__all__ = [
+    "CATALOG",
+    "DataError",
+    "Dataset",
+    "Partition",
+    "crop_and_flip",
+    "dataset",
+    "dirichlet",
+    "fetch",
+    "iid",
+    "labels",
+    "load",
+    "shards",
+]

@@ -1,0 +1,37 @@
+"""The paper's augmentation: a random crop of the padded image, mirrored half of the time."""
+
+import torch
+from torch import Tensor
+
+from fedshift import rng
+
+
+def crop_and_flip(x: Tensor, keys: Tensor, padding: int = 4) -> Tensor:
+    """out[c, h, w] = x[c, h + dy, w + dx], or x[c, h + dy, W - 1 - w + dx] when flipped; black outside of x.
+
+    x (..., C, H, W), keys int64 (...), one for each image. dy and dx are uniform on -padding .. padding, the
+    flip is a fair coin, all three from the image's own key: the same image comes out on any device and in any
+    stack. Black is 0, so crop before normalising.
+
+    >>> x = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
+    >>> crop_and_flip(x, rng.key(0, "crop", torch.tensor([5])), padding=1).tolist()
+    [[[[5, 6, 0], [8, 9, 0], [0, 0, 0]]]]
+    """
+    if padding < 0:
+        raise ValueError(f"crop_and_flip(padding={padding}): padding must be 0 or more")
+    if keys.shape != x.shape[:-3]:
+        raise ValueError(
+            f"crop_and_flip: images (..., C, H, W) of shape {tuple(x.shape)} need keys of shape "
+            f"{tuple(x.shape[:-3])}, got {tuple(keys.shape)}"
+        )
+    c, h, w = x.shape[-3:]
+    wide = w + 2 * padding
+    padded = torch.nn.functional.pad(x.reshape(-1, c, h, w), (padding,) * 4)  # (n, C, H + 2p, W + 2p)
+    draw = (rng.uniform(keys.reshape(-1), 3) * 2**24).long()  # (n, 3): whole numbers, so nothing is rounded
+    dy, dx = (draw[:, :2] * (2 * padding + 1) >> 24).unbind(1)
+    flip = draw[:, 2] >> 23  # 0 or 1
+    first, step = dx + flip * (w - 1), 1 - 2 * flip
+    column = first[:, None] + step[:, None] * torch.arange(w, device=x.device)  # (n, W)
+    row = (dy[:, None] + torch.arange(h, device=x.device)) * wide  # (n, H)
+    index = (row[:, :, None] + column[:, None, :]).view(-1, 1, h * w).expand(-1, c, -1)
+    return padded.flatten(2).gather(2, index).view(x.shape)

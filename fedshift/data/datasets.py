@@ -1,0 +1,228 @@
+"""A name becomes tensors: examples, labels, and how a model sees them."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.data import cache
+from fedshift.data.catalog import CATALOG, DataError, suggest
+
+ARRAYS = ("x", "y", "test_x", "test_y")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test examples; build one from arrays of your own with `dataset`."""
+
+    name: str
+    x: Tensor  # (n, *shape) uint8 images, or float32 taken as it is
+    y: Tensor  # (n,) int64 labels; any tensor with n rows where the targets are not classes
+    test_x: Tensor
+    test_y: Tensor
+    classes: int  # 0 where the targets are not classes
+    mean: tuple[float, ...] = ()  # of x / 255, for each channel; () leaves it out
+    std: tuple[float, ...] = ()
+    _affine: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return tuple(self.x.shape[1:])
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x as it is.
+
+        >>> images = torch.tensor([[[[0]]], [[[255]]]], dtype=torch.uint8)
+        >>> own = dataset(images, [0, 1], images, [0, 1], mean=(0.5,), std=(0.25,))
+        >>> own.inputs(own.x).flatten().tolist()
+        [-2.0, 2.0]
+        """
+        if x.dtype != torch.uint8:
+            return x
+        if x.device not in self._affine:
+            self._affine[x.device] = self._scale_and_offset(x.device)
+        scale, offset = self._affine[x.device]
+        return x.float().mul_(scale).add_(offset)  # two roundings, the same two on every device
+
+    def _scale_and_offset(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        mean = torch.tensor(self.mean or (0.0,), dtype=torch.float64)
+        std = torch.tensor(self.std or (1.0,), dtype=torch.float64)
+        shape = (-1, *(1,) * (len(self.shape) - 1))  # channels are the first axis of an example
+        scale, offset = (1 / (255 * std)).view(shape), (-mean / std).view(shape)
+        return scale.to(device, torch.float32), offset.to(device, torch.float32)
+
+    def to(self, device: torch.device | str) -> "Dataset":
+        return replace(self, **{name: getattr(self, name).to(device) for name in ARRAYS})
+
+
+def dataset(
+    x: Any,
+    y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    name: str = "own",
+    classes: int | None = None,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+) -> Dataset:
+    """A Dataset of tensors, numpy arrays or nested lists, checked.
+
+    uint8 examples are images with channels first, (n, C, H, W); floating point ones become float32, other
+    whole numbers int64. Whole-number labels become int64; `classes` is the largest of them plus one unless given.
+
+    >>> own = dataset(np.zeros((4, 2)), [0, 1, 2, 1], np.zeros((1, 2)), [0])
+    >>> own.x.dtype, own.shape, own.classes
+    (torch.float32, (2,), 3)
+    """
+    given = {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
+    t = {key: _tensor(name, key, value) for key, value in given.items()}
+    for a, b in (("x", "y"), ("test_x", "test_y")):
+        if len(t[a]) != len(t[b]):
+            raise ValueError(f"{name}: {a} has {len(t[a])} examples and {b} has {len(t[b])}; they must agree")
+    for a, b in (("x", "test_x"), ("y", "test_y")):
+        if t[a].shape[1:] != t[b].shape[1:] or t[a].dtype != t[b].dtype:
+            seen = f"{_kind(t[a])} in {a} and {_kind(t[b])} in {b}"
+            raise ValueError(f"{name}: an example is {seen}; they must be of one kind")
+    mean, std = _moments(name, t["x"], mean, std)
+    return Dataset(name, t["x"], t["y"], t["test_x"], t["test_y"], _classes(name, t, classes), mean, std)
+
+
+def _tensor(name: str, key: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # rows of different lengths
+            raise ValueError(f"{name}: {key} is not an array of numbers ({error})") from error
+        if array.dtype.kind not in "buif":
+            raise ValueError(f"{name}: {key} holds {array.dtype}; it must hold numbers")
+        if array.dtype.kind == "f":
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, and is refused below
+                array = array.astype(np.float32)
+        elif array.dtype != np.uint8 and array.dtype.kind in "ui":
+            array = array.astype(np.int64)
+        value = torch.from_numpy(np.require(array, requirements=["C", "W", "O"]))
+    t = cast(Tensor, value).detach()
+    if t.is_complex():
+        raise ValueError(f"{name}: {key} holds {t.dtype}; it must hold numbers that are not complex")
+    if t.dim() == 0 or t.numel() == 0:
+        raise ValueError(f"{name}: {key} is empty, of shape {tuple(t.shape)}; it must hold one example or more")
+    if t.is_floating_point():
+        t = t.float()
+        if not t.isfinite().all():
+            raise ValueError(f"{name}: {key} holds NaN or infinity")
+    elif key.endswith("y") or t.dtype != torch.uint8:
+        t = t.long()
+    return t.contiguous()
+
+
+def _kind(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape[1:])}"
+
+
+def _classes(name: str, t: dict[str, Tensor], classes: int | None) -> int:
+    y, test_y = t["y"], t["test_y"]
+    if y.is_floating_point() or y.dim() > 1:
+        return classes or 0
+    least, most = int(min(y.min(), test_y.min())), int(max(y.max(), test_y.max()))
+    if least < 0:
+        raise ValueError(f"{name}: found label {least}; labels must be 0 or more")
+    if classes is not None and most >= classes:
+        raise ValueError(f"{name}: found label {most}; with {classes} classes labels must be below {classes}")
+    return most + 1 if classes is None else classes
+
+
+def _moments(
+    name: str, x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+    if (mean or std) and x.dtype != torch.uint8:
+        raise ValueError(f"{name}: mean and std are for uint8 images; x is {x.dtype} and is taken as it is")
+    allowed = {0, 1, x.shape[1] if x.dim() > 1 else 1}
+    if len(mean) not in allowed or len(std) not in allowed:
+        raise ValueError(f"{name}: {len(mean)} means and {len(std)} stds given; x has {max(allowed)} channels")
+    if not all(s > 0 for s in std):
+        raise ValueError(f"{name}: std is {std}; every std must be above 0")
+    return mean, std
+
+
+def load(name: str) -> Dataset:
+    """A data set by its name, by the path of a .npz or .safetensors file, or by `module:function`.
+
+    digits comes with scikit-learn: 1,437 + 360 images of 64 pixels. cifar10, cifar100, mnist and fashion-mnist
+    must have been fetched before. A file holds arrays x, y, test_x and test_y; a function, found from the
+    current directory, returns them as a tuple or dictionary, or a Dataset.
+
+    >>> load("digits").x.shape
+    torch.Size([1437, 64])
+    """
+    if name == "digits":
+        return _digits()
+    if name in CATALOG:
+        entry = CATALOG[name]
+        return Dataset(name, *cache.read(entry), entry.classes, entry.mean, entry.std)
+    if name.endswith((".npz", ".safetensors")):
+        return _from(name, _file(Path(name)))
+    module, colon, function = name.partition(":")
+    if colon:
+        return _from(name, _call(module, function))
+    known = suggest(name, ("digits", *CATALOG))
+    raise DataError(f"unknown data set {name!r}; {known} (or a .npz or .safetensors file, or module:function)")
+
+
+def _digits() -> Dataset:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x, y = (bunch.data / 16).astype(np.float32), bunch.target
+    test = np.arange(len(x)) % 5 == 0
+    return dataset(x[~test], y[~test], x[test], y[test], name="digits", classes=10)
+
+
+def _file(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    except Exception as error:  # numpy, zipfile and safetensors each have their own
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _call(module: str, function: str) -> Any:
+    before = list(sys.path)
+    sys.path.insert(0, "")  # the current directory
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module was found; what it imports was not
+        raise DataError(f"{module}:{function}: no module {module!r} here or on the path") from error
+    finally:
+        sys.path[:] = before
+    if not callable(getattr(loaded, function, None)):
+        names = tuple(key for key, value in vars(loaded).items() if callable(value))
+        raise DataError(f"{module}:{function}: no function {function!r} in {module}; {suggest(function, names)}")
+    return getattr(loaded, function)()
+
+
+def _from(name: str, made: Any) -> Dataset:
+    if isinstance(made, Dataset):
+        return made
+    if isinstance(made, tuple | list) and len(made) == 4:
+        made = dict(zip(ARRAYS, made, strict=True))
+    if not isinstance(made, Mapping) or not set(ARRAYS) <= set(made):
+        seen = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+        raise DataError(f"{name}: needs arrays x, y, test_x and test_y, got {seen or 'nothing'}")
+    return dataset(*(made[key] for key in ARRAYS), name=name)

@@ -1,0 +1,174 @@
+"""The published formats, CIFAR as binary, pickle and PNG, MNIST as IDX; and whether a copy is the real thing.
+
+CIFAR's binary layout, in which its content is known whatever it was read from, is for every image the label,
+one byte, and 3,072 bytes: the rows of the red plane, of the green, of the blue. CIFAR-100 has a coarse label first.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.data.catalog import DataError, Entry
+from fedshift.data.files import Folder, gunzip
+
+Bytes = NDArray[np.uint8]
+Arrays = tuple[Bytes, Bytes, Bytes, Bytes]  # x (n, C, H, W), y (n,), test_x, test_y
+Reader = Callable[[Entry, list[bytes]], Arrays]
+
+IMAGES, LABELS = 0x0803, 0x0801  # how IDX files begin: unsigned bytes, three axes or one
+
+
+class Copy(NamedTuple):
+    """What a folder holds of a data set, not yet verified."""
+
+    arrays: Arrays
+    names: list[str]  # the files it was read from
+
+
+def parse(entry: Entry, folder: Folder) -> Copy | None:
+    """None if the files are not there."""
+    for read, names in spellings(entry):
+        if all(name in folder.files for name in names):
+            try:
+                return Copy(read(entry, [folder.files[name]() for name in names]), names)
+            except DataError:
+                raise
+            except Exception as error:  # a damaged pickle can raise anything
+                raise DataError(f"damaged, or not {entry.name} ({error})") from error
+    return None
+
+
+def spellings(entry: Entry) -> Iterator[tuple[Reader, list[str]]]:
+    """Ways to read a data set, with the files needed for each."""
+    if entry.layout == "idx":
+        for suffix in ("", ".gz"):
+            yield idx, [f"{part}{suffix}" for part in entry.parts]
+            yield idx, [f"{part}{suffix}".replace("-idx", ".idx") for part in entry.parts]  # also in use
+    else:
+        yield binary, [f"{part}.bin" for part in entry.parts]
+        yield python, list(entry.parts)
+        yield png, [*(f"{part}.png" for part in entry.parts), "train_lables.json", "test_lables.json"]  # their spelling
+
+
+def verify(entry: Entry, folder: Folder, copy: Copy) -> str:
+    """Raises unless the copy is the data set; returns what was checked, the most that can be."""
+    shapes = [a.shape for a in copy.arrays]
+    wanted = [(entry.train, *entry.shape), (entry.train,), (entry.test, *entry.shape), (entry.test,)]
+    if shapes != wanted:
+        raise DataError(f"holds arrays of shape {shapes}; {entry.name} has {wanted}")
+    if entry.md5:
+        for part, data, md5 in zip(entry.parts, standard(entry, copy.arrays), entry.md5, strict=True):
+            _same(entry, part, _md5(data), md5)
+        return "md5 of the content"
+    if entry.files and folder.md5:
+        _same(entry, "the archive", folder.md5, *entry.files.values())
+        return "md5 of the archive"
+    if all(name in entry.files for name in copy.names):
+        for name in copy.names:
+            _same(entry, name, _md5(folder.files[name]()), entry.files[name])
+        return "md5 of the files"
+    return _plausible(entry, copy.arrays)
+
+
+def standard(entry: Entry, arrays: Arrays) -> Iterator[bytes]:
+    """The parts of a data set in the binary layout in which they are published."""
+    x, y, test_x, test_y = arrays
+    if entry.layout == "idx":
+        for images, labels in ((x, y), (test_x, test_y)):
+            n, _, h, w = images.shape
+            yield struct.pack(">4I", IMAGES, n, h, w) + images.tobytes()
+            yield struct.pack(">2I", LABELS, n) + labels.tobytes()
+    else:
+        parts = len(entry.parts) - 1
+        pairs = zip(np.split(x, parts), np.split(y, parts), strict=True)
+        for images, labels in (*pairs, (test_x, test_y)):
+            yield np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1).tobytes()
+
+
+def binary(entry: Entry, files: list[bytes]) -> Arrays:
+    c, h, w = entry.shape
+    before = 2 if entry.classes == 100 else 1  # bytes before the pixels; the last of them is the label
+    rows = [np.frombuffer(data, np.uint8).reshape(-1, before + c * h * w) for data in files]
+    return _join(entry, [r[:, before:] for r in rows], [r[:, before - 1] for r in rows])
+
+
+def python(entry: Entry, files: list[bytes]) -> Arrays:
+    batches = [Plain(io.BytesIO(data), encoding="bytes").load() for data in files]
+    label = b"fine_labels" if entry.classes == 100 else b"labels"
+    return _join(entry, [b[b"data"] for b in batches], [np.array(b[label], np.uint8) for b in batches])
+
+
+class Plain(pickle.Unpickler):
+    """Numbers, texts, lists, dictionaries and arrays; nothing else can be named, so nothing else is run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        match module, name:
+            case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
+                return lambda kind, shape, dtype: np.ndarray((0,), np.uint8)  # filled in by the pickle's next step
+            case ("numpy", "ndarray"):
+                return None  # only ever handed to _reconstruct
+            case ("numpy", "dtype"):
+                return np.dtype
+            case ("_codecs", "encode"):
+                return lambda text, encoding: text.encode("latin1")  # how Python 3 writes bytes for Python 2
+        raise DataError(f"refused, because it asks for {module}.{name}: only arrays are read")
+
+
+def png(entry: Entry, files: list[bytes]) -> Arrays:
+    """An image is one row of a PNG, its pixels from the top left; the labels of all training parts are in one list."""
+    from PIL import Image
+
+    x = []
+    for data in files[:-2]:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            x.append(np.asarray(image).transpose(0, 2, 1))  # (n, 3, H * W)
+    train, test = (np.array(json.loads(data), np.uint8) for data in files[-2:])
+    return _join(entry, x, [*np.split(train, len(x) - 1), test])
+
+
+def idx(entry: Entry, files: list[bytes]) -> Arrays:
+    arrays = []
+    for part, magic, data in zip(entry.parts, (IMAGES, LABELS) * 2, map(gunzip, files), strict=True):
+        axes = magic & 0xFF
+        head = struct.unpack_from(f">{1 + axes}I", data)
+        if head[0] != magic:
+            raise DataError(f"{part} is not an IDX file of bytes with {axes} axes")
+        arrays.append(np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(head[1:]))
+    x, y, test_x, test_y = arrays
+    return x[:, None], y, test_x[:, None], test_y
+
+
+def _join(entry: Entry, x: list[Bytes], y: list[Bytes]) -> Arrays:
+    """Parts, of which the last is the test set."""
+    images = [np.asarray(part, np.uint8).reshape(-1, *entry.shape) for part in x]
+    return np.concatenate(images[:-1]), np.concatenate(y[:-1]), images[-1], y[-1]
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _same(entry: Entry, where: str, md5: str, *allowed: str) -> None:
+    if md5 not in allowed:
+        raise DataError(
+            f"{where} is damaged, or not that of {entry.name}: its md5 is {md5}, not {' or '.join(allowed)}"
+        )
+
+
+def _plausible(entry: Entry, arrays: Arrays) -> str:
+    """All that can be checked of a copy without a published digest."""
+    x, y, _, test_y = arrays
+    for labels in (y, test_y):
+        if (np.bincount(labels, minlength=entry.classes) * entry.classes != len(labels)).any():
+            raise DataError(f"not {entry.name}, whose {entry.classes} labels are equally frequent")
+    mean = x.mean(axis=(0, 2, 3)) / 255
+    if entry.mean and np.abs(mean - entry.mean).max() > 1e-4:
+        raise DataError(f"damaged, or not {entry.name}: its pixels have mean {mean.round(4)}, not {entry.mean}")
+    return "shapes, frequency of labels, mean of pixels"

@@ -1,0 +1,210 @@
+"""Who holds which examples: the labels of a training set become the indices of N clients."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import rng
+
+DRAWS = 1000  # of Dirichlet shares, before a minimum size is called out of reach
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Client i holds examples order[start[i] : start[i + 1]].
+
+    >>> p = Partition(torch.tensor([4, 2, 0]), torch.tensor([0, 1, 1, 3]))
+    >>> p.clients, p.sizes.tolist(), p.of(2).tolist()
+    (3, [1, 0, 2], [2, 0])
+    """
+
+    order: Tensor  # int64: example indices, client after client
+    start: Tensor  # int64 (N + 1,)
+
+    @property
+    def clients(self) -> int:
+        return len(self.start) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """(N,)"""
+        return self.start.diff()
+
+    def of(self, client: int) -> Tensor:
+        if not 0 <= client < self.clients:
+            raise ValueError(f"Partition.of(client={client}): clients are 0 to {self.clients - 1}")
+        return self.order[self.start[client] : self.start[client + 1]]
+
+
+def iid(y: Tensor, clients: int, key: Tensor) -> Partition:
+    """Shuffled and cut into N parts whose sizes differ by one at most.
+
+    >>> iid(torch.zeros(7), 3, rng.key(0, "partition")).sizes.tolist()
+    [2, 2, 3]
+    """
+    _check("iid", clients)
+    return Partition(_shuffle(len(y), key), _cuts(len(y), clients))
+
+
+def shards(y: Tensor, clients: int, key: Tensor) -> Partition:
+    """The paper's main partition: two labels of one parity for each client, even labels with even ids.
+
+    The examples are sorted by label (examples of one label keep their order) and cut into N shards, as equal
+    as can be. With C labels, two labels further on is 2N/C shards further on, so for i = 0 .. N - 1
+
+        holding i = shard i + shard (i + d mod N),    d = 2N/C rounded, at least 1,
+
+    and every example sits in two holdings. The half of the holdings with the smallest share of odd labels is
+    shuffled over the even client ids, the other half over the odd ids.
+
+    For CIFAR-10 and 100 clients: shards of 500 images, d = 20, 1,000 images of two labels of the id's parity
+    each. Where the shards do not end where the labels end (unequal counts, N/C not whole) a shard straddles two
+    labels, and where the number of labels is odd the last two meet the first two: parity then holds for most
+    examples, not for all.
+
+    >>> y = torch.arange(10).repeat_interleave(4)
+    >>> p = shards(y, 20, rng.key(0, "partition"))
+    >>> [sorted(set(y[p.of(i)].tolist())) for i in range(4)]
+    [[0, 8], [1, 9], [2, 4], [7, 9]]
+    """
+    _check("shards", clients, least=2)
+    label, classes = _labels("shards", y)
+    n = len(label)
+    if clients > n:
+        raise ValueError(f"shards(clients={clients}): {n} examples make {n} shards at most")
+    d = max(1, round(2 * clients / classes)) % clients or 1
+    by_label, cut, shard = label.argsort(stable=True), _cuts(n, clients), torch.arange(clients)
+    odd = torch.cat([torch.zeros(1, dtype=torch.int64), (y.cpu().long()[by_label] % 2).cumsum(0)])[cut].diff()  # (N,)
+    share = (odd + odd.roll(-d)) / (cut.diff() + cut.diff().roll(-d))
+    rank = share.argsort(stable=True)
+    half = (clients + 1) // 2
+    first = torch.empty_like(shard)  # (N,) the shard i of each client id
+    first[0::2] = rank[:half][_shuffle(half, rng.fold(key, 0))]
+    first[1::2] = rank[half:][_shuffle(clients - half, rng.fold(key, 1))]
+    held = torch.stack([first, (first + d) % clients], dim=1).view(-1)  # (2N,) shards, client after client
+    size = cut.diff()[held]
+    order = by_label[_ranges(cut[held], size)]
+    return Partition(order, _starts(size.view(clients, 2).sum(1)))
+
+
+def dirichlet(y: Tensor, clients: int, alpha: float, key: Tensor, least: int = 10) -> Partition:
+    """For every label, p ~ Dirichlet(alpha), and client i takes the share p_i of its examples.
+
+    p_i is set to zero, and the rest scaled up, for clients that already hold n/N examples or more; everything
+    is redrawn until every client holds at least `least`. Small alphas give a client few labels, large ones the
+    same mix as everyone. As in the paper (and after Li et al. 2022, NIID-Bench).
+
+    >>> y = torch.arange(10).repeat_interleave(100)
+    >>> p = dirichlet(y, 5, 0.5, rng.key(0, "partition"))
+    >>> bool(p.sizes.min() >= 10), p.order.sort()[0].equal(torch.arange(1000))
+    (True, True)
+    """
+    _check("dirichlet", clients)
+    if not 0 < alpha <= 1e12:
+        raise ValueError(f"dirichlet(alpha={alpha:g}): alpha must be above 0, and 1e12 at most")
+    label, classes = _labels("dirichlet", y)
+    n = len(label)
+    if least * clients > n:
+        raise ValueError(f"dirichlet(clients={clients}, least={least}): {n} examples are too few")
+    of_label = label.bincount(minlength=classes).tolist()
+    generator = np.random.default_rng(int(key) & (1 << 64) - 1)  # gammas are beyond a counter-based draw
+    for _ in range(DRAWS):
+        p = generator.dirichlet(np.full(clients, alpha), size=classes)  # (C, N)
+        if (counts := _counts(p, of_label)) is not None and counts.sum(0).min() >= least:
+            return _deal(label, torch.from_numpy(counts), key)
+    raise ValueError(
+        f"dirichlet(clients={clients}, alpha={alpha:g}, least={least}): none of {DRAWS} draws gave every client "
+        f"{least} examples; a larger alpha, fewer clients or a smaller least would help"
+    )
+
+
+def _counts(p: NDArray[np.float64], of_label: list[int]) -> NDArray[np.int64] | None:
+    """Shares (C, N) as numbers of examples; None if a label falls to clients that are full already."""
+    held, mean = np.zeros(p.shape[1], np.int64), sum(of_label) / p.shape[1]
+    counts = np.empty(p.shape, np.int64)
+    for c, total in enumerate(of_label):
+        p_c = p[c] * (held < mean)
+        if not p_c.sum() > 0:
+            return None
+        cut = (p_c.cumsum() / p_c.sum() * total).astype(np.int64)
+        cut[np.flatnonzero(p_c)[-1] :] = total  # what rounding left over goes to the last one with a share
+        counts[c] = np.diff(cut, prepend=0)
+        held += counts[c]
+    return counts
+
+
+def labels(y: Tensor, clients: int, per_client: int, key: Tensor) -> Partition:
+    """Every client holds `per_client` labels, and the examples of a label are split evenly among its holders.
+
+    Clients choose in turn, at random among the labels that fewest have chosen before, so the numbers of holders
+    differ by one at most. No example is held twice; labels that nobody holds, when N * per_client is less than
+    the number of labels, are left out.
+
+    >>> y = torch.arange(10).repeat_interleave(100)
+    >>> p = labels(y, 20, 2, rng.key(0, "partition"))
+    >>> {len(y[p.of(i)].unique()) for i in range(20)}, p.sizes.unique().tolist()
+    ({2}, [50])
+    """
+    _check("labels", clients)
+    label, classes = _labels("labels", y)
+    if not 1 <= per_client <= classes:
+        raise ValueError(f"labels(per_client={per_client}): must be between 1 and {classes}, the number of labels")
+    tie = rng.uniform(rng.fold(key, torch.arange(clients)), classes).double().numpy()  # (N, C), below 1
+    holds = np.zeros((clients, classes), bool)
+    chosen = np.zeros(classes)
+    for i in range(clients):
+        mine = (chosen + tie[i]).argsort(kind="stable")[:per_client]
+        holds[i, mine] = True
+        chosen[mine] += 1
+    held = torch.from_numpy(holds.T)  # (C, N)
+    holders = held.sum(1, keepdim=True).clamp_(min=1)
+    total = label.bincount(minlength=classes)[:, None]
+    turn = held.cumsum(1)  # 1 .. holders
+    counts = (turn * total // holders - (turn - 1) * total // holders) * held
+    return _deal(label, counts, key)
+
+
+def _deal(label: Tensor, counts: Tensor, key: Tensor) -> Partition:
+    """Client i takes counts[c, i] examples of label c, at random; what no count covers is left out."""
+    classes, clients = counts.shape
+    shuffled = _shuffle(len(label), key)
+    by_label = shuffled[label[shuffled].argsort(stable=True)]
+    rest = label.bincount(minlength=classes) - counts.sum(1)
+    counts = torch.cat([counts, rest[:, None]], dim=1)  # held by one client more, who is then forgotten
+    owner = torch.arange(clients + 1).repeat(classes).repeat_interleave(counts.view(-1))
+    start = _starts(counts.sum(0)[:-1])
+    return Partition(by_label[owner.argsort(stable=True)][: int(start[-1])], start)
+
+
+def _shuffle(n: int, key: Tensor) -> Tensor:
+    return rng.uniform(key.view(1).cpu(), n)[0].argsort(stable=True)
+
+
+def _cuts(n: int, parts: int) -> Tensor:
+    """(parts + 1,): where n examples are cut into parts that differ by one at most."""
+    return torch.arange(parts + 1) * n // parts
+
+
+def _starts(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def _ranges(start: Tensor, size: Tensor) -> Tensor:
+    """start[0], start[0] + 1, ... size[0] of them, then from start[1] on"""
+    return torch.arange(int(size.sum())) + (start - _starts(size)[:-1]).repeat_interleave(size)
+
+
+def _labels(where: str, y: Tensor) -> tuple[Tensor, int]:
+    """y as 0 .. C - 1 in the order of its C labels, gaps closed."""
+    if y.dim() != 1 or not len(y) or y.is_floating_point() or y.is_complex():
+        raise ValueError(f"{where}: needs one whole number for each example, got {y.dtype} of shape {tuple(y.shape)}")
+    values, label = np.unique(y.cpu().numpy(), return_inverse=True)
+    return torch.from_numpy(label), len(values)
+
+
+def _check(where: str, clients: int, least: int = 1) -> None:
+    if clients < least:
+        raise ValueError(f"{where}(clients={clients}): clients must be {least} or more")

@@ -1,0 +1,110 @@
+"""The contract of an engine: the side of a round that happens on clients.
+
+An engine is given jobs, one for each run it works for, and gives back what the clients of each
+upload, in the order of the cohort. It also scores models, because it has the model and the data.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.algorithms.base import ClientRule
+from fedshift.data.cohorts import Plan
+from fedshift.data.datasets import Dataset
+from fedshift.evaluate import Loss, Metric, Score
+from fedshift.types import Broadcast, Params
+from fedshift.uplink import Uplink
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is trained, on what, and how: the same for every client and round."""
+
+    model: nn.Module
+    data: Dataset
+    loss: Loss
+    metric: Metric
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0  # the largest norm of a gradient; 0 for no limit
+    augment: bool = False
+
+    def __post_init__(self) -> None:
+        state = self.model.state_dict()
+        if strange := [name for name, x in state.items() if not isinstance(x, Tensor)]:
+            raise ValueError(f"{strange[0]}: a model's state must be tensors, and this is none")
+        if not self.trained:
+            raise ValueError(f"{type(self.model).__name__} has no parameters to train")
+
+    @property
+    def params(self) -> Params:
+        """A copy of the model's parameters and buffers."""
+        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+
+    @property
+    def trained(self) -> list[str]:
+        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+
+
+class Job(NamedTuple):
+    """The clients of one round of one run."""
+
+    number: int  # of the round
+    clients: Sequence[int]
+    rule: ClientRule
+    sent: Broadcast
+    recall: Callable[[int], Params]  # what a client remembers: the rule's memory and 'error/' of its uplink
+    plan: Plan
+    examples: Sequence[int]  # how many each client holds
+    uplinks: Sequence[Uplink]  # one a client
+    layers: Sequence[str]  # tensors whose drift and error are wanted
+    histograms: bool = False  # whether to count weights before and after the quantizer
+
+
+class Histogram(NamedTuple):
+    """How often a layer's weights fall into equal bins between low and high."""
+
+    layer: str
+    low: float
+    high: float
+    before: list[int]  # the quantizer
+    after: list[int]
+
+
+class Upload(NamedTuple):
+    """What one client sends, and what a simulation can tell about it."""
+
+    client: int
+    frame: bytes  # b"" when there is nothing that could be sent
+    extra: bytes  # a second frame: SCAFFOLD's change of c, where it is sent
+    memory: Params  # what the client will remember
+    drift: list[tuple[float, float]]  # |w_k - w_t| and |Q(w_k) - w_t| of each layer
+    error: float  # |u - Q(u)| / |u| over all quantized tensors
+    seconds: tuple[float, float]  # training, encoding
+    failure: str = ""  # why there is no frame
+    histograms: tuple[Histogram, ...] = ()
+
+
+class Engine(Protocol):
+    def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
+        """The uploads of every job, in the order of its clients; each may be worked out as it is taken."""
+
+    def evaluate(self, params: Params) -> Score: ...
+
+    def close(self) -> None:
+        """Give back processes and memory; nothing can be trained after it."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Results must not depend on how many threads a sum was split over."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,155 @@
+"""One client's round: SGD as it is written in the paper, then the upload, then what to remember."""
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedshift import evaluate, rng
+from fedshift.data.augment import crop_and_flip
+from fedshift.data.cohorts import AUGMENT, ROUNDING, STEP, Plan, travel
+from fedshift.engines.base import Histogram, Job, Task, Upload
+from fedshift.evaluate import Score
+from fedshift.tree import take, tmap
+from fedshift.types import Broadcast, Params
+from fedshift.uplink import Sent, send
+from fedshift.wire import EXACT, pack
+
+ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
+BINS = 64
+
+
+class Client:
+    """A model that takes the part of one client after another."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.trained = task.trained
+        self.state = task.model.state_dict()  # aliases of the model's own tensors
+        self.weights = [p for p in task.model.parameters() if p.requires_grad]
+        self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # aliases, too
+        self.device = self.weights[0].device
+
+    def load(self, params: Params) -> None:
+        torch._foreach_copy_(list(self.state.values()), [params[name] for name in self.state])
+
+    def score(self, params: Params, part: slice) -> Score:
+        self.load(params)
+        self.task.model.eval()
+        return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
+
+    def turn(self, job: Job, i: int, memory: Params) -> Upload:
+        """The i-th client of a job: train, encode, remember."""
+        begin = time.perf_counter()
+        start, uplink, rule = job.sent.params, job.uplinks[i], job.rule
+        error = {name.removeprefix(ERROR): e for name, e in memory.items() if name.startswith(ERROR)}
+        own = {name: x for name, x in memory.items() if not name.startswith(ERROR)}
+        own = own or rule.init(take(start, self.trained))
+        plan = Plan(*(part[i] for part in job.plan))
+        w = self.sgd(job, plan, own)
+        middle = time.perf_counter()
+        extra = b""
+        try:
+            key = rng.fold(plan.key, ROUNDING)
+            sent = send(uplink, w, start, error, self.trained, number=job.number, examples=job.examples[i], key=key)
+            if rule.extra != "none":
+                seen = sent.decoded if rule.extra == "derived" else w
+                own, change = rule.finish(seen, job.sent, own, travel(plan, self.task.momentum))
+                extra = pack(EXACT, change) if rule.extra == "sent" else b""
+        except ValueError as problem:  # NaN or infinity, which no frame carries
+            return Upload(job.clients[i], b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
+        kept = {ERROR + name: e for name, e in sent.error.items()} if uplink.feedback else {}
+        end = time.perf_counter()
+        return Upload(
+            client=job.clients[i],
+            frame=sent.frame,
+            extra=extra,
+            memory=own | kept,
+            drift=drift(w, sent.decoded, start, job.layers),
+            error=relative_error(sent),
+            seconds=(middle - begin, end - middle),
+            histograms=histograms(sent, job.layers) if job.histograms and uplink.lossy else (),
+        )
+
+    def sgd(self, job: Job, plan: Plan, memory: Params) -> Params:
+        """v = m v + (grad + weight_decay w);  w = w - lr v;  v is 0 at the start of every round."""
+        task, model, rule = self.task, self.task.model, job.rule
+        self.load(job.sent.params)
+        model.train()
+        sent = Broadcast(self._here(job.sent.params), self._here(job.sent.control))
+        memory = self._here(memory)
+        batches, values = plan.batches.to(self.device), list(self.w.values())
+        keys = rng.fold(rng.fold(plan.key, STEP), torch.arange(len(plan.lr)))
+        seeds, rates, counts = keys.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
+        velocity: list[Tensor] | tuple[Tensor, ...] = []
+        before = torch.get_rng_state()  # dropout draws from torch's own generator, seeded for each step
+        for step, n in enumerate(counts):
+            if not n:
+                break
+            self._seed(seeds[step])
+            batch = batches[step, :n]
+            x = task.data.x[batch]
+            if task.augment:
+                x = crop_and_flip(x, rng.fold(rng.fold(keys[step], AUGMENT), torch.arange(n)).to(self.device))
+            loss = task.loss(model(task.data.inputs(x)), task.data.y[batch])
+            grads = torch.autograd.grad(loss, self.weights, allow_unused=True, materialize_grads=True)
+            if task.clip:
+                grads = clipped(grads, task.clip)
+            if task.weight_decay:
+                grads = torch._foreach_add(grads, values, alpha=task.weight_decay)
+            adjusted = list(rule.adjust(dict(zip(self.trained, grads, strict=True)), self.w, sent, memory).values())
+            if task.momentum and velocity:
+                torch._foreach_mul_(velocity, task.momentum)
+                torch._foreach_add_(velocity, adjusted)
+            else:
+                velocity = torch._foreach_clone(adjusted) if task.momentum else adjusted  # a gradient may be a view
+            torch._foreach_add_(values, velocity, alpha=-rates[step])
+        torch.set_rng_state(before)
+        return {name: x.to("cpu", copy=True) for name, x in self.state.items()}
+
+    def _here(self, params: Params) -> Params:
+        return params if self.device.type == "cpu" else tmap(lambda x: x.to(self.device), params)
+
+    def _seed(self, seed: int) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
+
+
+def clipped(grads: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
+    """g * min(1, most / |g|), the norm over all tensors together."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return torch._foreach_mul(grads, (most / norm).clamp(max=1.0))
+
+
+def drift(w: Params, decoded: Params, start: Params, layers: Sequence[str]) -> list[tuple[float, float]]:
+    """|w_k - w_t| and |Q(w_k) - w_t| of each layer"""
+    own = [distance(w[name], start[name]) for name in layers]
+    if decoded is w:
+        return [(d, d) for d in own]
+    return [(d, distance(decoded[name], start[name])) for d, name in zip(own, layers, strict=True)]
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float(torch.linalg.vector_norm(a - b))
+
+
+def relative_error(sent: Sent) -> float:
+    """|u - Q(u)| / |u| over all quantized tensors, 0 where nothing was lost"""
+    lost = math.hypot(*(float(torch.linalg.vector_norm(e)) for e in sent.error.values()))
+    whole = math.hypot(*(float(torch.linalg.vector_norm(sent.coded[name])) for name in sent.error))
+    return lost / whole if whole else 0.0
+
+
+def histograms(sent: Sent, layers: Sequence[str]) -> tuple[Histogram, ...]:
+    found = []
+    for name in layers:
+        if name in sent.error:
+            u = sent.coded[name].float()
+            low, high = map(float, torch.aminmax(u))
+            counts = [torch.histc(x, BINS, low, high).int().tolist() for x in (u, u - sent.error[name].float())]
+            found.append(Histogram(name, low, high, *counts))
+    return tuple(found)

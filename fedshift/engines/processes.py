@@ -1,0 +1,176 @@
+"""Every core: clients are handed to worker processes, and their uploads come back in the order of the cohort.
+
+A worker does to a client exactly what the reference does, on one torch thread, and the server adds
+uploads up in the same order; so the bytes of a run do not depend on how many workers there were.
+"""
+
+import io
+import multiprocessing
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import evaluate
+from fedshift.engines.base import Job, Task, Upload
+from fedshift.engines.client import Client
+from fedshift.evaluate import Score
+from fedshift.types import Params
+
+FEW = 8  # chunks of a test set that are sooner scored than handed out
+
+
+class Processes:
+    """The reference on `workers` processes."""
+
+    def __init__(self, task: Task, workers: int) -> None:
+        self.client = Client(task)
+        self.connections: list[Connection[bytes, bytes]] = []
+        # a forked worker has the task already, even one written in a notebook; elsewhere the task is sent
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            others = [*self.connections, ours] if sys.platform == "linux" else []
+            context.Process(target=_work, args=(theirs, others, task), daemon=True).start()
+            theirs.close()
+            self.connections.append(ours)
+
+    def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
+        return [self._cohort(job) for job in jobs]
+
+    def _cohort(self, job: Job) -> Iterator[Upload]:
+        remembers = job.rule.extra != "none" or any(uplink.feedback for uplink in job.uplinks)
+        ahead = 1 if remembers else 2  # only a short message may be sent to a worker that is not waiting for it
+        todo, done = iter(range(len(job.clients))), dict[int, Upload]()
+        busy = dict.fromkeys(self.connections, 0)
+
+        def hand_out(worker: "Connection[bytes, bytes]") -> None:
+            while busy[worker] < ahead and (i := next(todo, None)) is not None:
+                self._send(worker, dumps((i, job.recall(job.clients[i]))))
+                busy[worker] += 1
+
+        message = dumps(job._replace(recall=_nothing))
+        for worker in self.connections:
+            self._send(worker, message)
+            hand_out(worker)
+        for i in range(len(job.clients)):
+            while i not in done:
+                for worker in self._ready([worker for worker, n in busy.items() if n]):
+                    place, upload = self._receive(worker)
+                    done[place] = upload
+                    busy[worker] -= 1
+                    hand_out(worker)
+            yield done.pop(i)
+
+    def evaluate(self, params: Params) -> Score:
+        parts = evaluate.chunks(self.client.task.data)
+        if len(parts) < FEW:
+            return evaluate.total(self.client.score(params, part) for part in parts)
+        stride = len(self.connections)
+        for first, worker in enumerate(self.connections):
+            self._send(worker, dumps((params, parts[first::stride])))
+        scores: list[Score | None] = [None] * len(parts)
+        for first, worker in enumerate(self.connections):
+            scores[first::stride] = self._receive(worker)
+        return evaluate.total(score for score in scores if score is not None)
+
+    def close(self) -> None:
+        for worker in self.connections:
+            worker.close()  # which ends it
+        self.connections = []
+
+    def _send(self, worker: "Connection[bytes, bytes]", message: bytes) -> None:
+        try:
+            worker.send_bytes(message)
+        except OSError:
+            raise RuntimeError(DIED) from None
+
+    def _receive(self, worker: "Connection[bytes, bytes]") -> Any:
+        try:
+            answer = pickle.loads(worker.recv_bytes())
+        except (EOFError, OSError):
+            raise RuntimeError(DIED) from None
+        if isinstance(answer, Failure):
+            raise answer.problem from RuntimeError(f"in a worker process:\n{answer.trace}")
+        return answer
+
+    @staticmethod
+    def _ready(workers: "list[Connection[bytes, bytes]]") -> "list[Connection[bytes, bytes]]":
+        return wait(workers)  # type: ignore[return-value]
+
+
+DIED = "a worker process ended before its time; if memory was short, use fewer workers"
+
+
+class Failure:
+    """An exception on its way out of a worker."""
+
+    def __init__(self, problem: Exception) -> None:
+        self.problem, self.trace = problem, traceback.format_exc()
+
+
+def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, bytes]]", task: Task) -> None:
+    """A worker's life: a job, then the places of its clients in it, until the server closes the connection.
+
+    `others` are the server's ends of pipes, which a fork copies: open here, they would hide that the server is gone.
+    """
+    for connection in others:
+        connection.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
+    torch.set_num_threads(1)
+    client = Client(task)
+    job: Job | None = None
+    while True:
+        try:
+            message = pickle.loads(server.recv_bytes())
+            if isinstance(message, Job):
+                job = message
+                continue
+            first, second = message
+            if isinstance(first, int) and job is not None:
+                answer: Any = first, client.turn(job, first, second)
+            else:
+                answer = [client.score(first, part) for part in second]
+        except (EOFError, OSError):
+            return
+        except Exception as problem:
+            answer = Failure(problem)
+        try:
+            server.send_bytes(dumps(answer))
+        except OSError:
+            return
+
+
+def _nothing(client: int) -> Params:
+    return {}
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as arrays: torch's own way through a pickle takes ten times as long for small ones."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, Tensor):
+            return _tensor, (thing.contiguous().view(-1).view(torch.uint8).numpy(), thing.dtype, tuple(thing.shape))
+        return NotImplemented
+
+
+def _tensor(data: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(data).view(dtype).view(shape)
+
+
+def dumps(thing: object) -> bytes:
+    """
+    >>> pickle.loads(dumps({"w": torch.ones(2, dtype=torch.bfloat16)}))
+    {'w': tensor([1., 1.], dtype=torch.bfloat16)}
+    """
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(thing)
+    return file.getvalue()

@@ -1,0 +1,56 @@
+"""How good a model is on the test set."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.datasets import Dataset
+
+CHUNK = 256  # examples at a time: fixed, so that a score does not depend on who worked it out
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> mean over the batch
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (n,), one number an example
+
+
+class Score(NamedTuple):
+    """Sums over examples; of several chunks, add them up in order."""
+
+    examples: int
+    metric: float
+    loss: float
+    predicted: tuple[int, ...]  # how often each label was predicted
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Top-1"""
+    return outputs.argmax(-1) == targets
+
+
+def chunks(data: Dataset) -> list[slice]:
+    return [slice(i, i + CHUNK) for i in range(0, len(data.test_x), CHUNK)]
+
+
+def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metric) -> Score:
+    """One chunk; the model is in evaluation mode already."""
+    with torch.inference_mode():
+        x, y = data.inputs(data.test_x[part]), data.test_y[part]
+        outputs = model(x)
+        predicted = torch.bincount(outputs.argmax(-1), minlength=data.classes).tolist() if data.classes else ()
+        return Score(
+            len(x), float(metric(outputs, y).double().sum()), len(x) * float(loss(outputs, y)), tuple(predicted)
+        )
+
+
+def total(scores: Iterable[Score]) -> Score:
+    """
+    >>> total([Score(2, 1.0, 3.0, (2, 0)), Score(1, 1.0, 0.5, (0, 1))])
+    Score(examples=3, metric=2.0, loss=3.5, predicted=(2, 1))
+    """
+    parts = list(scores)
+    return Score(
+        sum(part.examples for part in parts),
+        sum(part.metric for part in parts),
+        sum(part.loss for part in parts),
+        tuple(map(sum, zip(*(part.predicted for part in parts), strict=True))),
+    )

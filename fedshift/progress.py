@@ -1,0 +1,129 @@
+"""How far runs are: bars in a terminal, lines elsewhere, JSON for programs, or nothing."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+EVERY = 2.0  # seconds between lines
+
+
+class Display(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *problem: object) -> None: ...
+
+    def add(self, name: str, rounds: int, done: int = 0) -> int:
+        """A run; its number in the display."""
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None: ...
+
+    def tell(self, sentence: str) -> None: ...
+
+
+class Silent:
+    """Nothing but what a user must know."""
+
+    def __init__(self, errors: Console) -> None:
+        self.errors, self.names, self.rounds = errors, list[str](), list[int]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+    def add(self, name: str, rounds: int, done: int = 0) -> int:
+        self.names.append(name)
+        self.rounds.append(rounds)
+        return len(self.names) - 1
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        pass
+
+    def tell(self, sentence: str) -> None:
+        self.errors.print(sentence, style="yellow", highlight=False, soft_wrap=True)
+
+
+class Json(Silent):
+    """One object a round."""
+
+    def __init__(self, errors: Console, write: Callable[[str], None]) -> None:
+        super().__init__(errors)
+        self.write = write
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        figures = {"run": self.names[run], "round": number, "score": score, "loss": loss, "bytes_up": bytes_up}
+        self.write(json.dumps(figures))
+
+
+class Lines(Silent):
+    """A line every few seconds, and for the first and the last round."""
+
+    def __init__(self, errors: Console, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(errors)
+        self.console, self.now, self.last, self.sent, self.begun = console, now, 0.0, dict[int, int](), now()
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        self.sent[run] = self.sent.get(run, 0) + bytes_up
+        if number not in (1, self.rounds[run]) and self.now() - self.last < EVERY:
+            return
+        self.last = self.now()
+        figures = shown(score, loss, self.sent[run])
+        self.console.print(f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}", highlight=False)
+
+
+class Bars(Silent):
+    """A bar for each run that is on."""
+
+    def __init__(self, errors: Console, console: Console) -> None:
+        super().__init__(errors)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+        )
+        self.tasks: dict[int, TaskID] = {}
+        self.sent: dict[int, int] = {}
+        self.done: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.progress.stop()
+
+    def add(self, name: str, rounds: int, done: int = 0) -> int:
+        run = super().add(name, rounds)
+        self.done[run] = done
+        return run
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        self.sent[run] = self.sent.get(run, 0) + bytes_up
+        if run not in self.tasks:
+            self.tasks[run] = self.progress.add_task(
+                self.names[run], total=self.rounds[run], completed=number - 1, figures=""
+            )
+        if score is not None:
+            self.progress.update(self.tasks[run], figures=shown(score, loss, self.sent[run]))
+        self.progress.update(self.tasks[run], completed=number)
+
+    def tell(self, sentence: str) -> None:
+        self.progress.console.print(sentence, style="yellow", highlight=False, soft_wrap=True)
+
+
+def shown(score: float | None, loss: float | None, sent: int) -> str:
+    """
+    >>> shown(0.875, 0.4321, 1_250_000)
+    '87.5 %, loss 0.432, 1.2 MB up'
+    """
+    figures = [] if score is None else [f"{100 * score:.1f} %"]
+    figures += [] if loss is None else [f"loss {loss:.3f}"]
+    return ", ".join([*figures, f"{sent / 1e6:.1f} MB up"])

@@ -1,0 +1,209 @@
+"""The run directory: what ran, one line a round, and the model at the end.
+
+settings.toml       every setting, defaults included; `fedshift run settings.toml` repeats the run
+about.json          versions, commit, machine, command
+clients.csv         once: each client's group, examples and labels
+rounds.csv          one line a round, six significant digits
+histograms.jsonl    every so often: a layer's weights before and after the quantizer
+checkpoint.*, memory/   the state to go on from, until the run is finished
+model.safetensors   the final model; a run that has it is finished
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import save
+
+from fedshift.files import RunError, write
+from fedshift.loop import Federation, Outcome
+from fedshift.settings import Experiment
+from fedshift.types import Params
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, two processes in one folder are not told apart
+    fcntl = None  # type: ignore[assignment]
+
+PHASES = ("train", "encode", "draw", "clients", "aggregate", "evaluate", "save")
+LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded")
+_open: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
+
+
+class Folder:
+    """A run directory that nobody else writes to while it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.rounds = self.path / "rounds.csv"
+        self.histograms = self.path / "histograms.jsonl"
+        self.model = self.path / "model.safetensors"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close)
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
+        try:
+            if self.path in _open:
+                raise BlockingIOError
+            if fcntl:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise RunError(f"{path}: another run is writing to this folder") from None
+        _open.add(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._lock.close()
+        _open.discard(self.path)
+
+    @property
+    def used(self) -> bool:
+        return (self.path / "settings.toml").exists()
+
+    @property
+    def finished(self) -> bool:
+        return self.model.exists()
+
+    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any]) -> None:
+        """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
+        write(self.path / "about.json", json.dumps(about, indent=2).encode() + b"\n")
+        write(self.path / "clients.csv", _lines([client_header(fed), *client_rows(fed)]))
+        write(self.rounds, _lines([header(experiment, fed)]))
+        write(self.path / "settings.toml", experiment.toml().encode())
+
+    def recorded(self) -> int:
+        """Whole lines of the record, from round 1 on without a gap."""
+        return len(self._whole_lines())
+
+    def rewind(self, number: int) -> None:
+        """Forget what was recorded after round `number`."""
+        first = self.rounds.read_text().partition("\n")[0]
+        write(self.rounds, "".join(line + "\n" for line in [first, *self._whole_lines()[:number]]).encode())
+        if self.histograms.exists():
+            kept = [line for line in self.histograms.read_text().splitlines() if _round_of(line) <= number]
+            write(self.histograms, "".join(line + "\n" for line in kept).encode())
+
+    def add(self, experiment: Experiment, fed: Federation, outcome: Outcome) -> None:
+        self._append(self.rounds, _lines([row(experiment, fed, outcome)]))
+        if outcome.histograms:
+            told = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
+            self._append(self.histograms, "".join(told).encode())
+
+    def finish(self, params: Params) -> None:
+        """The model; what was only there to go on from goes."""
+        write(self.model, save({name: x.contiguous() for name, x in params.items()}), sync=True)
+        for path in [*self.path.glob("checkpoint.*"), *(self.path / "memory").glob("*")]:
+            path.unlink()
+        if (self.path / "memory").exists():
+            (self.path / "memory").rmdir()
+
+    def _append(self, path: Path, content: bytes) -> None:
+        try:
+            with open(path, "ab", buffering=0) as file:
+                before = os.fstat(file.fileno()).st_size
+                if file.write(content) != len(content):
+                    file.truncate(before)
+                    raise OSError(28, "No space left on device")
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
+
+    def _whole_lines(self) -> list[str]:
+        first, *lines = self.rounds.read_text().split("\n")
+        whole = []
+        for number, line in enumerate(lines[:-1], 1):
+            if line.count(",") != first.count(",") or not line.startswith(f"{number},"):
+                break
+            whole.append(line)
+        return whole
+
+
+def header(experiment: Experiment, fed: Federation) -> list[str]:
+    metric = experiment.train.metric.rpartition(":")[2]
+    return [
+        "round",
+        metric,
+        "loss",
+        *(f"predicted.{label}" for label in range(fed.task.data.classes)),
+        *(f"{figure}.{layer}" for figure in LAYER for layer in fed.layers),
+        "error",
+        *(f"bytes.{part}" for part in ("codes", "side", "header", "down")),
+        *("share", "arrived", "dropped", "failed"),
+        *(f"seconds.{phase}" for phase in PHASES),
+        *(["seconds.uplink"] if _timed(fed) else []),
+    ]
+
+
+def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
+    score = outcome.score
+    predicted = [n / score.examples for n in score.predicted] if score else [None] * fed.task.data.classes
+    layers = [
+        getattr(outcome.layers[layer], figure) if outcome.layers else None for figure in LAYER for layer in fed.layers
+    ]
+    return [
+        *map(six, (outcome.number, outcome.accuracy, outcome.loss, *predicted, *layers, outcome.error)),
+        *map(str, (*outcome.bytes_up, outcome.bytes_down)),
+        six(outcome.share),
+        *(str(outcome.arrived), str(outcome.dropped), " ".join(map(str, outcome.failed))),
+        *(f"{outcome.seconds.get(phase, 0.0):.3g}" for phase in PHASES),
+        *([six(outcome.uplink_seconds)] if _timed(fed) else []),
+    ]
+
+
+def six(x: float | None) -> str:
+    """Six significant digits, as short as can be; nothing for what was not measured.
+
+    >>> six(0.000123456789), six(-1.5), six(True), six(None), six(48512345)
+    ('1.23457e-4', '-1.5', '1', '', '48512345')
+    """
+    if x is None or isinstance(x, int):
+        return "" if x is None else str(int(x))
+    text = f"{x:.6g}"
+    digits, e, power = text.partition("e")
+    if text.startswith(("0.000", "-0.000")):
+        digits, e, power = f"{x:.5e}".partition("e")
+        digits = digits.rstrip("0").rstrip(".")
+    return digits + (f"e{int(power)}" if e else "")
+
+
+def client_header(fed: Federation) -> list[str]:
+    return ["client", "group", "examples", *(f"label.{label}" for label in range(fed.task.data.classes))]
+
+
+def client_rows(fed: Federation) -> Iterable[list[str]]:
+    """Label counts of every client."""
+    classes, clients = fed.task.data.classes, fed.partition.clients
+    sizes = fed.partition.sizes
+    if classes:
+        owner = torch.repeat_interleave(torch.arange(clients), sizes)
+        places = owner * classes + fed.task.data.y.cpu()[fed.partition.order]
+        counts = torch.bincount(places, minlength=clients * classes).view(clients, classes).tolist()
+    else:
+        counts = [[]] * clients
+    for client, (g, n, labels) in enumerate(zip(fed.group.tolist(), sizes.tolist(), counts, strict=True)):
+        yield [str(client), fed.groups[g].name, str(n), *map(str, labels)]
+
+
+def _timed(fed: Federation) -> bool:
+    return any(group.bandwidth for group in fed.groups)
+
+
+def _lines(rows: Iterable[list[str]]) -> bytes:
+    return "".join(",".join(row) + "\n" for row in rows).encode()
+
+
+def _round_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf

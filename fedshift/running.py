@@ -1,0 +1,178 @@
+"""A run: rounds one after another, recorded and checkpointed, from the start or from where it was stopped."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import nn
+
+from fedshift.about import machine
+from fedshift.checkpoint import Checkpoints
+from fedshift.data.datasets import Dataset
+from fedshift.engines.base import one_thread
+from fedshift.experiment import build, engine
+from fedshift.files import RunError
+from fedshift.loop import Clock, Outcome, run_round
+from fedshift.memory import Ram, Stored
+from fedshift.record import Folder
+from fedshift.settings import Experiment, SettingsError, read
+from fedshift.types import Params
+
+
+def cores_here() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Run:
+    """Iterate over it to train: it yields an `Outcome` after every round.
+
+    >>> run = Run(Experiment(train={"rounds": 2}, engine={"name": "sequential"}))
+    >>> [outcome.number for outcome in run], run.finished
+    ([1, 2], True)
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        out: Path | str | None = None,
+        *,
+        model: nn.Module | None = None,
+        data: Dataset | None = None,
+        again: bool = False,
+        cores: int | None = None,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know."""
+        self.experiment, self.tell = experiment, tell
+        self.fed = build(experiment, model, data)
+        self.state = self.fed.start()
+        self.folder = Folder(Path(out)) if out is not None else None
+        self.memory: Ram | Stored = Ram()
+        try:
+            if self.folder:
+                self._restore(self.folder) if again else self._begin(self.folder)
+        except BaseException:
+            if self.folder:
+                self.folder.close()
+            raise
+        self.engine = engine(experiment, self.fed.task, cores or cores_here())
+        self._rounds = self._train()
+
+    def _begin(self, folder: Folder) -> None:
+        if folder.used:
+            raise RunError(f"{folder.path}: holds a run already; `fedshift resume {folder.path}` goes on with it")
+        folder.begin(self.experiment, self.fed, machine() | {"seed": str(self.experiment.seed)})
+        self.memory = Stored(folder.path / "memory", 0, self._in_ram)
+
+    def _restore(self, folder: Folder) -> None:
+        recorded = folder.recorded()
+        found = Checkpoints(folder.path).restore(self.state, recorded, self._in_ram)
+        if found:
+            self.state, self.memory = found.state, found.memory
+            for warning in found.warnings:
+                self.tell(f"{warning}; going on from round {self.state.number}")
+        else:
+            self.memory = Stored(folder.path / "memory", 0, self._in_ram)
+        folder.rewind(self.state.number)
+
+    @property
+    def _in_ram(self) -> bool:
+        return self.experiment.record.memory == "ram"
+
+    @property
+    def finished(self) -> bool:
+        return self.state.number >= self.experiment.train.rounds
+
+    @property
+    def params(self) -> Params:
+        """The model's tensors as they are now."""
+        return self.state.out.params
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with these tensors."""
+        self.fed.task.model.load_state_dict(self.params)
+        return self.fed.task.model.eval()
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return self._rounds
+
+    def __next__(self) -> Outcome:
+        return next(self._rounds)
+
+    def _train(self) -> Iterator[Outcome]:
+        try:
+            spent = 0.0
+            while not self.finished:
+                with one_thread():
+                    outcome = self._round()
+                    outcome.seconds["save"] = spent  # of the round before: a line is written before its checkpoint
+                    spent = self._save(outcome)
+                yield outcome
+            if self.folder:
+                self.folder.finish(self.params)
+        finally:
+            self.close()
+
+    def _round(self) -> Outcome:
+        number, record = self.state.number + 1, self.experiment.record
+        last = number == self.experiment.train.rounds
+        self.state, outcome = run_round(
+            self.fed,
+            self.engine,
+            self.state,
+            self.memory,
+            evaluate=last or number % record.evaluate == 0,
+            histograms=bool(record.histograms) and (number == 1 or number % record.histograms == 0),
+        )
+        for client, why in outcome.failed.items():
+            self.tell(f"round {number}: client {client} is left out: {why}")
+        return outcome
+
+    def _save(self, outcome: Outcome) -> float:
+        """Seconds it took."""
+        clock = Clock()
+        if self.folder and isinstance(self.memory, Stored):
+            self.folder.add(self.experiment, self.fed, outcome)
+            if outcome.number % self.experiment.record.checkpoint == 0:
+                Checkpoints(self.folder.path).save(self.state, self.memory)
+            elif not self._in_ram:
+                self.memory.save(outcome.number)
+        clock.lap("save")
+        return clock.seconds["save"]
+
+    def close(self) -> None:
+        """Stop here: worker processes end and the folder is free."""
+        self.engine.close()
+        if self.folder:
+            self.folder.close()
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+) -> Run:
+    """Train: iterate over the result for rounds. With `out`, everything is recorded there and can be resumed."""
+    return Run(experiment, out, model=model, data=data)
+
+
+def resume(
+    out: Path | str,
+    *,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Run:
+    """Go on with the run in a folder, to the bit as if it had not been stopped."""
+    settings = Path(out) / "settings.toml"
+    if not settings.exists():
+        raise RunError(f"{out}: holds no run to go on with (there is no settings.toml)")
+    try:
+        experiment = Experiment(**read(settings))
+    except SettingsError as problem:
+        raise SettingsError(f"{settings}: {problem}") from None
+    return Run(experiment, out, model=model, data=data, again=True, tell=tell)

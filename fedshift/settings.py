@@ -1,0 +1,267 @@
+"""The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
+BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
+
+
+class SettingsError(ValueError):
+    """What is wrong with a setting: where, what was seen, what is allowed."""
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Table):
+    """What is learnt, and who holds which part of it."""
+
+    name: str = "digits"  # a data set, a path to .npz or .safetensors, or module:function
+    clients: Count = 100
+    partition: Literal["shards", "dirichlet", "iid", "labels"] = "shards"
+    alpha: Positive = 0.5  # of dirichlet
+    labels: Count = 2  # a client, of labels
+    augment: bool = False  # crop and flip, for images
+
+    @field_validator("name")
+    @classmethod
+    def _whole_path(cls, name: str) -> str:
+        return str(Path(name).absolute()) if name.endswith((".npz", ".safetensors")) else name
+
+
+class Model(Table):
+    name: str = "mlp"  # mlp, paper-cnn, or module:function
+    args: dict[str, Any] = {}
+
+
+class Algorithm(Table):
+    name: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"
+    mu: NotNegative = 0.01  # of fedprox
+    control: Literal["derived", "sent"] = "derived"  # of scaffold
+    weights: Literal["equal", "examples"] = "equal"  # p_k
+
+
+class Shift(Table):
+    on: bool = True
+    max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    warmup: Annotated[int, Field(ge=0)] = 0
+    tensors: tuple[str, ...] | None = None  # patterns of names; weights of two axes or more otherwise
+
+
+class Train(Table):
+    rounds: Count = 100
+    cohort: Count = 10  # clients a round
+    selection: Literal["uniform", "stratified"] = "uniform"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the chance that a drawn client is lost
+    epochs: Count = 2
+    batch: Count = 10
+    lr: Positive = 0.05
+    schedule: Literal["constant", "decayed", "strongly-convex"] = "constant"
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # of lr, each round, of decayed
+    convexity: Positive = 1.0  # mu of 2 / (mu (gamma + tau))
+    gamma: Positive = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NotNegative = 0.0
+    clip: NotNegative = 0.0  # the largest norm of a gradient; 0 for no limit
+    loss: str = "cross-entropy"  # or module:function
+    metric: str = "accuracy"  # or module:function
+    patience: Count = 5  # rounds in a row without a usable upload before the run stops
+
+
+class Link(Table):
+    """How the clients of one group upload."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
+    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # or these
+    bits: Bits = 32
+    quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
+    coder: Literal["bitpack", "zstd", "range"] = "bitpack"
+    per: Literal["tensor", "channel"] | Count = "tensor"  # or a block of so many values
+    send: Literal["weights", "updates"] = "weights"
+    feedback: bool = False
+    bandwidth: Positive | None = None  # bytes a second
+
+
+class Uplink(Table):
+    """How clients upload: all alike, by fraction of bits, one by one, or in named groups with settings of their own."""
+
+    bits: Bits | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
+    quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
+    coder: Literal["bitpack", "zstd", "range"] = "bitpack"
+    per: Literal["tensor", "channel"] | Count = "tensor"
+    send: Literal["weights", "updates"] = "weights"
+    feedback: bool = False
+    bandwidth: Positive | dict[Bits, Positive] | None = None
+    group: dict[str, Link] = {}
+
+    @field_validator("bits", "bandwidth", mode="before")
+    @classmethod
+    def _whole_numbers(cls, value: Any) -> Any:
+        """TOML has only text for keys: {"32" = 0.5}"""
+        if not isinstance(value, Mapping):
+            return value
+        return {int(key) if str(key).isdecimal() else key: part for key, part in value.items()}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if isinstance(self.bits, dict) and abs(sum(self.bits.values()) - 1) > 1e-6:
+            raise ValueError(f"bits: the fractions add up to {sum(self.bits.values()):g}; they must add up to 1")
+        if self.group and not isinstance(self.bits, int):
+            raise ValueError("bits: one number for all goes with named groups, which have bits of their own")
+        if self.group and sum(link.share or 0.0 for link in self.group.values()) > 1 + 1e-6:
+            raise ValueError("group: the shares add up to more than 1")
+        for name, link in self.group.items():
+            if (link.share is None) == (link.clients is None):
+                raise ValueError(f"group.{name}: needs either a share of the clients or a list of them")
+        return self
+
+
+class Engine(Table):
+    name: Literal["auto", "sequential", "processes"] = "auto"
+    workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+class Record(Table):
+    evaluate: Count = 1  # every so many rounds, and after the last
+    checkpoint: Count = 1
+    histograms: Annotated[int, Field(ge=0)] = 50  # 0: never
+    memory: Literal["ram", "disk"] = "ram"  # where clients' memory lives between rounds
+
+
+class Experiment(Table):
+    """One run. Every setting has a default; `Experiment()` learns digits with 100 clients of full precision.
+
+    >>> experiment = Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, train={"rounds": 20})
+    >>> experiment.uplink.bits, experiment.train.lr
+    ({32: 0.5, 4: 0.5}, 0.05)
+    """
+
+    name: str = "run"
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    data: Data = Data()
+    model: Model = Model()
+    algorithm: Algorithm = Algorithm()
+    shift: Shift = Shift()
+    train: Train = Train()
+    uplink: Uplink = Uplink()
+    engine: Engine = Engine()
+    record: Record = Record()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        clients = self.data.clients
+        if self.train.cohort > clients:
+            raise ValueError(f"train.cohort = {self.train.cohort}: there are only {clients} clients (data.clients)")
+        if isinstance(self.uplink.bits, tuple) and len(self.uplink.bits) != clients:
+            raise ValueError(f"uplink.bits: {len(self.uplink.bits)} numbers for {clients} clients (data.clients)")
+        return self
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise SettingsError(explain(error)) from None
+
+    def toml(self) -> str:
+        return tomli_w.dumps(plain(self.model_dump(exclude_none=True)))
+
+    def changed(self, **settings: Any) -> "Experiment":
+        """The same but for these, named with their table: changed(**{"train.rounds": 3})."""
+        raw: dict[str, Any] = self.model_dump()
+        for key, value in settings.items():
+            put(raw, key, value)
+        return Experiment(**raw)
+
+
+def explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    parts = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    where, seen = ".".join(parts), first["input"]
+    if first["type"] == "extra_forbidden":
+        return _unknown(parts)
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        return f"{where}.{message}" if where else message
+    if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
+        return f"{where} = {seen!r}: bits must be {BITS}, or {{bits = fraction}}, or one for each client"
+    message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")
+    return f"{where} = {seen!r}: {message}"
+
+
+def _unknown(parts: Sequence[str]) -> str:
+    """An unknown setting, and the known one most like it."""
+    table: Any = Experiment
+    for part in parts[:-1]:
+        known = table.model_fields.get(part) if isinstance(table, type) and issubclass(table, BaseModel) else None
+        table = known.annotation if known else Link
+    names = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
+    close = difflib.get_close_matches(parts[-1], names, 1, 0.5)
+    hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names)}"
+    return f"unknown setting '{'.'.join(parts)}'; {hint}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file, or a SettingsError that names it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as problem:
+        raise SettingsError(f"{path}: not TOML: {problem}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: not a text file in UTF-8") from None
+    except OSError as problem:
+        raise SettingsError(f"{path}: cannot be read: {problem.strerror}") from None
+
+
+def assign(raw: dict[str, Any], assignment: str) -> None:
+    """Put one `table.key=value` of the command line into the settings; a value that is not TOML is text.
+
+    >>> raw = {}
+    >>> assign(raw, "uplink.bits={32=0.5, 4=0.5}"); assign(raw, "algorithm.name=scaffold"); raw
+    {'uplink': {'bits': {'32': 0.5, '4': 0.5}}, 'algorithm': {'name': 'scaffold'}}
+    """
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"--set {assignment}: must be key=value, for example train.lr=0.1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    put(raw, key.strip(), value)
+
+
+def put(raw: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        raw = raw.setdefault(table, {})
+        if not isinstance(raw, dict):
+            raise SettingsError(f"{key}: '{table}' is a setting, not a table")
+    raw[last] = value
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables joined; where both say something, what is above counts."""
+    joined = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in ("bits", "bandwidth")
+        joined[key] = merge(joined[key], value) if both else value
+    return joined
+
+
+def plain(value: Any) -> Any:
+    """As TOML has it: text for keys, lists for tuples."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value

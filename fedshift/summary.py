@@ -1,0 +1,194 @@
+"""Runs side by side: accuracy with its spread over seeds, bytes, and what bits cost and the shift gave back."""
+
+import csv
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedshift.settings import Experiment
+
+WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
+# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+class Result(NamedTuple):
+    """One finished run, read from its record."""
+
+    experiment: Experiment
+    score: float  # mean of the last ten evaluated rounds
+    last: float  # of the last round
+    bytes_up: int  # all rounds
+
+
+class Row(NamedTuple):
+    """Runs that differ in nothing but their seed."""
+
+    label: dict[str, str]  # the settings that differ between rows
+    scores: dict[int, float]  # by seed
+    last: float
+    bytes_up: float  # a run
+    against: str = ""  # what it is compared with
+    gain: float | None = None
+    verdict: str = ""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores.values())
+
+    @property
+    def spread(self) -> float | None:
+        return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+
+
+def load(folder: Path, experiment: Experiment) -> Result:
+    with open(folder / "rounds.csv", newline="") as file:
+        rounds = list(csv.DictReader(file))
+    metric = experiment.train.metric.rpartition(":")[2]
+    scores = [float(line[metric]) for line in rounds if line[metric]]
+    up = sum(int(line[f"bytes.{part}"]) for line in rounds for part in ("codes", "side", "header"))
+    return Result(experiment, statistics.fmean(scores[-WINDOW:]), scores[-1], up)
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    flat = [_flat(result.experiment.model_dump()) for result in results]
+    varying = [key for key in flat[0] if key not in ("seed", "name") and len({str(one[key]) for one in flat}) > 1]
+    grouped: dict[tuple[str, ...], list[Result]] = {}
+    for result, one in zip(results, flat, strict=True):
+        grouped.setdefault(tuple(shown(one[key]) for key in varying), []).append(result)
+    made = [
+        Row(
+            dict(zip(varying, values, strict=True)),
+            {result.experiment.seed: result.score for result in members},
+            statistics.fmean(result.last for result in members),
+            statistics.fmean(result.bytes_up for result in members),
+        )
+        for values, members in grouped.items()
+    ]
+    return [_compared(row, made) for row in made]
+
+
+def _compared(row: Row, others: Sequence[Row]) -> Row:
+    """A shifted row with the same without the shift, one of few bits with the same of 32."""
+    for key, value, plain, against in (
+        ("shift.on", "yes", "no", "without the shift"),
+        ("uplink.bits", None, "32", "32 bits"),
+    ):
+        if key in row.label and row.label[key] != plain and value in (None, row.label[key]):
+            base = next((other for other in others if other.label == row.label | {key: plain}), None)
+            if base is not None:
+                gain, verdict = difference(row.scores, base.scores)
+                return row._replace(against=against, gain=gain, verdict=verdict)
+    return row
+
+
+def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, str]:
+    """Mean difference over the seeds both have, and whether chance alone could explain it (paired t, 95 %).
+
+    >>> difference({0: 0.9, 1: 0.8, 2: 0.9}, {0: 0.8, 1: 0.7, 2: 0.81})[1]
+    ''
+    >>> difference({0: 0.9, 1: 0.8}, {0: 0.8, 1: 0.9})[1]
+    'within noise'
+    """
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return statistics.fmean(ours.values()) - statistics.fmean(theirs.values()), "no seed in common"
+    differences = [ours[seed] - theirs[seed] for seed in seeds]
+    gain = statistics.fmean(differences)
+    if len(seeds) == 1:
+        return gain, "one seed: noise unknown"
+    t = T95[len(seeds) - 2] if len(seeds) - 2 < len(T95) else 2.0
+    noise = t * statistics.stdev(differences) / math.sqrt(len(seeds))
+    return gain, "within noise" if abs(gain) <= noise else ""
+
+
+def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table:
+    seeds = sorted({seed for row in made for seed in row.scores})
+    about = f"{experiment.train.rounds} rounds, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    drawn = Table(
+        title=f"{title}: {about}" if title else about, title_justify="left", title_style="bold", box=SIMPLE_HEAD
+    )
+    drawn.caption = f"mean of the last {WINDOW} evaluated rounds, ± sample standard deviation over seeds"
+    drawn.caption_justify = "left"
+    for key in made[0].label:
+        drawn.add_column(key.rpartition(".")[2] if key != "shift.on" else "shift")
+    for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):
+        drawn.add_column(name, justify="right")
+    compared = any(row.gain is not None for row in made)
+    if compared:
+        drawn.add_column("difference")
+    for row in made:
+        spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
+        cells = [
+            *row.label.values(),
+            f"{100 * row.mean:.1f}{spread}",
+            f"{100 * row.last:.1f}",
+            f"{row.bytes_up / 1e6:.2f}",
+        ]
+        drawn.add_row(*cells, *([told(row)] if compared else []))
+    return drawn
+
+
+def told(row: Row) -> str:
+    if row.gain is None:
+        return ""
+    verdict = f" ({row.verdict})" if row.verdict else ""
+    return f"{100 * row.gain:+.1f} against {row.against}{verdict}"
+
+
+def sentences(made: Sequence[Row]) -> list[str]:
+    """What the few bits cost and what the shift gave back, where the runs tell."""
+    said = []
+    for row in made:
+        if row.gain is None:
+            continue
+        verdict = f" ({row.verdict})" if row.verdict else ""
+        points = f"{abs(100 * row.gain):.1f} points"
+        bits = row.label.get("uplink.bits", "")
+        if row.against == "32 bits":
+            said.append(f"{bits} bits {'cost' if row.gain < 0 else 'gained'} {points} against 32{verdict}.")
+        else:
+            where = f" at {bits} bits" if bits else ""
+            said.append(f"The shift {'gave back' if row.gain > 0 else 'took'} {points}{where}{verdict}.")
+    return said
+
+
+def shown(value: Any) -> str:
+    """A setting in a table: {32: 0.5, 4: 0.5} is 32+4."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "+".join(str(key) for key in value)
+    if isinstance(value, (list, tuple)):
+        return "+".join(str(part) for part in sorted(set(value), reverse=True))
+    return str(value)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name; bits and the like stay whole."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        whole = not isinstance(value, Mapping) or key in ("bits", "bandwidth", "group", "args")
+        found |= {prefix + key: value} if whole else _flat(value, f"{prefix}{key}.")
+    return found
+
+
+def names(experiments: Iterable[Experiment]) -> list[str]:
+    """A folder name for each run: the settings in which they differ."""
+    flat = [_flat(one.model_dump()) for one in experiments]
+    varying = [key for key in flat[0] if key not in ("seed", "name") and len({str(one[key]) for one in flat}) > 1]
+    short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
+    label = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
+    return [
+        "_".join([*(f"{label[key]}-{_slug(shown(one[key]))}" for key in varying), f"seed-{one['seed']}"])
+        for one in flat
+    ]
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "+.-" else "-" for c in text)

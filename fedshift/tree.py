@@ -1,0 +1,30 @@
+"""The verbs on Params."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from fedshift.types import Params
+
+
+def tmap(f: Callable[..., Tensor], first: Params, *others: Params) -> Params:
+    """f on the tensors of each name of the first tree.
+
+    >>> tmap(lambda w, g: w - 0.5 * g, {"w": torch.ones(2)}, {"w": torch.ones(2), "unused": torch.ones(1)})
+    {'w': tensor([0.5000, 0.5000])}
+    """
+    return {name: f(x, *(other[name] for other in others)) for name, x in first.items()}
+
+
+def zeros(like: Params) -> Params:
+    return tmap(torch.zeros_like, like)
+
+
+def take(params: Params, names: Iterable[str]) -> Params:
+    return {name: params[name] for name in names}
+
+
+def over(x: Tensor, like: Tensor) -> Tensor:
+    """A number a client (K,) shaped to act on stacked tensors (K, ...); a single number stays as it is."""
+    return x.view(-1, *[1] * (like.ndim - 1)) if x.ndim else x

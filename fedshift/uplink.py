@@ -1,0 +1,81 @@
+"""What one client sends: its weights or its update, through a codec, with or without error feedback.
+
+    u = w_k            or  w_k - w_t
+    send Q(u + e)      and keep  e = (u + e) - Q(u + e)
+
+Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF (Li, Li 2023).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedshift.codecs.base import Codec
+from fedshift.tree import tmap
+from fedshift.types import Params
+from fedshift.wire import EXACT, Choice, choose, header, pack, unpack
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """How a client's model travels: `Uplink(Codec(KMeans(4)))` is the paper's inferior client."""
+
+    codec: Codec = EXACT
+    update: bool = False
+    feedback: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        return self.codec.quantizer.lossy
+
+
+class Sent(NamedTuple):
+    frame: bytes
+    coded: Params  # u + e: what went into the codec
+    decoded: Params  # the weights the server will read
+    error: Params  # what the codec lost of each quantized tensor; kept for the next round with feedback
+
+
+def send(
+    uplink: Uplink,
+    w: Params,
+    start: Params,
+    error: Params,
+    trained: Iterable[str],
+    *,
+    number: int,
+    examples: int,
+    key: Tensor,
+) -> Sent:
+    """The upload of a client that began with `start` and ended with w."""
+    u = tmap(_difference, w, start) if uplink.update else w
+    if uplink.feedback and error:
+        u = u | {name: u[name] + e for name, e in error.items()}
+    frame = pack(quantized(uplink, trained), u, update=uplink.update, base=number, examples=examples, key=key)
+    if not uplink.lossy:
+        return Sent(frame, u, tmap(_sum, u, start) if uplink.update else w, {})
+    arrived = unpack(frame, like=u)
+    lossy = [name for name in trained if choose(uplink.codec, name, u[name]).quantizer.lossy]
+    lost = {name: u[name] - arrived[name] for name in lossy}
+    return Sent(frame, u, tmap(_sum, arrived, start) if uplink.update else arrived, lost)
+
+
+def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
+    """The codec of each tensor: buffers and frozen weights are in no pattern, and travel exactly."""
+    return dict.fromkeys(trained, uplink.codec)
+
+
+def read(frame: bytes, start: Params) -> Params:
+    """The weights a frame stands for, as both ends work them out."""
+    arrived = unpack(frame, like=start)
+    return tmap(_sum, arrived, start) if header(frame).update else arrived
+
+
+def _difference(w: Tensor, start: Tensor) -> Tensor:
+    return w - start if w.is_floating_point() else w
+
+
+def _sum(u: Tensor, start: Tensor) -> Tensor:
+    return u + start if u.is_floating_point() else u

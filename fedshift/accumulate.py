@@ -1,9 +1,12 @@
 """The server's running mean: frames come in one by one, and only their sum is kept."""
 
+import math
+
 import torch
 
+from fedshift.codecs.base import ends
 from fedshift.frame import Header, WireError
-from fedshift.parts import as_dtype, open_frame
+from fedshift.parts import Reader, as_dtype
 from fedshift.types import Params
 
 LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
@@ -27,10 +30,16 @@ class Mean:
 
     def __init__(self, like: Params, base: Params | None = None) -> None:
         self.like, self.base = like, base
+        self._reader = Reader(like)
         self.count, self.weight = 0, 0.0  # frames accepted, and the sum of their p_k
         self.lossy_weight = self.update_weight = 0.0
         self._sum = {name: torch.zeros(x.numel(), dtype=_wide(x.dtype)) for name, x in like.items()}
         self._bound = dict.fromkeys(like, 0.0)  # on the magnitude of the sum
+        self._most = {
+            name: tuple(ROOM * torch.finfo(dtype).max for dtype in (x.dtype, self._sum[name].dtype))
+            for name, x in like.items()
+            if x.is_floating_point()
+        }
         self._base_reach = {} if base is None else _reach(base, like)
         self._taken = False
 
@@ -45,19 +54,17 @@ class Mean:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
             raise ValueError("the mean was taken already; the next one begins with a new Mean")
-        header, parts = open_frame(data, self.like)
+        header, parts = self._reader.open(data)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
         bound = dict(self._bound)
-        for name, part in parts.items():
-            total = self._sum[name]
-            if total.is_floating_point():
-                reach = part.reach + (self._base_reach[name] if header.update else 0.0)
-                bound[name] += weight * reach
-                if bound[name] > ROOM * torch.finfo(total.dtype).max:
-                    raise WireError(f"{name}: adding the frame could overflow the sum")
-                if reach > ROOM * torch.finfo(self.like[name].dtype).max:
-                    raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+        for name, (most, most_sum) in self._most.items():
+            reach = parts[name].reach + (self._base_reach[name] if header.update else 0.0)
+            bound[name] += weight * reach
+            if bound[name] > most_sum:
+                raise WireError(f"{name}: adding the frame could overflow the sum")
+            if reach > most:
+                raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
         for name, part in parts.items():
             total = self._sum[name]
             if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
@@ -101,7 +108,8 @@ def _reach(base: Params, like: Params) -> dict[str, float]:
     """The largest magnitude of each tensor of a base, which must be a finite model like the others."""
     if {name: x.shape for name, x in base.items()} != {name: x.shape for name, x in like.items()}:
         raise ValueError("the base must have the names and shapes of the model")
-    reach = {name: float(x.double().abs().max()) if x.numel() else 0.0 for name, x in base.items()}
-    if broken := [name for name, largest in reach.items() if not largest < float("inf")]:
+    both = {name: ends(x if x.is_floating_point() else x.double()) if x.numel() else (0, 0) for name, x in base.items()}
+    reach = {name: max(abs(low), abs(high)) for name, (low, high) in both.items()}
+    if broken := [name for name, (low, high) in both.items() if not (math.isfinite(low) and math.isfinite(high))]:
         raise ValueError(f"the base holds NaN or infinity in {broken[0]}")
     return reach

@@ -9,7 +9,6 @@ a later one is complete: wherever a process is stopped, the newest whole checkpo
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from safetensors.torch import load
 
 from fedshift.files import TEMPORARY, RunError, Sync, read_content, write_tensors
 from fedshift.loop import State
-from fedshift.memory import Stored
+from fedshift.memory import Stored, check
 from fedshift.types import Broadcast, Params
 
 KEPT = 2
@@ -30,52 +29,51 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory."""
+    """The checkpoints of one run directory, known by their names from one look into it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.sync = folder, Sync()
+        found = [(path.name.split(".")[1], path) for path in folder.glob("checkpoint.*.*.safetensors")]
+        self.newest_first = sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
 
     def save(self, state: State, memory: Stored) -> None:
         memory.save(state.number)
         about = {"number": state.number, "skipped": state.skipped, "remembered": len(memory)}
         stem = f"checkpoint.{state.number:06d}"
-        write_tensors(self.folder, stem, _flat(state), {"state": json.dumps(about)}, self.sync.due())
-        numbers = [number for number, _ in self.newest_first()]
-        for number, path in self.newest_first():
-            if number not in numbers[:KEPT]:
-                path.unlink(missing_ok=True)
-        memory.prune(numbers[:KEPT][-1])
+        path = write_tensors(self.folder, stem, _flat(state), {"state": json.dumps(about)}, self.sync.due())
+        others = [one for one in self.newest_first if one[1] != path]
+        self.newest_first = [(state.number, path), *others]
+        oldest = sorted({number for number, _ in self.newest_first})[-KEPT:][0]
+        for number, old in others:
+            if number < oldest:
+                old.unlink(missing_ok=True)
+        self.newest_first = [one for one in self.newest_first if one[0] >= oldest]
+        memory.prune(oldest)
 
     def restore(self, like: State, recorded: int, keep: bool) -> Restored | None:
         """The newest whole checkpoint of the first `recorded` rounds; None when there is none.
 
-        One that cannot be used is put aside, not removed.
+        Those that cannot be used are put aside, not removed; when no other is left, nothing is changed.
         """
         for path in self.folder.glob(f"*{TEMPORARY}"):
             path.unlink()
-        warnings: list[str] = []
-        for number, path in list(self.newest_first()):
+        unusable: dict[Path, str] = {}
+        for number, path in self.newest_first:
             try:
                 if number > recorded:
                     raise RunError(f"{path}: the record ends before it, at round {recorded}")
                 state, remembered = _read(path, like)
-                memory = Stored(self.folder / "memory", number, keep)
-                if len(memory) != remembered:
-                    seen = f"the memory of {len(memory)} clients is there, of {remembered} is needed"
-                    raise RunError(f"{self.folder / 'memory'}: {seen}")
-                memory.verify()
+                check(self.folder / "memory", number, remembered)
             except RunError as problem:
-                warnings.append(str(problem))
-                path.rename(path.with_name(path.name + ".unusable"))
+                unusable[path] = str(problem)
                 continue
-            return Restored(state, memory, warnings)
-        if warnings:
-            raise RunError("; ".join(warnings) + "; no checkpoint is left to go on from")
+            for other in unusable:
+                other.rename(other.with_name(other.name + ".unusable"))
+            self.newest_first = [one for one in self.newest_first if one[1] not in unusable]
+            return Restored(state, Stored(self.folder / "memory", number, keep), list(unusable.values()))
+        if unusable:
+            raise RunError("; ".join(unusable.values()) + "; no checkpoint is left to go on from")
         return None
-
-    def newest_first(self) -> Iterator[tuple[int, Path]]:
-        found = [(int(path.name.split(".")[1]), path) for path in self.folder.glob("checkpoint.*.safetensors")]
-        return iter(sorted(found, reverse=True))
 
 
 def _read(path: Path, like: State) -> tuple[State, int]:

@@ -109,9 +109,29 @@ def codecs(
     """Bytes, time and error of every codec on the paper's CNN, and the promises they keep."""
     from fedshift.bench import report
 
+    measured(report.measure, quick, 3 if quick else repeats, as_json)
+
+
+@bench.command()
+def engines(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without training the paper's CNN, which takes minutes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
+) -> None:
+    """What a round costs: against a loop written by hand, on all cores, and with many clients."""
+    from fedshift.bench import report
+
+    measured(report.measure_engines, quick, repeats, as_json)
+
+
+def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:
+    from fedshift.bench import report
+
     console = Console(stderr=True)
     with console.status("") as status:
-        result = report.measure(quick, 3 if quick else repeats, lambda text: status.update(f"measuring {text} ..."))
+        result = measure(quick, repeats, lambda text: status.update(f"measuring {text} ..."))
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
     else:

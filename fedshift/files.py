@@ -6,6 +6,7 @@ A name ends in the checksum of its content, so a file says by itself whether it 
 import os
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors.torch import save
@@ -44,7 +45,8 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
                 os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as problem:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written to has nothing to remove
+            beside.unlink()
         raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
 

@@ -71,8 +71,16 @@ def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
     return PRELUDE.size + records + CRC.size
 
 
-def parse(data: bytes | memoryview, expected: int | None = None) -> tuple[Header, list[Record], memoryview]:
-    """Header, as many records as expected, and the region of buffers, after all checks that the frame alone allows."""
+class Opened(NamedTuple):
+    """A frame of which the prelude and the checksum were checked."""
+
+    header: Header
+    tensors: int
+    rest: memoryview  # records, then buffers
+
+
+def parse(data: bytes | memoryview) -> Opened:
+    """What a frame says about itself, after all checks that the frame alone allows."""
     view = memoryview(data).cast("B")
     if len(view) < PRELUDE.size + CRC.size:
         raise WireError(f"{len(view)} bytes are too few for a frame, which has {PRELUDE.size + CRC.size} or more")
@@ -87,14 +95,19 @@ def parse(data: bytes | memoryview, expected: int | None = None) -> tuple[Header
         raise WireError("the checksum does not match: the frame was damaged on its way")
     if flags & ~(UPDATE | RESET | LOSSY):
         raise WireError(f"unknown flags {flags:#06x}")
-    if expected is not None and tensors != expected:
-        raise WireError(f"the frame has {tensors} tensors, the model {expected}")
-    records, at, end = [], PRELUDE.size, length - CRC.size
-    for number in range(tensors):
-        record, at = _read_record(view[:end], at, number)
-        records.append(record)
     header = Header(bool(flags & UPDATE), base, examples, bool(flags & RESET), bool(flags & LOSSY))
-    return header, records, view[at:end]
+    return Opened(header, tensors, view[PRELUDE.size : -CRC.size])
+
+
+def records(frame: Opened, expected: int) -> tuple[list[Record], int]:
+    """As many records as expected, and the bytes they take."""
+    if frame.tensors != expected:
+        raise WireError(f"the frame has {frame.tensors} tensors, the model {expected}")
+    found, at = [], 0
+    for number in range(expected):
+        record, at = _read_record(frame.rest, at, number)
+        found.append(record)
+    return found, at
 
 
 def _record(record: Record) -> bytes:

@@ -5,6 +5,7 @@ Only clients that have trained have a memory. On disk it is one file a client an
 writing a round never touches what an earlier checkpoint needs.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors.torch import load
@@ -38,8 +39,7 @@ class Stored:
         self.files: dict[int, dict[int, Path]] = {}  # client -> round -> file
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
-        for path in folder.glob("*.*.*.safetensors"):
-            client, written = map(int, path.name.split(".")[:2])
+        for client, written, path in _found(folder):
             if written > number:
                 path.unlink()
             else:
@@ -48,11 +48,6 @@ class Stored:
     def __len__(self) -> int:
         """Clients that remember something."""
         return len(self.files.keys() | self.held.keys())
-
-    def verify(self) -> None:
-        """RunError where a file that is needed is not what was written."""
-        for versions in self.files.values():
-            read_content(versions[max(versions)])
 
     def get(self, client: int) -> Params:
         if client in self.held:
@@ -89,3 +84,23 @@ class Stored:
         for versions in self.files.values():
             for old in sorted(written for written in versions if written <= number)[:-1]:
                 versions.pop(old).unlink(missing_ok=True)
+
+
+def check(folder: Path, number: int, remembered: int) -> None:
+    """RunError where the memory of so many clients after round `number` is not there whole; changes nothing."""
+    newest: dict[int, tuple[int, Path]] = {}
+    for client, written, path in _found(folder):
+        if written <= number:
+            newest[client] = max(newest.get(client, (written, path)), (written, path))
+    if len(newest) != remembered:
+        raise RunError(f"{folder}: the memory of {len(newest)} clients is there, of {remembered} is needed")
+    for _, path in newest.values():
+        read_content(path)
+
+
+def _found(folder: Path) -> Iterator[tuple[int, int, Path]]:
+    """Client, round and file."""
+    for path in list(folder.glob("*.*.*.safetensors")):
+        client, written = path.name.split(".")[:2]
+        if client.isdecimal() and written.isdecimal():
+            yield int(client), int(written), path

@@ -1,5 +1,7 @@
 """The numbers that stand for dtypes and codecs on the wire. A number, once given, is never reused."""
 
+from functools import lru_cache
+
 import torch
 
 from fedshift.codecs.base import Codec, Coder, Groups, PerBlock, PerChannel, PerTensor, Quantizer
@@ -28,6 +30,7 @@ CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 2: Range}
 GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
 
 
+@lru_cache(1024)
 def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, int, int]:
     """dtype, quantizer, bits, coder, groups, block"""
     kind = next((number for number, known in DTYPES.items() if known == dtype), None)
@@ -44,6 +47,11 @@ def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, in
 
 def codec_of(record: Record) -> Codec:
     """The way back; ValueError for numbers that mean nothing."""
+    return _codec(record._replace(name="", shape=(), codes=0))
+
+
+@lru_cache(1024)
+def _codec(record: Record) -> Codec:
     if record.coder not in CODERS or record.groups not in GROUPS:
         raise ValueError(f"unknown coder {record.coder} or groups {record.groups}")
     if bool(record.block) != (GROUPS[record.groups] is PerBlock):

@@ -15,6 +15,7 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed 64-bit number
 FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 SECOND = 0x94D049BB133111EB - (1 << 64)
+MASK = (1 << 64) - 1
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -31,7 +32,18 @@ def _mix(z: Tensor) -> Tensor:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key for each (key, number); broadcasts like any tensor operation."""
+    if isinstance(number, int) and not key.ndim and key.device.type == "cpu":
+        return torch.tensor(_fold_one(int(key), number))
     return _mix(key + (torch.as_tensor(number, device=key.device) + 1) * GOLDEN)
+
+
+def _fold_one(key: int, number: int) -> int:
+    """The same on one number: a tenth of the time of a dozen operations on tensors of one element."""
+    z = (key + (number + 1) * GOLDEN) & MASK
+    z = ((z ^ (z >> 30)) * FIRST) & MASK
+    z = ((z ^ (z >> 27)) * SECOND) & MASK
+    z ^= z >> 31
+    return z - (1 << 64) if z >> 63 else z
 
 
 def key(seed: int, purpose: str, *numbers: int | Tensor) -> Tensor:

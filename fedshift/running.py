@@ -49,6 +49,7 @@ class Run:
         self.state = self.fed.start()
         self.folder = Folder(Path(out)) if out is not None else None
         self.memory: Ram | Stored = Ram()
+        self.checkpoints = Checkpoints(self.folder.path) if self.folder else None
         try:
             if self.folder:
                 self._restore(self.folder) if again else self._begin(self.folder)
@@ -67,7 +68,8 @@ class Run:
 
     def _restore(self, folder: Folder) -> None:
         recorded = folder.recorded()
-        found = Checkpoints(folder.path).restore(self.state, recorded, self._in_ram)
+        assert self.checkpoints
+        found = self.checkpoints.restore(self.state, recorded, self._in_ram)
         if found:
             self.state, self.memory = found.state, found.memory
             for warning in found.warnings:
@@ -133,10 +135,10 @@ class Run:
     def _save(self, outcome: Outcome) -> float:
         """Seconds it took."""
         clock = Clock()
-        if self.folder and isinstance(self.memory, Stored):
+        if self.folder and self.checkpoints and isinstance(self.memory, Stored):
             self.folder.add(self.experiment, self.fed, outcome)
             if outcome.number % self.experiment.record.checkpoint == 0:
-                Checkpoints(self.folder.path).save(self.state, self.memory)
+                self.checkpoints.save(self.state, self.memory)
             elif not self._in_ram:
                 self.memory.save(outcome.number)
         clock.lap("save")

@@ -19,7 +19,7 @@ from fedshift import rng
 from fedshift.codecs.base import Codec, finite
 from fedshift.codecs.exact import Identity
 from fedshift.frame import Header, Record, build, overhead, parse
-from fedshift.parts import LARGEST, as_dtype, code_count, open_frame, side_numbers
+from fedshift.parts import LARGEST, Reader, as_dtype, code_count, side_numbers
 from fedshift.registry import numbers_of
 from fedshift.types import Params
 
@@ -51,8 +51,9 @@ def pack(
     for name, x in params.items():
         chosen = choose(codec, name, x)
         try:
-            numbers, number = numbers_of(chosen, x.dtype), zlib.crc32(name.encode())
-            side, codes = _encode(chosen, x, None if key is None else rng.fold(key, number))
+            numbers = numbers_of(chosen, x.dtype)
+            own = None if key is None or not chosen.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+            side, codes = _encode(chosen, x, own)
             record = Record(name, tuple(x.shape), *numbers, len(codes))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
@@ -64,7 +65,7 @@ def pack(
 
 def unpack(data: bytes | memoryview, like: Params) -> Params:
     """The tensors of a frame, which must have the names, shapes and dtypes of `like`, on its devices."""
-    _, parts = open_frame(data, like)
+    _, parts = Reader(like).open(data)
     params = {}
     for name, x in like.items():
         flat = torch.empty(x.numel(), dtype=x.dtype)
@@ -95,7 +96,7 @@ def anatomy(codec: Choice, like: Params, length: int) -> tuple[int, int, int]:
 
 def header(data: bytes | memoryview) -> Header:
     """What the client says about its upload, after the checksum."""
-    return parse(data)[0]
+    return parse(data).header
 
 
 def choose(codec: Choice, name: str, x: Tensor) -> Codec:

@@ -1,8 +1,6 @@
 """`fedshift bench codecs`: what each codec costs in bytes, time and error on the paper's CNN."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.accumulate import Mean
-from fedshift.bench.timing import Job, fresh_memory, installed, medians
+from fedshift.bench.timing import Job, apart, fresh_memory, installed, medians, resident
 from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
 from fedshift.codecs.base import Quantizer
 from fedshift.models import PaperCNN
@@ -199,9 +197,8 @@ def memory(tick: Tick) -> Iterator[Bar]:
     extra = {}
     for uploads in (10, 100):
         tick(f"memory of {uploads} uploads")
-        program = f"from fedshift.bench.codecs import peak; print(peak({uploads}))"
-        run = partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        extra[uploads] = min(float(run().stdout) for _ in range(3))  # what the process does besides only adds
+        # what the process does besides only adds
+        extra[uploads] = min(apart("fedshift.bench.codecs", "peak", uploads)[0] for _ in range(3))
         yield Bar(f"extra memory, mean of {uploads} uploads / model", "<= 2x", extra[uploads], extra[uploads] <= 2)
     growth = extra[100] / extra[10]
     yield Bar("extra memory, 100 uploads / 10 uploads", "<= 1.05x", growth, growth <= 1.05)
@@ -214,11 +211,6 @@ def peak(uploads: int) -> float:
     params = weights()
     frame = pack(Codec(KMeans(4)), params)
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident now
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     streamed([frame] * uploads, params)
-    return (_resident("VmHWM") - before) / sum(4 * x.numel() for x in params.values())
-
-
-def _resident(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])
+    return (resident("VmHWM") - before) / sum(4 * x.numel() for x in params.values())

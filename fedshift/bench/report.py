@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedshift.about import machine
-from fedshift.bench import codecs, rivals
+from fedshift.bench import codecs, engines, rivals
 from fedshift.bench.codecs import Bar, Row
 from fedshift.bench.timing import medians
 from fedshift.engines.base import one_thread
@@ -43,6 +43,19 @@ def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
     return Result(about, rows, bars)
 
 
+def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+    """Quick: without the parts that train the paper's CNN, which take minutes."""
+    about = machine()
+    with one_thread():
+        bars, took = engines.overhead(15 * repeats, tick)
+        about |= {f"round of digits, {name}": f"{1e3 * seconds:.2f} ms" for name, seconds in took.items()}
+        bars += engines.population(20 * repeats, tick)
+    if not quick:
+        bars += engines.cores(max(3, repeats // 3), tick)
+        bars += engines.paper_round(tick)
+    return Result(about, [], bars)
+
+
 def show(result: Result, console: Console) -> None:
     table = _table("The paper's CNN, 2,155,872 weights, as one upload")
     for column in ("codec", "bits", "bytes", "encode\nms", "decode\nms", "SNR\ndB", "paper\nKB", "paper\nms"):
@@ -58,18 +71,22 @@ def show(result: Result, console: Console) -> None:
             f"{row.paper_kb:,.0f}" if row.paper_kb else "",
             f"{row.paper_ms:,.0f}" if row.paper_ms else "",
         )
-    console.print(table)
+    if result.rows:
+        console.print(table)
     if result.bars:
         bars = _table("What is promised")
         for column in ("what", "asked", "measured", "", "/ copyto"):
             bars.add_column(column, justify="left" if column in ("what", "") else "right")
         for bar in result.bars:
             steady = f"{bar.steady:.3g}x" if bar.steady else ""
-            figure = f"{bar.measured:,.0f}" if bar.measured > 1000 else f"{bar.measured:.4g}x"
+            figure = (
+                f"{bar.measured:,.0f}" if bar.measured > 1000 else f"{bar.measured:.4g}{'x' * bar.asked.endswith('x')}"
+            )
             bars.add_row(bar.what, bar.asked, figure, "" if bar.asked == "-" else "yes" if bar.met else "NO", steady)
         console.print(bars)
     console.print("\n".join(f"{name}: {value}" for name, value in result.machine.items()), highlight=False)
-    console.print("bits: sent for each weight; times: median CPU time, one thread")
+    if result.rows:
+        console.print("bits: sent for each weight; times: median CPU time, one thread")
 
 
 def _table(title: str) -> Table:

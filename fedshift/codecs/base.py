@@ -34,6 +34,10 @@ class Quantizer(Protocol):
     @property
     def lossy(self) -> bool: ...
 
+    @property
+    def random(self) -> bool:
+        """Whether it needs a key."""
+
     def width(self, n: int) -> int:
         """Numbers of side data for a row of n values."""
 
@@ -49,6 +53,7 @@ class Lookup(ABC):
     """A quantizer of 1 to 8 bits that decodes by table: code q of row r means table[r, q]."""
 
     bits: int
+    random = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -201,4 +206,10 @@ def chunks(x: Tensor, levels: int = 1) -> Iterator[tuple[slice, slice]]:
 
 def finite(x: Tensor) -> bool:
     """Whether x holds neither NaN nor infinity: its ends show both, and are found in one pass."""
-    return not x.numel() or bool(torch.stack(torch.aminmax(x)).isfinite().all())
+    return not x.numel() or all(math.isfinite(end) for end in ends(x))
+
+
+def ends(x: Tensor) -> tuple[float, float]:
+    """The least and the largest value, both NaN where there is one."""
+    low, high = torch.aminmax(x)
+    return float(low), float(high)

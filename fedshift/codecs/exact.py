@@ -18,6 +18,8 @@ class Identity:
     (torch.Size([1, 8]), [[1.0, 2.0]])
     """
 
+    random = False
+
     @property
     def bits(self) -> int:
         return 32
@@ -47,6 +49,7 @@ class Cast:
     """
 
     to: Literal["float16", "bfloat16"]
+    random = False
 
     def __post_init__(self) -> None:
         if self.to not in ("float16", "bfloat16"):

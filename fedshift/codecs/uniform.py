@@ -63,6 +63,8 @@ class Stochastic(Grid):
     [0.0, 0.20000000298023224, 1.0]
     """
 
+    random = True
+
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         if key is None:
             raise ValueError("Stochastic rounds at random and needs a key, for example rng.key(seed, 'upload')")

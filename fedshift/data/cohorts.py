@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshift import rng
 from fedshift.data.partition import Partition
 
-SHUFFLE, STEP, AUGMENT, ROUNDING = range(4)  # what a client's key of a round is folded with
+SHUFFLE, STEP, AUGMENT, ROUNDING = range(4)  # what keys are folded with
 
 
 class Plan(NamedTuple):
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     batches: Tensor  # (K, S, B) int64: examples, the kept ones of a batch first
     keep: Tensor  # (K, S, B) bool
     lr: Tensor  # (K, S)
-    key: Tensor  # (K,) int64
+    key: Tensor  # (K, S) int64: one for each step
 
 
 Rate = Callable[[int, Tensor], Tensor]  # (round, step (K, S) counted over all rounds) -> learning rate (K, S)
@@ -46,7 +46,7 @@ def strongly_convex(mu: float, gamma: float) -> Rate:
 def travel(plan: Plan, momentum: float) -> Tensor:
     """sum_j lr_j (1 - m^j) / (1 - m), how far a client moves under a unit gradient: (K,), or () for one client.
 
-    >>> plan = Plan(torch.zeros(2, 1), torch.ones(2, 1).bool(), torch.tensor([0.1, 0.1]), torch.tensor(0))
+    >>> plan = Plan(torch.zeros(2, 1), torch.ones(2, 1).bool(), torch.tensor([0.1, 0.1]), torch.zeros(2))
     >>> travel(plan, 0.0), travel(plan, 0.9)  # 0.1 + 0.1;  0.1 + 0.19
     (tensor(0.2000), tensor(0.2900))
     """
@@ -75,7 +75,7 @@ def draw_plan(
     shuffled = order[torch.arange(len(k))[:, None, None], epoch[:, :, None], place]
     batches = partition.order[start[:, None, None] + shuffled]
     tau = (number - 1) * (epochs * each)[:, None] + steps
-    return Plan(batches, keep, rate(number, tau), key)
+    return Plan(batches, keep, rate(number, tau), rng.fold(rng.fold(key, STEP)[:, None], steps))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedshift import evaluate, rng
 from fedshift.data.augment import crop_and_flip
-from fedshift.data.cohorts import AUGMENT, ROUNDING, STEP, Plan, travel
+from fedshift.data.cohorts import AUGMENT, ROUNDING, Plan, travel
 from fedshift.engines.base import Histogram, Job, Task, Upload
 from fedshift.evaluate import Score
 from fedshift.tree import take, tmap
@@ -37,7 +37,7 @@ class Client:
 
     def score(self, params: Params, part: slice) -> Score:
         self.load(params)
-        self.task.model.eval()
+        self._mode(False)
         return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
 
     def turn(self, job: Job, i: int, memory: Params) -> Upload:
@@ -52,7 +52,7 @@ class Client:
         middle = time.perf_counter()
         extra = b""
         try:
-            key = rng.fold(plan.key, ROUNDING)
+            key = rng.fold(plan.key[0], ROUNDING)
             sent = send(uplink, w, start, error, self.trained, number=job.number, examples=job.examples[i], key=key)
             if rule.extra != "none":
                 seen = sent.decoded if rule.extra == "derived" else w
@@ -77,24 +77,27 @@ class Client:
         """v = m v + (grad + weight_decay w);  w = w - lr v;  v is 0 at the start of every round."""
         task, model, rule = self.task, self.task.model, job.rule
         self.load(job.sent.params)
-        model.train()
+        self._mode(True)
         sent = Broadcast(self._here(job.sent.params), self._here(job.sent.control))
         memory = self._here(memory)
         batches, values = plan.batches.to(self.device), list(self.w.values())
-        keys = rng.fold(rng.fold(plan.key, STEP), torch.arange(len(plan.lr)))
-        seeds, rates, counts = keys.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
+        seeds, rates, counts = plan.key.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
+        data, loss_of = task.data, task.loss
+        seed = torch.cuda.manual_seed if self.device.type == "cuda" else torch.default_generator.manual_seed
         velocity: list[Tensor] | tuple[Tensor, ...] = []
         before = torch.get_rng_state()  # dropout draws from torch's own generator, seeded for each step
         for step, n in enumerate(counts):
             if not n:
                 break
-            self._seed(seeds[step])
+            seed(seeds[step])
             batch = batches[step, :n]
-            x = task.data.x[batch]
+            x = data.x.index_select(0, batch)
             if task.augment:
-                x = crop_and_flip(x, rng.fold(rng.fold(keys[step], AUGMENT), torch.arange(n)).to(self.device))
-            loss = task.loss(model(task.data.inputs(x)), task.data.y[batch])
-            grads = torch.autograd.grad(loss, self.weights, allow_unused=True, materialize_grads=True)
+                x = crop_and_flip(x, rng.fold(rng.fold(plan.key[step], AUGMENT), torch.arange(n)).to(self.device))
+            loss = loss_of(model(data.inputs(x)), data.y.index_select(0, batch))
+            grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
+            if any(grad is None for grad in grads):  # a parameter that this batch did not need
+                grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(values, grads, strict=True))
             if task.clip:
                 grads = clipped(grads, task.clip)
             if task.weight_decay:
@@ -109,14 +112,12 @@ class Client:
         torch.set_rng_state(before)
         return {name: x.to("cpu", copy=True) for name, x in self.state.items()}
 
+    def _mode(self, training: bool) -> None:
+        if self.task.model.training != training:  # it is asked of every module, which takes a while
+            self.task.model.train(training)
+
     def _here(self, params: Params) -> Params:
         return params if self.device.type == "cpu" else tmap(lambda x: x.to(self.device), params)
-
-    def _seed(self, seed: int) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
 
 
 def clipped(grads: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:

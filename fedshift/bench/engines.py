@@ -1,0 +1,204 @@
+"""The figures of `fedshift bench engines`: a round against a hand-written loop, cores, and population."""
+
+import copy
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fedshift.bench.codecs import Bar
+from fedshift.bench.timing import apart, medians, resident
+from fedshift.data import datasets
+from fedshift.data.datasets import Dataset, dataset
+from fedshift.data.partition import Partition
+from fedshift.engines import Engine, Processes, Sequential
+from fedshift.experiment import build
+from fedshift.loop import Federation, run_round
+from fedshift.memory import Ram
+from fedshift.models import MLP
+from fedshift.running import Run, cores_here
+from fedshift.settings import Experiment
+
+Tick = Callable[[str], None]
+ROUNDS = 1_000_000  # never reached: a bench takes as many as it wants
+
+
+def small(**changed: Any) -> Experiment:
+    """Digits, MLP 64-128-10, 10 of 100 clients a round, 2 epochs, batch 8."""
+    base: dict[str, Any] = {
+        "data": {"partition": "iid"},
+        "train": {"rounds": ROUNDS, "epochs": 2, "batch": 8},
+        "engine": {"name": "sequential"},
+    }
+    return Experiment(**(base | changed))
+
+
+class Handwritten:
+    """FedAvg as one would write it in an afternoon: module, optimizer, state dicts, accuracy; nothing recorded."""
+
+    def __init__(self, experiment: Experiment, data: Dataset) -> None:
+        self.train, self.data = experiment.train, data
+        self.parts = build(experiment, data=data).partition
+        torch.manual_seed(0)
+        self.model = MLP()
+        self.state = copy.deepcopy(self.model.state_dict())
+
+    def round(self) -> float:
+        uploads = []
+        for client in torch.randperm(self.parts.clients)[: self.train.cohort].tolist():
+            self.model.load_state_dict(self.state)
+            self.model.train()
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=self.train.lr)
+            mine = self.parts.of(client)
+            for _ in range(self.train.epochs):
+                order = mine[torch.randperm(len(mine))]
+                for i in range(0, len(order), self.train.batch):
+                    batch = order[i : i + self.train.batch]
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(self.model(self.data.x[batch]), self.data.y[batch])
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+            uploads.append({name: x.clone() for name, x in self.model.state_dict().items()})
+        self.state = {name: torch.stack([one[name] for one in uploads]).mean(0) for name in self.state}
+        self.model.load_state_dict(self.state)
+        self.model.eval()
+        with torch.no_grad():
+            outputs = self.model(self.data.test_x)
+            F.cross_entropy(outputs, self.data.test_y)
+            return float((outputs.argmax(1) == self.data.test_y).float().mean())
+
+
+def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], dict[str, float]]:
+    """A round of digits, recorded and checkpointed, over the same round written by hand."""
+    data = datasets.load("digits")
+    with folder() as out:
+        exact = Run(small(), out / "exact", data=data)
+        mixed = Run(small(uplink={"bits": {32: 0.5, 4: 0.5}}), out / "mixed", data=data)
+        by_hand = Handwritten(small(), data).round
+        took = medians({"recorded, 32 bit": exact.__next__, "by hand": by_hand}, repeats, tick)
+        took |= medians({"recorded, 32+4 bit": mixed.__next__}, repeats, tick)
+        exact.close()
+        mixed.close()
+    ratio = took["recorded, 32 bit"] / took["by hand"]
+    return [Bar("round of digits, all recorded / by hand", "<= 1.1x", ratio, ratio <= 1.1)], took
+
+
+def images(n: int, tests: int) -> Dataset:
+    """Noise in the shape of CIFAR-10: what it looks like does not change how long it takes."""
+    g = torch.Generator().manual_seed(0)
+    x, test_x = (torch.randint(0, 256, (size, 3, 32, 32), generator=g).byte() for size in (n, tests))
+    return dataset(x, torch.arange(n) % 10, test_x, torch.arange(tests) % 10, mean=(0.5,) * 3, std=(0.2,) * 3)
+
+
+def paper(**train: Any) -> Experiment:
+    """The paper's CNN and settings, on all that is asked for."""
+    return Experiment(
+        data={"partition": "iid", "augment": True},
+        model={"name": "paper-cnn"},
+        train={"rounds": ROUNDS, "lr": 0.005, "momentum": 0.9, "epochs": 10, "batch": 50} | train,
+        uplink={"bits": {32: 0.5, 4: 0.5}},
+        engine={"name": "sequential"},
+    )
+
+
+def paper_round(tick: Tick) -> list[Bar]:
+    """A whole round of the paper on one thread: ten clients of 1,000 images, ten epochs, 10,000 test images."""
+    tick("a round of the paper's CNN, which takes a minute or two")
+    with folder() as out:
+        run = Run(paper(selection="stratified"), out / "paper", data=images(100_000, 10_000))
+        begin = time.perf_counter()
+        outcome = next(run)
+        took = time.perf_counter() - begin
+        run.close()
+    rest = (took - outcome.seconds["train"]) / took
+    return [Bar("round of the paper's CNN, all but local training / whole", "<= 0.15x", rest, rest <= 0.15)]
+
+
+def cores(repeats: int, tick: Tick) -> list[Bar]:
+    """Wall time of whole rounds of the paper's CNN: worker processes against one process."""
+    experiment = paper(epochs=2, cohort=8)
+    fed = build(experiment, data=images(10_000, 2_000))
+    workers = cores_here()
+    engines: dict[str, tuple[Engine, int]] = {
+        "processes": (Processes(fed.task, workers), 1),
+        "one thread": (Sequential(fed.task), 1),
+        "all threads": (Sequential(fed.task), workers),
+    }
+    took: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(repeats):
+        for name, (engine, threads) in engines.items():
+            tick(f"{workers} cores: {name}")
+            took[name].append(wall(fed, engine, threads))
+    for engine, _ in engines.values():
+        engine.close()
+    best = {name: median(seconds) for name, seconds in took.items()}
+    gain, against = best["one thread"] / best["processes"], best["all threads"] / best["processes"]
+    return [
+        Bar(f"{workers} processes / one process of one thread", ">= 1.6x", gain, gain >= 1.6),
+        Bar(f"{workers} processes / one process of {workers} threads", ">= 1x", against, against >= 1),
+    ]
+
+
+def wall(fed: Federation, engine: Engine, threads: int) -> float:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    begin = time.perf_counter()
+    run_round(fed, engine, fed.start(), Ram())
+    torch.set_num_threads(before)
+    return time.perf_counter() - begin
+
+
+def population(rounds: int, tick: Tick) -> list[Bar]:
+    """Ten clients of 14 examples train, of a hundred or of ten thousand, with the same data at hand (Linux only)."""
+    if not Path("/proc/self/clear_refs").exists():
+        return []
+    tick("100 and 10,000 clients")
+    few, many = (apart("fedshift.bench.engines", "crowd", clients, rounds) for clients in (100, 10_000))
+    ratio, more = many[0] / few[0], (many[1] - few[1]) / 1e6
+    return [
+        Bar("round with 10,000 clients / 100", "<= 1.1x", ratio, ratio <= 1.1),
+        Bar("MB more with 10,000 clients", "<= 50", more, more <= 50),
+    ]
+
+
+def crowd(clients: int, rounds: int) -> tuple[float, int]:
+    """Median CPU seconds of a round of SCAFFOLD, whose clients' memory is on disk, and the most RAM beside the data."""
+    torch.set_num_threads(1)
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(140_000, 64, generator=g), torch.randint(0, 10, (140_000,), generator=g)
+    data = dataset(x, y, x[:360], y[:360])
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident now
+    before = resident("VmRSS")
+    with folder() as out:
+        experiment = small(
+            data={"partition": "iid", "clients": clients},
+            algorithm={"name": "scaffold"},
+            record={"memory": "disk"},
+        )
+        run = Run(experiment, out / "run", data=data)
+        each = Partition(run.fed.partition.order[: 14 * clients], torch.arange(clients + 1) * 14)
+        run.fed = replace(run.fed, partition=each)
+        took = []
+        for _ in range(rounds):
+            begin = time.process_time()
+            next(run)
+            took.append(time.process_time() - begin)
+        run.close()
+    return median(took), resident("VmHWM") - before
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp())
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)

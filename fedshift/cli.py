@@ -55,7 +55,8 @@ def run(
     with sentences():
         raw = command.settings(file, preset or (None if file else "demo"), assignments or [])
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
-        command.start(raw, where, display(quiet, as_json), as_json)
+        with command.placed(str(file or f"--preset {preset or 'demo'}")):
+            command.start(raw, where, display(quiet, as_json), as_json)
 
 
 @app.command()
@@ -72,7 +73,8 @@ def sweep(
 
     with sentences():
         raw = command.settings(file, preset, assignments or [])
-        command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json)
+        with command.placed(str(file)):
+            command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from fedshift import summary
 from fedshift import sweep as sweeping
 from fedshift.data import fetch as fetch_data
+from fedshift.experiment import build
 from fedshift.files import RunError
 from fedshift.presets import PRESETS
 from fedshift.progress import Display
@@ -22,26 +24,40 @@ from fedshift.sweep import Sweep
 
 
 def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
-    """The preset, then the file, then the command line: later ones count. Checked, and named when wrong."""
+    """The preset, then the file, then the command line: later ones count. What is wrong is named with its place."""
     if preset is not None and preset not in PRESETS:
         raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
     raw = PRESETS[preset] if preset else {}
     raw = merge(raw, read(file)) if file else merge({}, raw)
-    _check(raw, str(file) if file else f"--preset {preset}")
-    if assignments:
-        changes: dict[str, Any] = {}
-        for assignment in assignments:
-            assign(changes, assignment)
-        raw = merge(raw, changes)
-        _check(raw, "--set")
+    with placed(str(file) if file else f"--preset {preset}"):
+        sweeping.expand(raw)
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        assign(changes, assignment)
+    raw = merge(raw, changes)
+    with placed("--set"):
+        sweeping.expand(raw)
     return raw
 
 
-def _check(raw: Mapping[str, Any], where: str) -> None:
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Say where a wrong setting stands."""
     try:
-        sweeping.expand(raw)
+        yield
     except SettingsError as problem:
         raise SettingsError(f"{where}: {problem}") from None
+
+
+def check(sweep: Sweep) -> None:
+    """Build what the runs of a grid need, each thing once, before the first of them starts."""
+    seen: list[tuple[object, ...]] = []
+    for one in sweep.runs:
+        said = one.experiment
+        needs = said.data, said.model, said.uplink, said.train, said.engine
+        if needs not in seen and not sweep.finished(one):
+            seen.append(needs)
+            build(said)
 
 
 def free(path: Path) -> Path:
@@ -89,6 +105,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
 def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> None:
     """Train what is left of a grid."""
     sweep, failures = Sweep(raw, out), 0
+    check(sweep)
     skipped = [one for one in sweep.runs if sweep.finished(one)]
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")

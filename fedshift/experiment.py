@@ -2,17 +2,18 @@
 
 import copy
 import importlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import rng
-from fedshift.algorithms import Algorithm, fedavg, fedprox, scaffold, shifted
+from fedshift.algorithms import Algorithm, fedavg, fedprox, layers, scaffold, shifted
 from fedshift.codecs import (
     BitPack,
     Cast,
@@ -33,7 +34,7 @@ from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
 from fedshift.engines import Engine, Processes, Sequential, Task
-from fedshift.evaluate import accuracy
+from fedshift.evaluate import Loss, Metric, accuracy
 from fedshift.loop import Federation, Group
 from fedshift.models import MODELS
 from fedshift.settings import Bits, Experiment, Link, SettingsError
@@ -45,8 +46,14 @@ CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "ran
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 
 
-def build(experiment: Experiment, model: nn.Module | None = None, data: Dataset | None = None) -> Federation:
-    """What the settings describe, with a model and data of the caller's own in place of named ones."""
+def build(
+    experiment: Experiment,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+) -> Federation:
+    """What the settings describe, with the caller's own model, data, loss or metric in place of named ones."""
     try:
         data = data or datasets.load(experiment.data.name)
     except (ValueError, ImportError, OSError) as problem:
@@ -60,8 +67,8 @@ def build(experiment: Experiment, model: nn.Module | None = None, data: Dataset 
         task = Task(
             model=(copy.deepcopy(model) if model is not None else named_model(experiment, data)).to(device),
             data=data.to(device),
-            loss=F.cross_entropy if train.loss == "cross-entropy" else named("train.loss", train.loss),
-            metric=accuracy if train.metric == "accuracy" else named("train.metric", train.metric),
+            loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else named("train.loss", train.loss)),
+            metric=metric or (accuracy if train.metric == "accuracy" else named("train.metric", train.metric)),
             momentum=train.momentum,
             weight_decay=train.weight_decay,
             clip=train.clip,
@@ -69,6 +76,7 @@ def build(experiment: Experiment, model: nn.Module | None = None, data: Dataset 
         )
         held = split(experiment, data)
         groups, group = links(experiment)
+        rates = bandwidth(experiment, groups, group)
         if train.selection == "stratified":
             drawn = cohorts.stratified(held, group, train.cohort, experiment.seed, train.dropout)
         else:
@@ -79,11 +87,12 @@ def build(experiment: Experiment, model: nn.Module | None = None, data: Dataset 
         raise SettingsError(str(problem)) from None
     return Federation(
         task=task,
-        algorithm=algorithm(experiment),
+        algorithm=algorithm(experiment, task),
         partition=held,
         cohorts=drawn,
         groups=groups,
         group=group,
+        bandwidth=rates,
         epochs=train.epochs,
         batch=train.batch,
         rate=rate(experiment),
@@ -95,11 +104,13 @@ def build(experiment: Experiment, model: nn.Module | None = None, data: Dataset 
 
 def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
     workers = min(experiment.engine.workers or cores, experiment.train.cohort)
-    many = experiment.engine.name == "processes" or (experiment.engine.name == "auto" and workers > 1)
+    # elsewhere a worker would begin by running the user's script once more, which not every script is written for
+    forks = sys.platform == "linux"
+    many = experiment.engine.name == "processes" or (experiment.engine.name == "auto" and workers > 1 and forks)
     return Processes(task, workers) if many and experiment.engine.device == "cpu" else Sequential(task)
 
 
-def algorithm(experiment: Experiment) -> Algorithm:
+def algorithm(experiment: Experiment, task: Task) -> Algorithm:
     said, shift = experiment.algorithm, experiment.shift
     match said.name:
         case "fedavg":
@@ -108,7 +119,10 @@ def algorithm(experiment: Experiment) -> Algorithm:
             chosen = fedprox(said.mu)
         case "scaffold":
             chosen = scaffold(said.control)
-    return shifted(chosen, shift.max_share, shift.warmup, shift.tensors) if shift.on else chosen
+    tensors = shift.tensors
+    if tensors is None and set(layers(task.params)) - set(task.trained):  # a buffer of two axes is no weight
+        tensors = tuple(name for name in layers(task.params) if name in task.trained)
+    return shifted(chosen, shift.max_share, shift.warmup, tensors) if shift.on else chosen
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:
@@ -125,7 +139,7 @@ def split(experiment: Experiment, data: Dataset) -> Partition:
             f"data.partition = {said.partition!r}: needs labels, and these targets are none; 'iid' works"
         )
     if said.partition == "dirichlet":
-        return partition.dirichlet(data.y, said.clients, said.alpha, key)
+        return partition.dirichlet(data.y, said.clients, said.alpha, key, said.least)
     if said.partition == "labels":
         return partition.labels(data.y, said.clients, said.labels, key)
     return (partition.shards if said.partition == "shards" else partition.iid)(data.y, said.clients, key)
@@ -137,8 +151,8 @@ def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     common = said.model_dump(exclude={"bits", "bandwidth", "group"})
 
     def link(bits: Bits, name: str) -> Group:
-        bandwidth = said.bandwidth.get(bits) if isinstance(said.bandwidth, dict) else said.bandwidth
-        return group_of(name, Link(**common, bits=bits, bandwidth=bandwidth, share=1))
+        every = said.bandwidth.get(bits) if isinstance(said.bandwidth, dict) else said.bandwidth
+        return group_of(name, Link(**common, bits=bits, bandwidth=None if isinstance(every, tuple) else every))
 
     if isinstance(said.bits, tuple):
         kinds = sorted(set(said.bits), reverse=True)
@@ -146,6 +160,10 @@ def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     if isinstance(said.bits, dict):
         groups = [link(bits, f"{bits} bit") for bits in said.bits]
         return groups, _populated(groups, interleave(list(said.bits.values()), clients), "uplink.bits")
+    if isinstance(said.bits, str):
+        parts = [cast(Bits, int(bits)) for bits in said.bits.split("+")]
+        groups = [link(bits, f"{bits} bit{f' ({i})' * (parts.count(bits) > 1)}") for i, bits in enumerate(parts, 1)]
+        return groups, _populated(groups, torch.arange(clients) % len(parts), "uplink.bits")
     if not said.group:
         return [link(said.bits, f"{said.bits} bit")], torch.zeros(clients, dtype=torch.int64)
     return named_groups(experiment, link)
@@ -174,6 +192,16 @@ def named_groups(experiment: Experiment, link: Callable[[Bits, str], Group]) -> 
     if not (group == others).any():
         groups.pop()
     return groups, _populated(groups, group, "uplink.group")
+
+
+def bandwidth(experiment: Experiment, groups: Sequence[Group], group: Tensor) -> Tensor | None:
+    """Bytes a second of each client (N,); None where nothing is said."""
+    said = experiment.uplink.bandwidth
+    if isinstance(said, tuple):
+        return torch.tensor(said)
+    if not any(one.bandwidth for one in groups):
+        return None
+    return torch.tensor([one.bandwidth or math.inf for one in groups])[group]
 
 
 def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:

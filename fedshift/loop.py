@@ -35,7 +35,7 @@ class Memory(Protocol):
 
 
 class Group(NamedTuple):
-    """Clients with the same link."""
+    """Clients that upload alike."""
 
     name: str
     uplink: Uplink
@@ -52,6 +52,7 @@ class Federation:
     cohorts: Cohorts
     groups: Sequence[Group]
     group: Tensor  # (N,) which group each client is in
+    bandwidth: Tensor | None  # (N,) bytes a second, infinite where it is not known
     epochs: int
     batch: int
     rate: Rate
@@ -130,7 +131,6 @@ def run_round(
             fed.partition, clients, seed=fed.seed, number=number, epochs=fed.epochs, batch=fed.batch, rate=fed.rate
         )
         cohort = torch.tensor(clients)
-        groups = [fed.groups[g] for g in fed.group[cohort].tolist()]
         job = Job(
             number=number,
             clients=clients,
@@ -139,14 +139,14 @@ def run_round(
             recall=memory.get,
             plan=plan,
             examples=fed.partition.sizes[cohort].tolist(),
-            uplinks=[group.uplink for group in groups],
+            uplinks=[fed.groups[g].uplink for g in fed.group[cohort].tolist()],
             layers=fed.layers,
             histograms=histograms,
         )
         clock.lap("draw")
         for i, upload in enumerate(engine.train([job])[0]):
             clock.lap("clients")
-            uploads.take(upload, job, i, groups[i])
+            uploads.take(upload, job, i)
             if not upload.failure:
                 memory.put(upload.client, upload.memory)
             clock.lap("aggregate")
@@ -182,7 +182,7 @@ class Uploads:
         self.slowest: float | None = None
         self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
 
-    def take(self, upload: Upload, job: Job, i: int, group: Group) -> None:
+    def take(self, upload: Upload, job: Job, i: int) -> None:
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
         self.bytes_down += self.down
         if upload.failure:
@@ -197,13 +197,13 @@ class Uploads:
         if job.rule.extra != "none":
             change = unpack(upload.extra, like=self.sent.control) if upload.extra else self._derive(upload, job, i)
             self.extra = tree.tmap(torch.add, self.extra, change) if self.extra else change
-        frames = [anatomy(quantized(group.uplink, self.trained), self.sent.params, len(upload.frame))]
+        frames = [anatomy(quantized(job.uplinks[i], self.trained), self.sent.params, len(upload.frame))]
         if upload.extra:
             frames.append(anatomy(EXACT, self.sent.control, len(upload.extra)))
         self.bytes_up = [sum(column) for column in zip(self.bytes_up, *frames, strict=True)]
-        if group.bandwidth:
-            took = upload.seconds[1] + (len(upload.frame) + len(upload.extra)) / group.bandwidth
-            self.slowest = max(took, self.slowest or 0.0)
+        if self.fed.bandwidth is not None:
+            sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
+            self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
         self.taken.append(upload._replace(frame=b"", extra=b"", memory={}))
 
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-MIXED = {"32": 0.5, "4": 0.5}
-
 PRESETS: dict[str, dict[str, Any]] = {
     # what 4 bits cost on digits, and what the shift gives back: nine runs
     "demo": {
@@ -14,9 +12,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "uplink": {"quantizer": "kmeans"},
         "sweep": {
             "runs": [
-                {"name": "32+32", "uplink": {"bits": 32}, "shift": {"on": False}},
-                {"name": "32+4", "uplink": {"bits": MIXED}, "shift": {"on": False}},
-                {"name": "32+4 shifted", "uplink": {"bits": MIXED}, "shift": {"on": True}},
+                {"name": "32+32", "uplink": {"bits": "32+32"}, "shift": {"on": False}},
+                {"name": "32+4", "uplink": {"bits": "32+4"}, "shift": {"on": False}},
+                {"name": "32+4 shifted", "uplink": {"bits": "32+4"}, "shift": {"on": True}},
             ],
             "seed": [0, 1, 2],
         },
@@ -26,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "name": "smoke",
         "data": {"name": "digits", "clients": 100, "partition": "shards"},
         "train": {"rounds": 300, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 10, "lr": 0.05},
-        "uplink": {"bits": MIXED},
+        "uplink": {"bits": "32+4"},
     },
     # every value of the paper's main experiment, 32+4 bits with the bare rule
     "paper": {
@@ -44,6 +42,6 @@ PRESETS: dict[str, dict[str, Any]] = {
             "lr": 0.005,
             "momentum": 0.9,
         },
-        "uplink": {"bits": MIXED, "quantizer": "kmeans", "send": "weights"},
+        "uplink": {"bits": "32+4", "quantizer": "kmeans", "send": "weights"},
     },
 }

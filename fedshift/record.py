@@ -102,7 +102,8 @@ class Folder:
 
     def finish(self, params: Params) -> None:
         """The model; what was only there to go on from goes."""
-        write(self.model, save({name: x.contiguous() for name, x in params.items()}), sync=True)
+        tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in params.items()}
+        write(self.model, save(tensors), sync=True)
         for path in [*self.path.glob("checkpoint.*"), *(self.path / "memory").glob("*")]:
             path.unlink()
         if (self.path / "memory").exists():
@@ -140,7 +141,7 @@ def header(experiment: Experiment, fed: Federation) -> list[str]:
         *(f"bytes.{part}" for part in ("codes", "side", "header", "down")),
         *("share", "arrived", "dropped", "failed"),
         *(f"seconds.{phase}" for phase in PHASES),
-        *(["seconds.uplink"] if _timed(fed) else []),
+        *([] if fed.bandwidth is None else ["seconds.uplink"]),
     ]
 
 
@@ -156,7 +157,7 @@ def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
         six(outcome.share),
         *(str(outcome.arrived), str(outcome.dropped), " ".join(map(str, outcome.failed))),
         *(f"{outcome.seconds.get(phase, 0.0):.3g}" for phase in PHASES),
-        *([six(outcome.uplink_seconds)] if _timed(fed) else []),
+        *([] if fed.bandwidth is None else [six(outcome.uplink_seconds)]),
     ]
 
 
@@ -192,10 +193,6 @@ def client_rows(fed: Federation) -> Iterable[list[str]]:
         counts = [[]] * clients
     for client, (g, n, labels) in enumerate(zip(fed.group.tolist(), sizes.tolist(), counts, strict=True)):
         yield [str(client), fed.groups[g].name, str(n), *map(str, labels)]
-
-
-def _timed(fed: Federation) -> bool:
-    return any(group.bandwidth for group in fed.groups)
 
 
 def _lines(rows: Iterable[list[str]]) -> bytes:

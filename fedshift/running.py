@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from fedshift.about import machine
 from fedshift.checkpoint import Checkpoints
 from fedshift.data.datasets import Dataset
 from fedshift.engines.base import one_thread
+from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine
 from fedshift.files import RunError
 from fedshift.loop import Clock, Outcome, run_round
@@ -17,6 +19,19 @@ from fedshift.memory import Ram, Stored
 from fedshift.record import Folder
 from fedshift.settings import Experiment, SettingsError, read
 from fedshift.types import Params
+
+
+def _named_after(
+    experiment: Experiment, model: nn.Module | None, data: Dataset | None, loss: Loss | None, metric: Metric | None
+) -> Experiment:
+    """The experiment with the names of what stands in for its own, so that a record does not claim something else."""
+    names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
+    if model is not None:
+        names |= {"model.name": f"{type(model).__module__}:{type(model).__qualname__}", "model.args": {}}
+    for key, own in (("train.loss", loss), ("train.metric", metric)):
+        if own is not None:
+            names[key] = f"{own.__module__}:{getattr(own, '__qualname__', type(own).__qualname__)}"
+    return experiment.changed(**names) if names else experiment
 
 
 def cores_here() -> int:
@@ -39,13 +54,16 @@ class Run:
         *,
         model: nn.Module | None = None,
         data: Dataset | None = None,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
         again: bool = False,
         cores: int | None = None,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know."""
+        experiment = _named_after(experiment, model, data, loss, metric)
         self.experiment, self.tell = experiment, tell
-        self.fed = build(experiment, model, data)
+        self.fed = build(experiment, model, data, loss, metric)
         self.state = self.fed.start()
         self.folder = Folder(Path(out)) if out is not None else None
         self.memory: Ram | Stored = Ram()
@@ -88,13 +106,13 @@ class Run:
 
     @property
     def params(self) -> Params:
-        """The model's tensors as they are now."""
+        """What the server sends now: all of the model but weights that are not trained."""
         return self.state.out.params
 
     @property
     def model(self) -> nn.Module:
-        """The model with these tensors."""
-        self.fed.task.model.load_state_dict(self.params)
+        """The model with these tensors, in evaluation mode."""
+        self.fed.task.model.load_state_dict(self.params, strict=False)
         return self.fed.task.model.eval()
 
     def __iter__(self) -> Iterator[Outcome]:
@@ -113,7 +131,7 @@ class Run:
                     spent = self._save(outcome)
                 yield outcome
             if self.folder:
-                self.folder.finish(self.params)
+                self.folder.finish({name: x.cpu() for name, x in self.model.state_dict().items()})
         finally:
             self.close()
 
@@ -157,9 +175,15 @@ def run(
     *,
     model: nn.Module | None = None,
     data: Dataset | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
 ) -> Run:
-    """Train: iterate over the result for rounds. With `out`, everything is recorded there and can be resumed."""
-    return Run(experiment, out, model=model, data=data)
+    """Train: iterate over the result for rounds. With `out`, everything is recorded there and can be resumed.
+
+    A model, data, loss (outputs, targets -> mean) or metric (outputs, targets -> one number an example)
+    of your own stands in for the one the experiment names.
+    """
+    return Run(experiment, out, model=model, data=data, loss=loss, metric=metric)
 
 
 def resume(
@@ -167,9 +191,11 @@ def resume(
     *,
     model: nn.Module | None = None,
     data: Dataset | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
-    """Go on with the run in a folder, to the bit as if it had not been stopped."""
+    """Go on with the run in a folder, to the bit as if it had not been stopped; give it what `run` was given."""
     settings = Path(out) / "settings.toml"
     if not settings.exists():
         raise RunError(f"{out}: holds no run to go on with (there is no settings.toml)")
@@ -177,4 +203,4 @@ def resume(
         experiment = Experiment(**read(settings))
     except SettingsError as problem:
         raise SettingsError(f"{settings}: {problem}") from None
-    return Run(experiment, out, model=model, data=data, again=True, tell=tell)
+    return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)

@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -14,6 +14,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
+Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
 
 
 class SettingsError(ValueError):
@@ -31,6 +32,7 @@ class Data(Table):
     clients: Count = 100
     partition: Literal["shards", "dirichlet", "iid", "labels"] = "shards"
     alpha: Positive = 0.5  # of dirichlet
+    least: Annotated[int, Field(ge=0)] = 10  # examples a client, of dirichlet
     labels: Count = 2  # a client, of labels
     augment: bool = False  # crop and flip, for images
 
@@ -94,15 +96,15 @@ class Link(Table):
 
 
 class Uplink(Table):
-    """How clients upload: all alike, by fraction of bits, one by one, or in named groups with settings of their own."""
+    """How clients upload: all alike, in parts ("32+4"), by fraction, one by one, or in named groups."""
 
-    bits: Bits | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
+    bits: Bits | Parts | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
     quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
     coder: Literal["bitpack", "zstd", "range"] = "bitpack"
     per: Literal["tensor", "channel"] | Count = "tensor"
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
-    bandwidth: Positive | dict[Bits, Positive] | None = None
+    bandwidth: Positive | dict[Bits, Positive] | tuple[Positive, ...] | None = None  # bytes a second; for each client
     group: dict[str, Link] = {}
 
     @field_validator("bits", "bandwidth", mode="before")
@@ -115,6 +117,9 @@ class Uplink(Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for part in self.bits.split("+") if isinstance(self.bits, str) else ():
+            if part not in map(str, get_args(Bits)):
+                raise ValueError(f"bits = {self.bits!r}: {part} is none of {BITS}")
         if isinstance(self.bits, dict) and abs(sum(self.bits.values()) - 1) > 1e-6:
             raise ValueError(f"bits: the fractions add up to {sum(self.bits.values()):g}; they must add up to 1")
         if self.group and not isinstance(self.bits, int):
@@ -166,6 +171,9 @@ class Experiment(Table):
             raise ValueError(f"train.cohort = {self.train.cohort}: there are only {clients} clients (data.clients)")
         if isinstance(self.uplink.bits, tuple) and len(self.uplink.bits) != clients:
             raise ValueError(f"uplink.bits: {len(self.uplink.bits)} numbers for {clients} clients (data.clients)")
+        rates = self.uplink.bandwidth
+        if isinstance(rates, tuple) and len(rates) != clients:
+            raise ValueError(f"uplink.bandwidth: {len(rates)} numbers for {clients} clients (data.clients)")
         return self
 
     def __init__(self, **settings: Any) -> None:
@@ -196,7 +204,7 @@ def explain(error: ValidationError) -> str:
         message = str(first["ctx"]["error"])
         return f"{where}.{message}" if where else message
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
-        return f"{where} = {seen!r}: bits must be {BITS}, or {{bits = fraction}}, or one for each client"
+        return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one for each client"
     message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")
     return f"{where} = {seen!r}: {message}"
 

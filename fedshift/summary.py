@@ -75,12 +75,10 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 def _compared(row: Row, others: Sequence[Row]) -> Row:
     """A shifted row with the same without the shift, one of few bits with the same of 32."""
-    for key, value, plain, against in (
-        ("shift.on", "yes", "no", "without the shift"),
-        ("uplink.bits", None, "32", "32 bits"),
-    ):
-        if key in row.label and row.label[key] != plain and value in (None, row.label[key]):
-            base = next((other for other in others if other.label == row.label | {key: plain}), None)
+    for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32", "32+32"}, "32 bits")):
+        if key in row.label and row.label[key] not in plain:
+            bases = [row.label | {key: value} for value in plain]
+            base = next((other for other in others if other.label in bases), None)
             if base is not None:
                 gain, verdict = difference(row.scores, base.scores)
                 return row._replace(against=against, gain=gain, verdict=verdict)

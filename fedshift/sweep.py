@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 import tomli_w
 import torch
 
+from fedshift.engines.processes import start
 from fedshift.files import RunError, write
+from fedshift.record import Folder
 from fedshift.running import Run
 from fedshift.settings import Experiment, SettingsError, merge, plain, put
 from fedshift.summary import names
@@ -99,19 +101,20 @@ class Sweep:
             raise SettingsError(f"sweep: two runs have the same settings ({twice[0]})")
         self.out = out.absolute()
         self.runs = [One(*one, self.out / one[0]) for one in zip(labels, experiments, strict=True)]
+        self.text = tomli_w.dumps(plain(raw))
         for one in self.runs:
             _same_settings(one)
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise RunError(f"{out}: cannot be written to: {problem.strerror}") from None
-        write(self.out / FILE, tomli_w.dumps(plain(raw)).encode())
 
     def finished(self, one: One) -> bool:
         return (one.folder / "model.safetensors").exists()
 
     def train(self, cores: int) -> Iterator[Event]:
         """Train what is not finished; close this to stop each run at the end of its round."""
+        with Folder(self.out) as folder:
+            write(folder.path / FILE, self.text.encode())
+            yield from self._train(cores)
+
+    def _train(self, cores: int) -> Iterator[Event]:
         todo = [place for place, one in enumerate(self.runs) if not self.finished(one)]
         each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
         workers: list[_Worker] = []
@@ -143,7 +146,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         copies = [*others, self.connection] if forks else []
         self.process = context.Process(target=_work, args=(theirs, copies, runs, self.enough))
-        self.process.start()
+        start(self.process)
         theirs.close()
 
     def start(self, place: int | None) -> bool:

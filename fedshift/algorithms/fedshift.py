@@ -25,13 +25,11 @@ from fedshift.types import Broadcast, Params, Round
 
 
 def layers(params: Params, tensors: Sequence[str] | None = None) -> list[str]:
-    """The tensors to shift: weights, or those whose names match a pattern; never integers."""
-    return [
-        name
-        for name, w in params.items()
-        if w.is_floating_point()
-        and (w.ndim >= 2 if tensors is None else any(fnmatchcase(name, pattern) for pattern in tensors))
-    ]
+    """The tensors to shift: weights, or those whose names are given or match a pattern; never integers."""
+    floats = {name: w for name, w in params.items() if w.is_floating_point()}
+    if tensors is None:
+        return [name for name, w in floats.items() if w.ndim >= 2]
+    return [name for name in floats if name in tensors or any(fnmatchcase(name, pattern) for pattern in tensors)]
 
 
 def mean(w: Tensor) -> Tensor:

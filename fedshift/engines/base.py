@@ -6,7 +6,7 @@ upload, in the order of the cohort. It also scores models, because it has the mo
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -32,6 +32,7 @@ class Task:
     weight_decay: float = 0.0
     clip: float = 0.0  # the largest norm of a gradient; 0 for no limit
     augment: bool = False
+    params: Params = field(init=False)  # what travels, as it was given: what is trained, and buffers
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()
@@ -39,11 +40,10 @@ class Task:
             raise ValueError(f"{strange[0]}: a model's state must be tensors, and this is none")
         if not self.trained:
             raise ValueError(f"{type(self.model).__name__} has no parameters to train")
-
-    @property
-    def params(self) -> Params:
-        """A copy of the model's parameters and buffers."""
-        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+        # frozen weights stay where they are, and of tensors with two names only the first travels
+        moving = {*self.trained, *(name for name, _ in self.model.named_buffers())}
+        params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in moving}
+        object.__setattr__(self, "params", params)
 
     @property
     def trained(self) -> list[str]:

@@ -27,9 +27,10 @@ class Client:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.trained = task.trained
-        self.state = task.model.state_dict()  # aliases of the model's own tensors
+        state = task.model.state_dict()
+        self.state = {name: state[name] for name in task.params}  # the model's own tensors
         self.weights = [p for p in task.model.parameters() if p.requires_grad]
-        self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # aliases, too
+        self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # these, too
         self.device = self.weights[0].device
 
     def load(self, params: Params) -> None:

@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -39,7 +40,7 @@ class Processes:
         for _ in range(workers):
             ours, theirs = context.Pipe()
             others = [*self.connections, ours] if sys.platform == "linux" else []
-            context.Process(target=_work, args=(theirs, others, task), daemon=True).start()
+            start(context.Process(target=_work, args=(theirs, others, task), daemon=True))
             theirs.close()
             self.connections.append(ours)
 
@@ -147,6 +148,13 @@ def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, by
             server.send_bytes(dumps(answer))
         except OSError:
             return
+
+
+def start(process: Any) -> None:
+    """Without the warning of Python 3.12 on forking with threads about: no worker takes a lock that they may hold."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
 
 
 def _nothing(client: int) -> Params:

@@ -1,0 +1,67 @@
+"""Small federations for tests."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift import Dataset, Experiment, Params, dataset
+from fedshift.engines import Engine, Sequential
+from fedshift.experiment import build
+from fedshift.loop import Federation, Outcome, State, run_round
+from fedshift.memory import Ram
+
+
+def points(n: int = 240, tests: int = 60, features: int = 6, classes: int = 4) -> Dataset:
+    """Clouds around the corners of a cube, one a class."""
+    g = torch.Generator().manual_seed(0)
+    y, test_y = (torch.arange(size) % classes for size in (n, tests))
+    corners = torch.randn(classes, features, generator=g)
+    x, test_x = (corners[labels] + 0.7 * torch.randn(len(labels), features, generator=g) for labels in (y, test_y))
+    return dataset(x, y, test_x, test_y, name="points")
+
+
+class Normed(nn.Module):
+    """Everything that makes a round hard to repeat: batch norm's buffers, dropout's draws, a frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.last, self.unused = nn.Linear(8, 4), nn.Linear(2, 2)
+        self.frozen = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.drop(F.relu(self.norm(self.first(x))))
+        logits: Tensor = self.last(hidden) @ self.frozen
+        return logits
+
+
+def settings(**changed: Any) -> Experiment:
+    base: dict[str, Any] = {
+        "data": {"clients": 12, "partition": "iid"},
+        "model": {"args": {"hidden": 8}},
+        "train": {"rounds": 3, "cohort": 5, "epochs": 2, "batch": 8, "lr": 0.1, "momentum": 0.5},
+        "shift": {"on": False},
+        "engine": {"name": "sequential"},
+    }
+    for table, values in changed.items():
+        base[table] = base.get(table, {}) | values if isinstance(values, dict) else values
+    return Experiment(**base)
+
+
+def federation(model: nn.Module | None = None, held: Dataset | None = None, **changed: Any) -> Federation:
+    return build(settings(**changed), model, held or points())
+
+
+def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tuple[State, list[Outcome], Ram]:
+    state, memory, outcomes = fed.start(), Ram(), []
+    for _ in range(rounds):
+        state, outcome = run_round(fed, engine or Sequential(fed.task), state, memory)
+        outcomes.append(outcome)
+    return state, outcomes, memory
+
+
+def same(a: Params, b: Params) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(x, b[name]) for name, x in a.items())

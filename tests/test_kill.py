@@ -1,0 +1,347 @@
+"""A run that is killed, at any moment and as often as you like, ends as if nothing had happened.
+
+Real processes and real kills. Most are forks of this process, which has torch loaded already; a few are the command.
+"""
+
+import csv
+import functools
+import io
+import itertools
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from fedshift.data.datasets import Dataset, load
+from fedshift.files import RunError
+from fedshift.running import Run, resume
+from fedshift.settings import Experiment, merge
+
+COMMAND = str(Path(sys.executable).with_name("fedshift"))
+SMALL: dict[str, Any] = {
+    "data": {"clients": 12},
+    "model": {"args": {"hidden": 8}},
+    "train": {"rounds": 8, "cohort": 4, "epochs": 1, "batch": 32},
+    "engine": {"name": "sequential"},
+    "record": {"histograms": 2},
+}
+FEDAVG = {"uplink": {"bits": {32: 0.5, 4: 0.5}}}
+DERIVED = FEDAVG | {"algorithm": {"name": "scaffold"}}
+SENT = FEDAVG | {"algorithm": {"name": "scaffold", "control": "sent"}}
+FEEDBACK = {"uplink": {"bits": 4, "feedback": True}}
+BOTH = {"uplink": {"bits": 4, "feedback": True, "send": "updates"}, "algorithm": {"name": "scaffold"}}
+DISK, SELDOM = {"record": {"memory": "disk"}}, {"record": {"checkpoint": 3}}
+PROCESSES = {"engine": {"name": "processes", "workers": 2}}
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="forks and limits as Linux has them")
+
+
+@functools.cache
+def digits() -> Dataset:
+    return load("digits")
+
+
+def small(*changes: dict[str, Any]) -> Experiment:
+    return Experiment(**functools.reduce(merge, changes, SMALL))
+
+
+def go(experiment: Experiment, out: Path) -> None:
+    """What a person does about a folder: nothing, go on, or start."""
+    if (out / "model.safetensors").exists():
+        return
+    started = (out / "settings.toml").exists()
+    for _ in resume(out, data=digits()) if started else Run(experiment, out, data=digits()):
+        pass
+
+
+def record(out: Path) -> dict[str, Any]:
+    """All that a finished run tells, but for times."""
+    assert (out / "model.safetensors").exists()
+    rounds = list(csv.DictReader(io.StringIO((out / "rounds.csv").read_text())))
+    texts = {name: out / name for name in ("histograms.jsonl", "clients.csv", "settings.toml")}
+    return {
+        "rounds": [{key: x for key, x in line.items() if not key.startswith("seconds.")} for line in rounds],
+        "model": (out / "model.safetensors").read_bytes(),
+        **{name: path.read_text() if path.exists() else None for name, path in texts.items()},
+    }
+
+
+def undisturbed(experiment: Experiment, out: Path) -> dict[str, Any]:
+    go(experiment, out)
+    told = record(out)
+    assert len(told["rounds"]) == experiment.train.rounds
+    return told
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Its process id; it exits with 0 when the work is done, with 1 and a traceback when it fails."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which do no harm here
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """0, 1 where it failed, or minus the signal it was killed by."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# at any moment
+
+KILLS = 5
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "fedavg": [FEDAVG],
+    "fedavg, every third round": [FEDAVG, SELDOM],
+    "scaffold, derived": [DERIVED],
+    "scaffold, derived, on disk, every third round": [DERIVED, DISK, SELDOM],
+    "scaffold, sent": [SENT],
+    "scaffold, sent, on disk": [SENT, DISK],
+    "error feedback": [FEEDBACK],
+    "error feedback, on disk": [FEEDBACK, DISK],
+    "error feedback, every third round": [FEEDBACK, SELDOM],
+    "scaffold with error feedback, processes": [BOTH, PROCESSES],
+    "fedavg, processes, every third round": [FEDAVG, PROCESSES, SELDOM],
+}
+
+
+@linux
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_random_moments_it_ends_the_same(kind: str, tmp_path: Path) -> None:
+    experiment, draw = small(*KINDS[kind], {"train": {"rounds": 16}}), random.Random(kind)
+    expected = undisturbed(experiment, tmp_path / "whole")
+    began = time.monotonic()
+    ended(fork(lambda: go(experiment, tmp_path / "timed")))
+    longest = time.monotonic() - began
+    kills = finished = 0
+    while kills < KILLS or finished == 0:
+        out = tmp_path / f"killed {finished}"
+        pid = fork(functools.partial(go, experiment, out))
+        if kills < KILLS:
+            time.sleep(draw.uniform(0, longest / 2))
+            workers = children(pid)
+            os.kill(pid, signal.SIGKILL)
+            assert_gone(workers)
+        code = ended(pid)
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
+            assert record(out) == expected
+            finished += 1
+        else:
+            kills += 1
+
+
+def children(pid: int) -> list[Path]:
+    return [Path("/proc") / child for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def assert_gone(processes: list[Path]) -> None:
+    """By themselves, soon; a zombie is gone, whether anybody asks after it or not."""
+
+    def alive(process: Path) -> bool:
+        try:
+            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    wait_until(lambda: not any(map(alive, processes)))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# at every moment that matters
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
+
+
+def die_at(folder: Path, point: int, torn: int | None = None) -> None:
+    """This process will be killed just before its n-th change to the folder; `torn`, so many bytes into that write."""
+    seen = 0
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills who writes beyond a limit
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        writes = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        if not (writes or event in CHANGES) or not str(arguments[0]).startswith(str(folder)):
+            return
+        seen += 1
+        if seen != point:
+            return
+        if torn is None or not writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return
+        appended = bool(arguments[2] & os.O_APPEND) and os.path.exists(arguments[0])
+        size = os.path.getsize(arguments[0]) if appended else 0
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + torn, resource.RLIM_INFINITY))
+
+    sys.addaudithook(look)
+
+
+def killed_at(experiment: Experiment, out: Path, point: int, torn: int | None = None) -> int:
+    def work() -> None:
+        die_at(out, point, torn)
+        try:
+            go(experiment, out)
+        except RunError:
+            os._exit(1)
+
+    return ended(fork(work))
+
+
+@linux
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [FEDAVG],
+        [DERIVED, {"train": {"rounds": 3}}],
+        [BOTH, DISK, {"record": {"checkpoint": 2}}],
+    ],
+    ids=["fedavg", "scaffold", "error feedback on disk"],
+)
+def test_killed_before_each_change_to_its_folder_it_ends_the_same(kind: list[dict[str, Any]], tmp_path: Path) -> None:
+    experiment = small({"train": {"rounds": 4, "cohort": 2}}, *kind)
+    expected = undisturbed(experiment, tmp_path / "whole")
+    for point in itertools.count(1):
+        out = tmp_path / f"{point}"
+        code = killed_at(experiment, out, point)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        assert killed_at(experiment, out, 1 + point % 7) in (0, code)  # while it goes on, too
+        go(experiment, out)
+        assert record(out) == expected, f"killed before change {point}"
+    assert point > 25
+
+
+@linux
+@pytest.mark.parametrize("torn", [0, 70])
+def test_killed_in_the_middle_of_each_write_it_ends_the_same(torn: int, tmp_path: Path) -> None:
+    experiment = small(BOTH, {"train": {"rounds": 3, "cohort": 2}})
+    expected = undisturbed(experiment, tmp_path / "whole")
+    ends = []
+    for point in itertools.count(1):
+        out = tmp_path / f"{point}"
+        ends.append(killed_at(experiment, out, point, torn))
+        if ends[-1] == 0:
+            break
+        go(experiment, out)
+        assert record(out) == expected, f"killed in change {point}"
+    assert ends.count(-signal.SIGXFSZ) >= 12
+    assert ends.count(1) == (3 + 2 if torn else 0)  # a line of which a part could be written is taken back
+
+
+# the command
+
+SLOW = {"train": {"rounds": 60}, "model": {"args": {"hidden": 32}}}  # a second
+
+
+def command(*arguments: str | Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def file_of(path: Path, experiment: Experiment, more: str = "") -> Path:
+    path.write_text(experiment.toml() + more)
+    return path
+
+
+def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
+    """Until it has told of that round, with --json."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("{") and json.loads(line).get("round") == number:
+            return
+    pytest.fail(f"it ended before round {number}: {process.stderr.read() if process.stderr else ''}")
+
+
+@linux
+def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> None:
+    experiment, out = small(BOTH, PROCESSES, SLOW), tmp_path / "run"
+    process = command("run", file_of(tmp_path / "a.toml", experiment), "--out", out, "--json")
+    wait_for_round(process, 10)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    assert_gone(workers)
+
+    process = command("resume", out, "--json")
+    wait_for_round(process, 25)
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"`fedshift resume {out}` goes on from there" in errors
+    assert "Traceback" not in errors
+
+    process = command("resume", out, "--quiet")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert record(out) == undisturbed(experiment, tmp_path / "whole")
+
+
+@linux
+def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
+    experiment, out = small(DERIVED, SLOW), tmp_path / "sweep"
+    process = command("sweep", file_of(tmp_path / "a.toml", experiment, "\n[sweep]\nseed = [1, 2]\n"), "--out", out)
+    wait_until(lambda: len(list(out.glob("*/checkpoint.*"))) >= 1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"Stopped; `fedshift resume {out}` goes on from there" in errors
+    assert "Traceback" not in errors
+
+    process = command("resume", out)
+    wait_until(lambda: any(len(path.read_text().splitlines()) > 20 for path in out.glob("*/rounds.csv")))
+    workers = children(process.pid)
+    process.kill()
+    process.communicate()
+    assert_gone(workers)
+
+    process = command("resume", out)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    runs = sorted(path.parent for path in out.glob("*/settings.toml"))
+    assert len(runs) == 2
+    for seed, folder in enumerate(runs, 1):
+        whole = undisturbed(experiment.changed(seed=seed), tmp_path / f"whole {seed}")
+        told = record(folder)
+        assert (told["model"], told["rounds"]) == (whole["model"], whole["rounds"])
+
+
+def test_the_model_at_the_end_is_the_model_of_the_run(tmp_path: Path) -> None:
+    run = Run(small(BOTH), tmp_path / "run", data=digits())
+    list(run)
+    assert {name: x.tolist() for name, x in load_file(run.folder.model).items()} == {  # type: ignore[union-attr]
+        name: x.tolist() for name, x in run.params.items()
+    }

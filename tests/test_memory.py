@@ -1,0 +1,126 @@
+"""Clients' memory on disk: only what changed is written, and no checkpoint loses what it needs."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift.files import RunError
+from fedshift.memory import Ram, Stored, check
+from fedshift.types import Params
+
+
+def w(x: float) -> Params:
+    return {"w": torch.full((3,), x)}
+
+
+def value(memory: Params) -> float | None:
+    return float(memory["w"][0]) if memory else None
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_only_clients_that_changed_are_written(keep: bool, tmp_path: Path) -> None:
+    memory = Stored(tmp_path / "memory", keep=keep)
+    memory.save(1)
+    assert not (tmp_path / "memory").exists()
+    for client in range(5):
+        memory.put(client, w(client))
+    memory.save(2)
+    before = written(tmp_path / "memory")
+    assert len(before) == 5
+    memory.put(3, w(30))
+    memory.put(4, {})  # nothing to remember
+    memory.save(3)
+    after = written(tmp_path / "memory")
+    assert before.items() <= after.items()
+    assert [name[:4] for name in after.keys() - before.keys()] == ["3.3."]
+    assert [value(memory.get(client)) for client in range(6)] == [0, 1, 2, 30, 4, None]
+    assert len(memory) == 5
+
+
+def test_on_disk_it_takes_no_ram_between_rounds(tmp_path: Path) -> None:
+    memory = Stored(tmp_path, keep=False)
+    memory.put(0, w(1))
+    assert value(memory.get(0)) == 1
+    memory.save(1)
+    memory.get(0)
+    assert memory.held == {}
+
+
+@given(
+    st.lists(st.dictionaries(st.integers(0, 4), st.floats(0, 1, width=32), max_size=3), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_the_two_newest_checkpoints_find_what_they_remember(
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[dict[int, float]], every: int, keep: bool
+) -> None:
+    """Rounds change some clients; every so many there is a checkpoint. Going back to either of two is exact."""
+    folder = tmp_path_factory.mktemp("memory")
+    memory, told = Stored(folder, keep=keep), dict[int, float]()
+    truth: dict[int, dict[int, float]] = {}  # by round of a checkpoint
+    for number, changes in enumerate(rounds, 1):
+        for client, x in changes.items():
+            memory.put(client, w(x))
+        told |= changes
+        assert {client: value(memory.get(client)) for client in told} == told
+        if not keep or number % every == 0:
+            memory.save(number)
+        if number % every == 0:
+            truth[number] = dict(told)
+            memory.prune(sorted(truth)[-2:][0])
+    for number in sorted(truth)[-2:][::-1]:  # the older after the newer: what is later is removed
+        check(folder, number, len(truth[number]))
+        again = Stored(folder, number, keep)
+        assert len(again) == len(truth[number])
+        assert {client: value(again.get(client)) for client in truth[number]} == truth[number]
+    if truth:
+        again.prune(min(sorted(truth)[-2:]))
+        assert len(list(folder.iterdir())) == len(again)
+
+
+def test_leftovers_and_what_came_later_are_removed(tmp_path: Path) -> None:
+    memory = Stored(tmp_path)
+    for number in 1, 2, 3:
+        memory.put(7, w(number))
+        memory.save(number)
+    (tmp_path / "7.4.00000000.safetensors.unfinished").write_bytes(b"half")
+    assert value(Stored(tmp_path, 2).get(7)) == 2
+    assert sorted(name[:4] for name in os.listdir(tmp_path)) == ["7.1.", "7.2."]
+
+
+def test_a_check_changes_nothing_and_names_what_is_wrong(tmp_path: Path) -> None:
+    memory = Stored(tmp_path)
+    for client in 0, 1:
+        memory.put(client, w(client))
+    memory.save(1)
+    memory.put(1, w(10))
+    memory.save(2)
+    before = written(tmp_path)
+    check(tmp_path, 1, 2)
+    check(tmp_path, 2, 2)
+    with pytest.raises(RunError, match="the memory of 2 clients is there, of 3 is needed"):
+        check(tmp_path, 2, 3)
+    assert written(tmp_path) == before
+    (newest,) = tmp_path.glob("1.2.*")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(RunError, match=f"{newest.name}: damaged"):
+        check(tmp_path, 2, 2)
+    check(tmp_path, 1, 2)
+    with pytest.raises(RunError, match="damaged"):
+        Stored(tmp_path, 2).get(1)
+    assert written(tmp_path) == before
+
+
+def test_without_files_it_remembers_as_well() -> None:
+    memory = Ram()
+    memory.put(1, w(5))
+    memory.put(2, {})
+    assert [value(memory.get(client)) for client in (0, 1, 2)] == [None, 5, None]

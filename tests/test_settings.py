@@ -1,0 +1,175 @@
+"""Settings: what a file may say, and sentences for everything else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import Codec, Experiment, KMeans, PerBlock, PerChannel, Stochastic, Uniform, Uplink, Zstd
+from fedshift.experiment import build, interleave, links
+from fedshift.presets import PRESETS
+from fedshift.settings import SettingsError, assign, merge, read
+from fedshift.sweep import expand
+from fedshift.wire import EXACT
+from tests.federations import points
+
+
+def groups(**uplink: Any) -> tuple[dict[str, Uplink], list[int]]:
+    found, group = links(Experiment(data={"clients": 8}, train={"cohort": 2}, uplink=uplink))
+    return {one.name: one.uplink for one in found}, group.tolist()
+
+
+def test_a_file_says_what_an_experiment_is_and_the_other_way_round(tmp_path: Path) -> None:
+    experiment = Experiment(
+        seed=3,
+        uplink={"bits": {32: 0.5, 8: 0.25, 4: 0.25}, "bandwidth": {4: 1e5}},
+        shift={"tensors": ["fc*"]},
+        data={"clients": 8},
+        train={"cohort": 2},
+    )
+    (tmp_path / "a.toml").write_text(experiment.toml())
+    assert Experiment(**read(tmp_path / "a.toml")) == experiment
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid(name: str) -> None:
+    experiments = expand(PRESETS[name])
+    assert len(experiments) == (9 if name == "demo" else 1)
+
+
+def test_the_paper_preset_has_the_papers_values() -> None:
+    (paper,) = expand(PRESETS["paper"])
+    train = paper.train
+    assert (paper.data.clients, train.cohort, train.rounds, train.epochs, train.batch) == (100, 10, 800, 10, 50)
+    assert (train.lr, train.momentum, paper.algorithm.mu, paper.shift.max_share) == (0.005, 0.9, 0.01, 1.0)
+    assert (paper.algorithm.control, paper.algorithm.weights, train.selection) == ("sent", "equal", "stratified")
+    assert links(paper)[1].tolist() == [0, 1] * 50  # even ids superior
+
+
+def test_links_alike_in_parts_by_fraction_and_one_by_one() -> None:
+    four = Uplink(Codec(KMeans(4)))
+    assert groups(bits=4) == ({"4 bit": four}, [0] * 8)
+    assert groups(bits="32+4") == ({"32 bit": Uplink(EXACT), "4 bit": four}, [0, 1] * 4)
+    assert groups(bits="4+4") == ({"4 bit (1)": four, "4 bit (2)": four}, [0, 1] * 4)
+    assert groups(bits={32: 0.5, 4: 0.5}) == groups(bits="32+4")
+    assert groups(bits=[4, 4, 32, 4, 4, 32, 4, 4])[1] == [1, 1, 0, 1, 1, 0, 1, 1]
+
+
+def test_named_groups_have_settings_of_their_own() -> None:
+    slow = {"share": 0.25, "bits": 4, "quantizer": "uniform", "coder": "zstd", "feedback": True, "send": "updates"}
+    found, group = groups(bits=8, group={"slow": slow, "vip": {"clients": [0, 5], "bits": 32}})
+    assert found["slow"] == Uplink(Codec(Uniform(4), Zstd()), update=True, feedback=True)
+    assert found["vip"] == Uplink(EXACT)
+    assert found["others"] == Uplink(Codec(KMeans(8)))
+    assert [group.count(g) for g in range(3)] == [2, 2, 4]
+    assert (group[0], group[5]) == (1, 1)
+
+
+def test_codecs_by_name() -> None:
+    assert groups(bits=2, quantizer="stochastic", per="channel")[0]["2 bit"].codec == Codec(
+        Stochastic(2), groups=PerChannel()
+    )
+    assert groups(bits=3, per=64)[0]["3 bit"].codec == Codec(KMeans(3), groups=PerBlock(64))
+    assert groups(bits=16)[0]["16 bit"].codec.quantizer.bits == 16
+
+
+def test_shares_are_spread_evenly() -> None:
+    group = interleave([0.5, 0.3, 0.2], 100)
+    for n in (10, 20, 50, 100):
+        counts = torch.bincount(group[:n], minlength=3).tolist()
+        assert all(abs(count - share * n) <= 1 for count, share in zip(counts, (0.5, 0.3, 0.2), strict=True))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"bits": 4}, "unknown setting 'bits'"),
+    ({"trian": {}}, "unknown setting 'trian'; did you mean 'train'?"),
+    ({"uplink": {"bit": 4}}, "unknown setting 'uplink.bit'; did you mean 'bits'?"),
+    ({"uplink": {"group": {"a": {"bit": 4}}}}, "unknown setting 'uplink.group.a.bit'; did you mean 'bits'?"),
+    ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
+    ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is none of"),
+    ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),
+    ({"uplink": {"bits": [4, 4]}}, "uplink.bits: 2 numbers for 100 clients"),
+    ({"uplink": {"bandwidth": [1.0]}}, "uplink.bandwidth: 1 numbers for 100 clients"),
+    ({"uplink": {"group": {"a": {"bits": 4}}}}, "uplink.group.a: needs either a share of the clients or a list"),
+    ({"uplink": {"bits": "32+4", "group": {"a": {"share": 0.5}}}}, "uplink.bits: one number for all goes with"),
+    ({"train": {"cohort": 101}}, "train.cohort = 101: there are only 100 clients"),
+    ({"train": {"lr": 0}}, "train.lr = 0: must be greater than 0"),
+    ({"train": {"lr": float("nan")}}, "train.lr = nan: must be"),
+    ({"train": {"dropout": 1}}, "train.dropout = 1: must be less than 1"),
+    ({"data": {"partition": "shard"}}, "data.partition = 'shard': must be 'shards', 'dirichlet', 'iid' or 'labels'"),
+    ({"shift": {"max_share": 2}}, "shift.max_share = 2: must be less than or equal to 1"),
+    ({"seed": "x"}, "seed = 'x': must be a valid integer"),
+    ({"train": 3}, "train = 3: must be"),
+]
+
+
+@pytest.mark.parametrize(("raw", "sentence"), WRONG)
+def test_what_is_wrong_is_named_in_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Experiment(**raw)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+BUILT: list[tuple[dict[str, Any], str]] = [
+    ({"uplink": {"group": {"a": {"share": 0.001, "bits": 4}}}}, "group 'a' is empty"),
+    ({"uplink": {"bits": {32: 0.999, 4: 0.001}}}, "group '4 bit' is empty"),
+    ({"uplink": {"group": {"a": {"clients": [100]}}}}, "client 100: there are 100 clients"),
+    ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is in another group already"),
+    ({"data": {"augment": True, "clients": 100}}, "data.augment = true: needs images"),
+    ({"data": {"clients": 1000, "partition": "iid"}, "train": {"cohort": 500}}, "only 240 clients hold data"),
+    ({"model": {"name": "resnet"}}, "model.name = 'resnet': no such model; known are mlp, paper-cnn"),
+    ({"model": {"args": {"hiden": 3}}}, "unexpected keyword argument 'hiden'"),
+    ({"model": {"name": "torch:ones"}}, "model = 'torch:ones'"),
+    ({"train": {"loss": "nowhere:f"}}, "train.loss = 'nowhere:f': No module named 'nowhere'"),
+    ({"train": {"metric": "f1"}}, "train.metric = 'f1': must be module:function"),
+]
+
+
+@pytest.mark.parametrize(("raw", "sentence"), BUILT)
+def test_what_cannot_be_built_is_named_in_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build(Experiment(**raw), data=points())
+    assert sentence in str(caught.value)
+
+
+def test_a_missing_data_set_names_the_command_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
+    with pytest.raises(SettingsError, match="fedshift data cifar10"):
+        build(Experiment(data={"name": "cifar10"}))
+
+
+def test_later_settings_count() -> None:
+    raw = merge({"train": {"lr": 1, "epochs": 2}, "uplink": {"bits": {"32": 1.0}}}, {"train": {"lr": 3}})
+    assert raw == {"train": {"lr": 3, "epochs": 2}, "uplink": {"bits": {"32": 1.0}}}
+    assert merge(raw, {"uplink": {"bits": {"4": 1.0}}})["uplink"] == {"bits": {"4": 1.0}}
+    assign(raw, "train.lr=0.5")
+    assert raw["train"]["lr"] == 0.5
+    with pytest.raises(SettingsError, match="'lr' is a setting, not a table"):
+        assign(raw, "train.lr.x=1")
+
+
+@pytest.mark.parametrize(("text", "sentence"), [("a = ", "not TOML"), (b"\xff\xfe", "UTF-8"), (None, "cannot be read")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | bytes | None, sentence: str) -> None:
+    path = tmp_path / "a.toml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SettingsError, match=sentence) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_grid_is_every_combination() -> None:
+    grid = {"seed": [0, 1], "shift.on": [True, False], "uplink": {"bits": [32, "32+4", {"8": 1.0}]}}
+    experiments = expand({"train": {"rounds": 2}, "sweep": grid})
+    assert len(experiments) == 12
+    assert len({one.toml() for one in experiments}) == 12
+    together = expand({"sweep": {"runs": [{"seed": 5, "train": {"lr": 0.5}}, {"seed": 6}]}})
+    assert [(one.seed, one.train.lr) for one in together] == [(5, 0.5), (6, 0.05)]
+
+
+@pytest.mark.parametrize("wrong", [3, {"seed": 3}, {"seed": []}, {"runs": 3}, {"runs": []}, {"train.lrr": [1]}])
+def test_an_impossible_grid_is_refused(wrong: Any) -> None:
+    with pytest.raises(SettingsError):
+        expand({"sweep": wrong})

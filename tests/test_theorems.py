@@ -1,0 +1,75 @@
+"""The paper's theorems on real rounds: Theorem 1 on least squares, Theorem 2 (corrected) on digits."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from examples.least_squares import D, gap, slope
+from examples.theorem2 import watched
+from fedshift import Experiment
+from fedshift.algorithms import shorter
+
+ROUNDS = 200
+
+
+@cache
+def gaps(c: float, quantized: float = 0.5, shift: bool = True) -> Tensor:
+    return gap(c, ROUNDS, quantized, shift)
+
+
+def floor(c: float, quantized: float = 0.5) -> float:
+    """What the shift costs in the end, less the noise that is left in both runs."""
+    return float((gaps(c, quantized) - gaps(0.0, quantized))[-20:].mean())
+
+
+def test_the_gap_falls_as_1_over_t_where_the_optimum_has_mean_zero() -> None:
+    assert slope(gaps(0.0)) == pytest.approx(-1, abs=0.2)
+
+
+def test_without_the_shift_the_gap_falls_as_1_over_t_whatever_the_mean() -> None:
+    assert slope(gaps(0.2, shift=False)) == pytest.approx(-1, abs=0.2)
+
+
+def test_with_the_shift_the_gap_stops_where_the_optimum_has_a_mean() -> None:
+    assert abs(slope(gaps(0.2))) < 0.1
+
+
+def test_the_floor_grows_with_the_square_of_the_mean() -> None:
+    assert floor(0.2) / floor(0.1) == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("quantized", [0.25, 0.5, 0.75])
+def test_the_floor_is_the_gap_of_the_best_weights_with_mean_zero_whatever_the_share(quantized: float) -> None:
+    assert floor(0.1, quantized) == pytest.approx(D * 0.1**2, rel=0.1)
+
+
+UNIFORM = {"quantizer": "uniform"}  # K-means keeps the mean, and that of the output layer would decay into rounding
+SHARES: list[tuple[float, int, dict[str, Any]]] = [  # I/K that counts, rounds until it does, settings
+    (0.5, 0, {"uplink": {"bits": {32: 0.5, 5: 0.5}} | UNIFORM}),
+    (0.2, 0, {"uplink": {"bits": {32: 0.8, 4: 0.2}} | UNIFORM}),
+    (0.8, 0, {"uplink": {"bits": {32: 0.2, 6: 0.8}} | UNIFORM, "shift": {"max_share": 1.0}}),
+    (0.5, 0, {"uplink": {"bits": 6} | UNIFORM}),  # all of them, capped
+    (1.0, 15, {"uplink": {"bits": 8} | UNIFORM, "shift": {"max_share": 1.0, "warmup": 15}}),
+]
+
+
+@pytest.mark.parametrize(("full", "warmup", "settings"), SHARES)
+def test_the_step_is_as_much_shorter_as_theorem_2_says_and_the_fence_tells_which(
+    full: float, warmup: int, settings: dict[str, Any]
+) -> None:
+    train = {"rounds": 15, "selection": "stratified", "epochs": 5, "batch": 15, "lr": 0.1}
+    training, watch = watched(Experiment(train=train, engine={"name": "sequential"}, **settings))
+    outcomes, sides = list(training), set()
+    for outcome, (start, mean, shifted) in zip(outcomes, watch.seen, strict=True):
+        share = full * min(1.0, outcome.number / warmup) if warmup else full  # I/K; S/K is the rest
+        assert list(outcome.layers) == ["0.weight", "2.weight", "4.weight"]
+        for name, layer in outcome.layers.items():
+            m, new, p = float(start[name].mean()), float(mean[name].mean()), mean[name].numel()
+            gain = float((mean[name] - start[name]).square().sum() - (shifted[name] - start[name]).square().sum())
+            assert gain == pytest.approx(share * p * ((1 + (1 - share)) * new**2 - 2 * m * new), rel=1e-9)
+            fence = (1 + (1 - share)) / 2 > m / new  # (K + S) / 2K
+            assert fence == (gain > 0) == layer.shorter == shorter(share, m, new)
+            sides.add(layer.shorter)
+    assert sides == {True, False}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from safetensors.torch import load
 
-from fedshift.files import TEMPORARY, RunError, Sync, read_content, write_tensors
+from fedshift.files import TEMPORARY, RunError, read_content, write_tensors
 from fedshift.loop import State
 from fedshift.memory import Stored, check
 from fedshift.types import Broadcast, Params
@@ -32,7 +32,7 @@ class Checkpoints:
     """The checkpoints of one run directory, known by their names from one look into it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.sync = folder, Sync()
+        self.folder = folder
         found = [(path.name.split(".")[1], path) for path in folder.glob("checkpoint.*.*.safetensors")]
         self.newest_first = sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
 
@@ -40,7 +40,7 @@ class Checkpoints:
         memory.save(state.number)
         about = {"number": state.number, "skipped": state.skipped, "remembered": len(memory)}
         stem = f"checkpoint.{state.number:06d}"
-        path = write_tensors(self.folder, stem, _flat(state), {"state": json.dumps(about)}, self.sync.due())
+        path = write_tensors(self.folder, stem, _flat(state), {"state": json.dumps(about)})
         others = [one for one in self.newest_first if one[1] != path]
         self.newest_first = [(state.number, path), *others]
         oldest = sorted({number for number, _ in self.newest_first})[-KEPT:][0]

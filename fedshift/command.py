@@ -1,10 +1,12 @@
 """What the commands do, once their arguments are read."""
 
 import json
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import typer
@@ -18,6 +20,7 @@ from fedshift.experiment import build
 from fedshift.files import RunError
 from fedshift.presets import PRESETS
 from fedshift.progress import Display
+from fedshift.record import Folder
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment, SettingsError, assign, merge, read
 from fedshift.sweep import Sweep
@@ -79,6 +82,8 @@ def go_on(folder: Path, display: Display, as_json: bool) -> None:
     if (folder / sweeping.FILE).exists():
         grid(read(folder / sweeping.FILE), folder, display, as_json)
     elif (folder / "model.safetensors").exists():
+        with Folder(folder) as finished:
+            finished.tidy()
         typer.echo(f"{folder}: this run is finished.", err=True)
     else:
         follow(resume(folder, tell=display.tell), folder, display, as_json)
@@ -86,20 +91,40 @@ def go_on(folder: Path, display: Display, as_json: bool) -> None:
 
 def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
     """Train a run to its end, showing how far it is."""
-    rounds, stopped = run.experiment.train.rounds, False
-    with display:
-        place = display.add(run.experiment.name, rounds, run.state.number)
+    with display, interrupts(display) as enough:
+        place = display.add(run.experiment.name, run.experiment.train.rounds, run.state.number)
         try:
             for outcome in run:
                 display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
+                if enough.is_set() and not run.finished:
+                    run.checkpoint()
+                    break
         except KeyboardInterrupt:
-            stopped = True
+            enough.set()
         finally:
             run.close()
-    if stopped:
-        typer.echo(f"Stopped after round {run.state.number}; `fedshift resume {out}` goes on from there.", err=True)
+    if not run.finished:
+        typer.echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
         sys.exit(130)
     conclude([summary.load(out, run.experiment)], run.experiment, out, as_json)
+
+
+@contextmanager
+def interrupts(display: Display) -> Iterator[Event]:
+    """Ctrl-C asks for an end after the round that is on, a second one for an end at once."""
+    enough = Event()
+
+    def ask(*_: object) -> None:
+        if enough.is_set():
+            raise KeyboardInterrupt
+        enough.set()
+        display.tell("Stopping after this round; Ctrl-C once more stops at once.")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield enough
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> None:

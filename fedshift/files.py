@@ -4,7 +4,6 @@ A name ends in the checksum of its content, so a file says by itself whether it 
 """
 
 import os
-import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -14,24 +13,10 @@ from safetensors.torch import save
 from fedshift.types import Params
 
 TEMPORARY = ".unfinished"
-SYNC_EVERY = 10.0  # seconds: a killed process loses nothing; a power cut may cost this much
 
 
 class RunError(RuntimeError):
     """What went wrong with the files of a run, in a sentence."""
-
-
-class Sync:
-    """Whether it is time again to wait for the disk."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def due(self) -> bool:
-        if time.monotonic() - self.last < SYNC_EVERY:
-            return False
-        self.last = time.monotonic()
-        return True
 
 
 def write(path: Path, content: bytes, sync: bool = False) -> None:
@@ -50,11 +35,11 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
         raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
 
-def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, str], sync: bool = False) -> Path:
+def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, str]) -> Path:
     """folder/stem.CHECKSUM.safetensors"""
     content = save({name: x.contiguous() for name, x in params.items()}, about)
     path = folder / f"{stem}.{zlib.crc32(content):08x}.safetensors"
-    write(path, content, sync)
+    write(path, content)
     return path
 
 

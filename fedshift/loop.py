@@ -104,7 +104,7 @@ class Outcome(NamedTuple):
     arrived: int
     dropped: int  # clients that were lost before they uploaded
     failed: dict[int, str]  # clients whose upload could not be used, and why
-    seconds: dict[str, float]  # by phase; training and encoding are sums over clients
+    seconds: dict[str, float]  # by phase, and of the whole round; training and encoding are sums over clients
     uplink_seconds: float | None  # until the slowest client's upload would be there; None without bandwidths
     histograms: tuple[Histogram, ...] = ()
 
@@ -146,8 +146,7 @@ def run_round(
         clock.lap("draw")
         for i, upload in enumerate(engine.train([job])[0]):
             clock.lap("clients")
-            uploads.take(upload, job, i)
-            if not upload.failure:
+            if uploads.take(upload, job, i):
                 memory.put(upload.client, upload.memory)
             clock.lap("aggregate")
     if uploads.mean.count:
@@ -182,18 +181,19 @@ class Uploads:
         self.slowest: float | None = None
         self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
 
-    def take(self, upload: Upload, job: Job, i: int) -> None:
+    def take(self, upload: Upload, job: Job, i: int) -> bool:
+        """Whether it could be used."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
         self.bytes_down += self.down
         if upload.failure:
             self.failed[upload.client] = upload.failure
-            return
+            return False
         weight = float(job.examples[i]) if self.fed.weights == "examples" else 1.0
         try:
             self.mean.add(upload.frame, weight)
         except WireError as problem:
             self.failed[upload.client] = str(problem)
-            return
+            return False
         if job.rule.extra != "none":
             change = unpack(upload.extra, like=self.sent.control) if upload.extra else self._derive(upload, job, i)
             self.extra = tree.tmap(torch.add, self.extra, change) if self.extra else change
@@ -205,6 +205,7 @@ class Uploads:
             sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
         self.taken.append(upload._replace(frame=b"", extra=b"", memory={}))
+        return True
 
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:
         """What the client changed in its memory, worked out from its upload as the client did."""
@@ -250,7 +251,7 @@ class Uploads:
             arrived=self.mean.count,
             dropped=dropped,
             failed=self.failed,
-            seconds={"train": self.train, "encode": self.encode} | seconds,
+            seconds={"train": self.train, "encode": self.encode, "round": sum(seconds.values())} | seconds,
             uplink_seconds=self.slowest,
             histograms=next((upload.histograms for upload in self.taken if upload.histograms), ()),
         )

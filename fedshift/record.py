@@ -29,7 +29,7 @@ try:
 except ImportError:  # not on Windows: there, two processes in one folder are not told apart
     fcntl = None  # type: ignore[assignment]
 
-PHASES = ("train", "encode", "draw", "clients", "aggregate", "evaluate", "save")
+PHASES = ("train", "encode", "aggregate", "evaluate", "round", "save")
 LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded")
 _open: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
 
@@ -38,18 +38,18 @@ class Folder:
     """A run directory that nobody else writes to while it is open."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = path.resolve()
         self.rounds = self.path / "rounds.csv"
         self.histograms = self.path / "histograms.jsonl"
         self.model = self.path / "model.safetensors"
+        if self.path in _open:  # before the lock file is opened: closing it again would give up the lock
+            raise RunError(f"{path}: another run is writing to this folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close)
         except OSError as problem:
             raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
         try:
-            if self.path in _open:
-                raise BlockingIOError
             if fcntl:
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -64,12 +64,13 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        self._lock.close()
-        _open.discard(self.path)
+        if not self._lock.closed:  # once: by the second time the folder may be another run's
+            self._lock.close()
+            _open.discard(self.path)
 
     @property
     def used(self) -> bool:
-        return (self.path / "settings.toml").exists()
+        return any((self.path / name).exists() for name in ("settings.toml", "sweep.toml"))
 
     @property
     def finished(self) -> bool:
@@ -88,7 +89,7 @@ class Folder:
 
     def rewind(self, number: int) -> None:
         """Forget what was recorded after round `number`."""
-        first = self.rounds.read_text().partition("\n")[0]
+        first = self._text().partition("\n")[0]
         write(self.rounds, "".join(line + "\n" for line in [first, *self._whole_lines()[:number]]).encode())
         if self.histograms.exists():
             kept = [line for line in self.histograms.read_text().splitlines() if _round_of(line) <= number]
@@ -104,6 +105,10 @@ class Folder:
         """The model; what was only there to go on from goes."""
         tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in params.items()}
         write(self.model, save(tensors), sync=True)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Without what was only there to go on from."""
         for path in [*self.path.glob("checkpoint.*"), *(self.path / "memory").glob("*")]:
             path.unlink()
         if (self.path / "memory").exists():
@@ -119,8 +124,14 @@ class Folder:
         except OSError as problem:
             raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
+    def _text(self) -> str:
+        try:
+            return self.rounds.read_text(encoding="utf-8", errors="replace")
+        except OSError as problem:
+            raise RunError(f"{self.rounds}: cannot be read: {problem.strerror}") from None
+
     def _whole_lines(self) -> list[str]:
-        first, *lines = self.rounds.read_text().split("\n")
+        first, *lines = self._text().split("\n")
         whole = []
         for number, line in enumerate(lines[:-1], 1):
             if line.count(",") != first.count(",") or not line.startswith(f"{number},"):

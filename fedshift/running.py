@@ -76,6 +76,7 @@ class Run:
                 self.folder.close()
             raise
         self.engine = engine(experiment, self.fed.task, cores or cores_here())
+        self.saved = self.state.number  # the last round there is a checkpoint of
         self._rounds = self._train()
 
     def _begin(self, folder: Folder) -> None:
@@ -156,11 +157,17 @@ class Run:
         if self.folder and self.checkpoints and isinstance(self.memory, Stored):
             self.folder.add(self.experiment, self.fed, outcome)
             if outcome.number % self.experiment.record.checkpoint == 0:
-                self.checkpoints.save(self.state, self.memory)
+                self.checkpoint()
             elif not self._in_ram:
                 self.memory.save(outcome.number)
         clock.lap("save")
         return clock.seconds["save"]
+
+    def checkpoint(self) -> None:
+        """Make this round one to go on from, if it is not; only between rounds."""
+        if self.checkpoints and isinstance(self.memory, Stored) and self.saved != self.state.number:
+            self.checkpoints.save(self.state, self.memory)
+            self.saved = self.state.number
 
     def close(self) -> None:
         """Stop here: worker processes end and the folder is free."""
@@ -199,8 +206,11 @@ def resume(
     settings = Path(out) / "settings.toml"
     if not settings.exists():
         raise RunError(f"{out}: holds no run to go on with (there is no settings.toml)")
+    if (Path(out) / "model.safetensors").exists():
+        raise RunError(f"{out}: this run is finished")
+    raw = read(settings)
     try:
-        experiment = Experiment(**read(settings))
+        experiment = Experiment(**raw)
     except SettingsError as problem:
         raise SettingsError(f"{settings}: {problem}") from None
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)

@@ -101,6 +101,8 @@ class Sweep:
             raise SettingsError(f"sweep: two runs have the same settings ({twice[0]})")
         self.out = out.absolute()
         self.runs = [One(*one, self.out / one[0]) for one in zip(labels, experiments, strict=True)]
+        if (self.out / "settings.toml").exists():
+            raise RunError(f"{out}: holds a run already; choose another --out")
         self.text = tomli_w.dumps(plain(raw))
         for one in self.runs:
             _same_settings(one)

@@ -288,7 +288,6 @@ def test_files_of_other_names_are_nobodys_business(tmp_path: Path) -> None:
 # what is not as it should be yet
 
 
-@pytest.mark.xfail(strict=True, reason="resume() of a finished run starts from nothing and empties its record")
 def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None:
     go(small(FEDAVG), tmp_path / "run")
     before = everything(tmp_path / "run")
@@ -298,7 +297,6 @@ def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None
 
 
 @linux
-@pytest.mark.xfail(strict=True, reason="a second run that is refused closes the lock file, which gives up the lock")
 def test_a_run_that_was_refused_in_this_process_does_not_open_the_door(tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     run = resume(tmp_path / "run", data=digits())
@@ -309,7 +307,6 @@ def test_a_run_that_was_refused_in_this_process_does_not_open_the_door(tmp_path:
     assert refused
 
 
-@pytest.mark.xfail(strict=True, reason="closing a run twice frees the folder, whoever has it by then")
 def test_a_run_that_is_closed_twice_does_not_open_the_door(tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     first = resume(tmp_path / "run", data=digits())
@@ -325,7 +322,6 @@ def test_a_run_that_is_closed_twice_does_not_open_the_door(tmp_path: Path) -> No
 
 
 @linux
-@pytest.mark.xfail(strict=True, reason="a folder is known by its path as it was given")
 def test_a_folder_is_the_same_by_another_path(tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     (tmp_path / "link").symlink_to(tmp_path / "run")
@@ -342,7 +338,6 @@ def _refused(out: Path) -> None:
         resume(out, data=digits()).close()
 
 
-@pytest.mark.xfail(strict=True, raises=UnicodeDecodeError, reason="the record is read as text before it is judged")
 def test_bytes_that_are_no_text_after_the_last_line_are_forgotten(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     with open(out / "rounds.csv", "ab") as file:
@@ -350,7 +345,6 @@ def test_bytes_that_are_no_text_after_the_last_line_are_forgotten(tmp_path: Path
     assert goes_on(out, experiment, tmp_path / "whole") == []
 
 
-@pytest.mark.xfail(strict=True, raises=FileNotFoundError, reason="no sentence for it")
 def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     (tmp_path / "run" / "rounds.csv").unlink()
@@ -358,7 +352,6 @@ def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
         resume(tmp_path / "run", data=digits())
 
 
-@pytest.mark.xfail(strict=True, reason="a run does not look for a sweep, nor a sweep for a run")
 @pytest.mark.parametrize("first", ["run", "sweep"])
 def test_a_run_and_a_sweep_do_not_share_a_folder(first: str, tmp_path: Path) -> None:
     experiment, out = small(FEDAVG, {"train": {"rounds": 1}}), tmp_path / "out"
@@ -372,7 +365,6 @@ def test_a_run_and_a_sweep_do_not_share_a_folder(first: str, tmp_path: Path) -> 
 
 
 @linux
-@pytest.mark.xfail(strict=True, reason="a finished run is not looked into again")
 def test_killed_while_it_tidies_up_nothing_is_left_lying_about(tmp_path: Path) -> None:
     go(small(DERIVED), tmp_path / "whole")
     stopped(tmp_path / "run", DERIVED)

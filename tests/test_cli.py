@@ -1,6 +1,7 @@
 """The command line as a person meets it: real processes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import fedshift
 COMMAND = str(Path(sys.executable).with_name("fedshift"))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+SMALL = ["--set", "train.rounds=3", "--set", "model.args={hidden=8}", "--set", "train.epochs=1"]
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def test_version() -> None:
@@ -43,3 +47,104 @@ def test_bad_arguments_get_a_sentence_and_exit_two() -> None:
         assert done.returncode == 2
         assert "Error" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_run_shows_its_progress_and_ends_in_a_table(tmp_path: Path) -> None:
+    done = run("run", "--preset", "smoke", *SMALL, "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "smoke: round 1 of 3, " in done.stdout
+    assert "smoke: round 3 of 3, " in done.stdout
+    assert "Everything is in here" in done.stdout
+    assert (tmp_path / "here" / "model.safetensors").exists()
+    again = run("run", "here/settings.toml", "--out", "again", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "round 1 of 3" not in again.stdout
+    for name in ("model.safetensors", "settings.toml"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    finished = run("resume", "here", cwd=tmp_path)
+    assert (finished.returncode, finished.stderr) == (0, "here: this run is finished.\n")
+
+
+def test_a_run_as_json(tmp_path: Path) -> None:
+    done = run("run", "--preset", "smoke", *SMALL, "--json", cwd=tmp_path)
+    *rounds, result = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["round"] for one in rounds] == [1, 2, 3]
+    assert rounds[0].keys() == {"run", "round", "score", "loss", "bytes_up"}
+    assert (tmp_path / result["out"] / "rounds.csv").exists()
+    assert result["rows"][0]["mean"] == pytest.approx(sum(one["score"] for one in rounds) / 3, abs=1e-5)
+
+
+def test_the_demo_compares_what_bits_cost_and_what_the_shift_gives(tmp_path: Path) -> None:
+    done = run("run", *SMALL, "--out", "demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for expected in ("32+32", "32+4", "against 32 bits", "32+4 bits", "The shift", "Everything is in demo"):
+        assert expected in done.stdout
+    assert len(list((tmp_path / "demo").glob("*/model.safetensors"))) == 9
+
+
+def test_a_sweep_skips_what_is_finished_and_goes_on_with_more(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        """
+        train = {rounds = 2, epochs = 1}
+        model = {args = {hidden = 8}}
+        [sweep]
+        "algorithm.name" = ["fedavg", "scaffold"]
+        seed = [0]
+        """
+    )
+    done = run("sweep", "grid.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("grid/*/model.safetensors")}
+    assert {path.parent.name for path in before} == {"name-fedavg_seed-0", "name-scaffold_seed-0"}
+    file.write_text(file.read_text().replace("[0]", "[0, 1]"))
+    done = run("sweep", "grid.toml", cwd=tmp_path)
+    assert "2 of 4 runs are finished already" in done.stderr
+    assert "seeds 0, 1" in done.stdout
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    file.write_text(file.read_text().replace("rounds = 2", "rounds = 3"))
+    done = run("sweep", "grid.toml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "was run with other settings; choose another --out" in done.stderr
+
+
+def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("train = {rounds = 6, epochs = 1}\n[sweep]\n'train.lr' = [1e30, 0.1]\n")
+    done = run("sweep", "grid.toml", "--quiet", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no usable upload in 5 rounds in a row" in done.stderr
+    assert "1 of 2 runs failed" in done.stderr
+    assert "6 rounds, seed 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["run", "bad.toml"], 2, "bad.toml: unknown setting 'train.lrr'; did you mean 'lr'?"),
+        (["run", "none.toml"], 2, "none.toml: cannot be read"),
+        (["run", "far.toml"], 2, "far.toml: data.name = 'nodata': unknown data set"),
+        (["sweep", "far.toml"], 2, "far.toml: data.name = 'nodata': unknown data set"),
+        (["run", "--preset", "nope"], 2, "--preset nope: no such preset; known are demo, smoke, paper"),
+        (["run", "--preset", "smoke", "--set", "uplink.bits=0"], 2, "--set: uplink.bits = 0: bits must be 1 to 8"),
+        (["run", "--preset", "smoke", "--set", "train.lr=1e30"], 1, "no usable upload in 5 rounds in a row"),
+        (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
+        (["resume", "nowhere"], 2, "nowhere: holds no run to go on with"),
+        (["data", "nodata"], 2, "unknown data set 'nodata'"),
+        (["data", "mnist", "--from", "bad.toml"], 2, "bad.toml"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[train]\nlrr = 1\n")
+    (tmp_path / "far.toml").write_text("[data]\nname = 'nodata'\n")
+    done = subprocess.run(
+        [COMMAND, *arguments, *(["--quiet"] if arguments[0] != "data" else [])],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"FEDSHIFT_DATA": str(tmp_path / "data")},
+    )
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("fedshift: ")]
+    assert len(told) == 1

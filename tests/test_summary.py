@@ -1,0 +1,73 @@
+"""What a table says about runs."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedshift import Experiment
+from fedshift.summary import Result, difference, load, names, rows, sentences, table
+
+
+def result(bits: str, shift: bool, seed: int, score: float) -> Result:
+    experiment = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed)
+    return Result(experiment, score, score, 1_000_000 if bits == "32+32" else 600_000)
+
+
+CLEAR = [
+    result(bits, shift, seed, score + 0.001 * seed)
+    for bits, shift, score in (("32+32", False, 0.9), ("32+4", False, 0.8), ("32+4", True, 0.85))
+    for seed in range(3)
+]
+
+
+def test_bits_are_compared_with_32_and_the_shift_with_none() -> None:
+    made = rows(CLEAR)
+    assert [row.label for row in made] == [
+        {"shift.on": "no", "uplink.bits": "32+32"},
+        {"shift.on": "no", "uplink.bits": "32+4"},
+        {"shift.on": "yes", "uplink.bits": "32+4"},
+    ]
+    assert [row.against for row in made] == ["", "32 bits", "no shift"]
+    assert made[1].gain == pytest.approx(-0.1)
+    assert made[2].gain == pytest.approx(0.05)
+    assert sentences(made) == [
+        "32+4 bits cost 10.0 points against 32.",
+        "The shift gave back 5.0 points at 32+4 bits.",
+    ]
+
+
+def test_a_difference_that_seeds_alone_could_make_is_within_noise() -> None:
+    """Differences 3, -2, 1 have mean 2/3 and standard error 1.45, times 4.303."""
+    gain, verdict = difference({0: 0.83, 1: 0.78, 2: 0.81}, {0: 0.80, 1: 0.80, 2: 0.80})
+    assert gain == pytest.approx(0.02 / 3)
+    assert verdict == "within noise"
+    assert difference({0: 0.5}, {0: 0.4})[1] == "one seed: noise unknown"
+    assert difference({0: 0.5}, {1: 0.4})[1] == "no seed in common"
+
+
+def test_the_table_has_means_spreads_and_verdicts() -> None:
+    text = io.StringIO()
+    Console(file=text, width=120).print(table(rows(CLEAR), CLEAR[0].experiment, "digits"))
+    assert "80.1 ± 0.1" in text.getvalue()
+    assert "-10.0 against 32 bits" in text.getvalue()
+    assert "digits: 100 rounds, seeds 0, 1, 2" in text.getvalue()
+
+
+def test_names_of_folders_tell_what_differs() -> None:
+    assert names([one.experiment for one in CLEAR[2:5]]) == [
+        "bits-32+32_seed-2",
+        "bits-32+4_seed-0",
+        "bits-32+4_seed-1",
+    ]
+    assert names([CLEAR[0].experiment]) == ["seed-0"]
+
+
+def test_a_final_figure_is_the_mean_of_the_last_ten_rounds(tmp_path: Path) -> None:
+    lines = [f"{n},{n / 100 if n % 2 else ''},1,2,3" for n in range(1, 41)]
+    head = "round,accuracy,bytes.codes,bytes.side,bytes.header"
+    (tmp_path / "rounds.csv").write_text("\n".join([head, *lines, ""]))
+    found = load(tmp_path, Experiment())
+    assert found.score == pytest.approx(0.30)  # 0.21, 0.23, ... 0.39
+    assert (found.last, found.bytes_up) == (0.39, 240)

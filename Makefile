@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test check install clean
 
 demo: .venv/.core
-	$(BIN)/fedshift bench codecs --quick
+	$(BIN)/fedshift run
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -q

@@ -47,13 +47,16 @@ class Record(NamedTuple):
     codes: int  # bytes of codes
 
 
-def build(header: Header, records: Sequence[Record], buffers: Sequence[bytes]) -> bytes:
-    """The frame whose buffers are, for each record in turn, its side data and its codes."""
-    described = b"".join(_record(record) for record in records)
+def describe(records: Sequence[Record]) -> bytes:
+    return b"".join(_record(record) for record in records)
+
+
+def build(header: Header, tensors: int, described: bytes, buffers: Sequence[bytes]) -> bytes:
+    """The frame of so many records, whose buffers are, for each in turn, its side data and its codes."""
     length = PRELUDE.size + len(described) + sum(map(len, buffers)) + CRC.size
     flags = UPDATE * header.update | RESET * header.reset | LOSSY * header.lossy
     try:
-        prelude = PRELUDE.pack(MAGIC, VERSION, flags, length, header.examples, header.base, len(records))
+        prelude = PRELUDE.pack(MAGIC, VERSION, flags, length, header.examples, header.base, tensors)
     except struct.error:
         raise ValueError(
             f"examples={header.examples}, base={header.base}: must be whole numbers, 0 or more, "

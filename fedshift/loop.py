@@ -19,7 +19,7 @@ from fedshift.evaluate import Score
 from fedshift.frame import WireError
 from fedshift.types import Broadcast, Params, Round
 from fedshift.uplink import Uplink, quantized, read
-from fedshift.wire import EXACT, anatomy, size, unpack
+from fedshift.wire import EXACT, fixed, size, unpack
 
 
 class DivergedError(RuntimeError):
@@ -176,6 +176,7 @@ class Uploads:
         self.failed: dict[int, str] = {}
         self.taken: list[Upload] = []  # without frames and memory
         self.bytes_up = [0, 0, 0]
+        self.fixed: dict[Uplink, tuple[int, int]] = {}
         self.bytes_down = 0
         self.train = self.encode = 0.0
         self.slowest: float | None = None
@@ -197,15 +198,25 @@ class Uploads:
         if job.rule.extra != "none":
             change = unpack(upload.extra, like=self.sent.control) if upload.extra else self._derive(upload, job, i)
             self.extra = tree.tmap(torch.add, self.extra, change) if self.extra else change
-        frames = [anatomy(quantized(job.uplinks[i], self.trained), self.sent.params, len(upload.frame))]
-        if upload.extra:
-            frames.append(anatomy(EXACT, self.sent.control, len(upload.extra)))
-        self.bytes_up = [sum(column) for column in zip(self.bytes_up, *frames, strict=True)]
+        self._count(upload, job.uplinks[i])
         if self.fed.bandwidth is not None:
             sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
         self.taken.append(upload._replace(frame=b"", extra=b"", memory={}))
         return True
+
+    def _count(self, upload: Upload, uplink: Uplink) -> None:
+        """Bytes by what they are: codes, side data, header."""
+        if uplink not in self.fixed:
+            self.fixed[uplink] = fixed(quantized(uplink, self.trained), self.sent.params)
+        about, side = self.fixed[uplink]
+        self.bytes_up[0] += len(upload.frame) - about - side
+        self.bytes_up[1] += side
+        self.bytes_up[2] += about
+        if upload.extra:
+            about, _ = fixed(EXACT, self.sent.control)
+            self.bytes_up[0] += len(upload.extra) - about
+            self.bytes_up[2] += about
 
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:
         """What the client changed in its memory, worked out from its upload as the client did."""

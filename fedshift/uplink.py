@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshift.codecs.base import Codec
 from fedshift.tree import tmap
 from fedshift.types import Params
-from fedshift.wire import EXACT, Choice, choose, header, pack, unpack
+from fedshift.wire import EXACT, Choice, Writer, choose, header, unpack
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,15 @@ def send(
     *,
     number: int,
     examples: int,
-    key: Tensor,
+    key: Tensor | None,
+    writer: Writer | None = None,
 ) -> Sent:
-    """The upload of a client that began with `start` and ended with w."""
+    """The upload of a client that began with `start` and ended with w; a writer of its kind saves time."""
     u = tmap(_difference, w, start) if uplink.update else w
     if uplink.feedback and error:
         u = u | {name: u[name] + e for name, e in error.items()}
-    frame = pack(quantized(uplink, trained), u, update=uplink.update, base=number, examples=examples, key=key)
+    writer = writer or Writer(quantized(uplink, trained), u)
+    frame = writer.pack(u, update=uplink.update, base=number, examples=examples, key=key)
     if not uplink.lossy:
         return Sent(frame, u, tmap(_sum, u, start) if uplink.update else w, {})
     arrived = unpack(frame, like=u)

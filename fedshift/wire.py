@@ -18,7 +18,7 @@ from torch import Tensor
 from fedshift import rng
 from fedshift.codecs.base import Codec, finite
 from fedshift.codecs.exact import Identity
-from fedshift.frame import Header, Record, build, overhead, parse
+from fedshift.frame import Header, Record, build, describe, overhead, parse
 from fedshift.parts import LARGEST, Reader, as_dtype, code_count, side_numbers
 from fedshift.registry import numbers_of
 from fedshift.types import Params
@@ -47,20 +47,49 @@ def pack(
     >>> unpack(frame, like=params)["weight"][0]
     tensor([4.5000, 4.5000, 4.5000, 4.5000, 4.5000])
     """
-    records, buffers, lossy = [], [], False
-    for name, x in params.items():
-        chosen = choose(codec, name, x)
+    writer = Writer(codec, params)
+    return writer.pack(params, update=update, base=base, examples=examples, reset=reset, key=key)
+
+
+class Writer:
+    """Packs one model after another: what depends on its names, shapes and codec alone is worked out once."""
+
+    def __init__(self, codec: Choice, like: Params) -> None:
+        self.codecs = {name: choose(codec, name, x) for name, x in like.items()}
+        self.lossy = any(chosen.quantizer.lossy for chosen in self.codecs.values())
+        self.records = [self._record(name, x) for name, x in like.items()]
+        self.described: tuple[list[int], bytes] = [], b""  # bytes of codes, and the records that say so
+
+    def pack(
+        self,
+        params: Params,
+        *,
+        update: bool = False,
+        base: int = 0,
+        examples: int = 0,
+        reset: bool = False,
+        key: Tensor | None = None,
+    ) -> bytes:
+        """The frame of a model like the first."""
+        buffers, lengths = [], []
+        for name, codec in self.codecs.items():
+            try:
+                own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+                side, codes = _encode(codec, params[name], own)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            buffers += [side, codes]
+            lengths.append(len(codes))
+        if lengths != self.described[0]:
+            pairs = zip(self.records, lengths, strict=True)
+            self.described = lengths, describe([record._replace(codes=length) for record, length in pairs])
+        return build(Header(update, base, examples, reset, self.lossy), len(lengths), self.described[1], buffers)
+
+    def _record(self, name: str, x: Tensor) -> Record:
         try:
-            numbers = numbers_of(chosen, x.dtype)
-            own = None if key is None or not chosen.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
-            side, codes = _encode(chosen, x, own)
-            record = Record(name, tuple(x.shape), *numbers, len(codes))
+            return Record(name, tuple(x.shape), *numbers_of(self.codecs[name], x.dtype), codes=0)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        records.append(record)
-        buffers += [side, codes]
-        lossy |= chosen.quantizer.lossy
-    return build(Header(update, base, examples, reset, lossy), records, buffers)
 
 
 def unpack(data: bytes | memoryview, like: Params) -> Params:
@@ -87,11 +116,10 @@ def size(codec: Choice, like: Params) -> int:
     return total
 
 
-def anatomy(codec: Choice, like: Params, length: int) -> tuple[int, int, int]:
-    """How many of a frame's bytes are codes, side data and header."""
+def fixed(codec: Choice, like: Params) -> tuple[int, int]:
+    """How many of a frame's bytes are header and side data; the others are codes."""
     about = overhead(list(like), [x.ndim for x in like.values()])
-    side = 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
-    return length - side - about, side, about
+    return about, 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
 
 
 def header(data: bytes | memoryview) -> Header:

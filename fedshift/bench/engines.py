@@ -124,8 +124,8 @@ def paper_round(tick: Tick) -> list[Bar]:
 
 def cores(repeats: int, tick: Tick) -> list[Bar]:
     """Wall time of whole rounds of the paper's CNN: worker processes against one process."""
-    experiment = paper(epochs=2, cohort=8)
-    fed = build(experiment, data=images(10_000, 2_000))
+    experiment = paper(cohort=4)
+    fed = build(experiment, data=images(20_000, 2_000))
     workers = cores_here()
     engines: dict[str, tuple[Engine, int]] = {
         "processes": (Processes(fed.task, workers), 1),

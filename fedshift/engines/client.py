@@ -14,8 +14,8 @@ from fedshift.engines.base import Histogram, Job, Task, Upload
 from fedshift.evaluate import Score
 from fedshift.tree import take, tmap
 from fedshift.types import Broadcast, Params
-from fedshift.uplink import Sent, send
-from fedshift.wire import EXACT, pack
+from fedshift.uplink import Sent, Uplink, quantized, send
+from fedshift.wire import EXACT, Writer, pack
 
 ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
 BINS = 64
@@ -32,6 +32,7 @@ class Client:
         self.weights = [p for p in task.model.parameters() if p.requires_grad]
         self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # these, too
         self.device = self.weights[0].device
+        self.writers: dict[Uplink, Writer] = {}
 
     def load(self, params: Params) -> None:
         torch._foreach_copy_(list(self.state.values()), [params[name] for name in self.state])
@@ -53,8 +54,20 @@ class Client:
         middle = time.perf_counter()
         extra = b""
         try:
-            key = rng.fold(plan.key[0], ROUNDING)
-            sent = send(uplink, w, start, error, self.trained, number=job.number, examples=job.examples[i], key=key)
+            key = rng.fold(plan.key[0], ROUNDING) if uplink.codec.quantizer.random else None
+            if uplink not in self.writers:
+                self.writers[uplink] = Writer(quantized(uplink, self.trained), w)
+            sent = send(
+                uplink,
+                w,
+                start,
+                error,
+                self.trained,
+                number=job.number,
+                examples=job.examples[i],
+                key=key,
+                writer=self.writers[uplink],
+            )
             if rule.extra != "none":
                 seen = sent.decoded if rule.extra == "derived" else w
                 own, change = rule.finish(seen, job.sent, own, travel(plan, self.task.momentum))

@@ -26,8 +26,6 @@ from fedshift.engines.client import Client
 from fedshift.evaluate import Score
 from fedshift.types import Params
 
-FEW = 8  # chunks of a test set that are sooner scored than handed out
-
 
 class Processes:
     """The reference on `workers` processes."""
@@ -73,8 +71,8 @@ class Processes:
 
     def evaluate(self, params: Params) -> Score:
         parts = evaluate.chunks(self.client.task.data)
-        if len(parts) < FEW:
-            return evaluate.total(self.client.score(params, part) for part in parts)
+        if len(parts) == 1:
+            return self.client.score(params, parts[0])
         stride = len(self.connections)
         for first, worker in enumerate(self.connections):
             self._send(worker, dumps((params, parts[first::stride])))

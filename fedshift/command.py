@@ -168,6 +168,9 @@ def conclude(results: Sequence[summary.Result], experiment: Experiment, out: Pat
         return
     console = Console()
     console.print(summary.table(rows, experiment, experiment.data.name))
+    spread = ", ± the standard deviation over seeds" if any(row.spread is not None for row in rows) else ""
+    metric = experiment.train.metric.rpartition(":")[2]
+    console.print(f"{metric}: mean of the last {summary.WINDOW} evaluated rounds{spread}", highlight=False)
     for sentence in summary.sentences(rows):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {out}", highlight=False, soft_wrap=True)

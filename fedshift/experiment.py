@@ -33,7 +33,7 @@ from fedshift.codecs import (
 from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
-from fedshift.engines import Engine, Processes, Sequential, Task
+from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
 from fedshift.evaluate import Loss, Metric, accuracy
 from fedshift.loop import Federation, Group
 from fedshift.models import MODELS
@@ -107,7 +107,14 @@ def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
     # elsewhere a worker would begin by running the user's script once more, which not every script is written for
     forks = sys.platform == "linux"
     many = experiment.engine.name == "processes" or (experiment.engine.name == "auto" and workers > 1 and forks)
-    return Processes(task, workers) if many and experiment.engine.device == "cpu" else Sequential(task)
+    if not many or experiment.engine.device != "cpu":
+        return Sequential(task)
+    try:
+        return Processes(task, workers)
+    except ForkError:
+        if experiment.engine.name == "processes":
+            raise
+        return Sequential(task)
 
 
 def algorithm(experiment: Experiment, task: Task) -> Algorithm:

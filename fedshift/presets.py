@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {
         "name": "smoke",
         "data": {"name": "digits", "clients": 100, "partition": "shards"},
-        "train": {"rounds": 300, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 10, "lr": 0.05},
+        "train": {"rounds": 400, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 10, "lr": 0.05},
         "uplink": {"bits": "32+4"},
     },
     # every value of the paper's main experiment, 32+4 bits with the bare rule

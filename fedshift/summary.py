@@ -111,8 +111,6 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
     drawn = Table(
         title=f"{title}: {about}" if title else about, title_justify="left", title_style="bold", box=SIMPLE_HEAD
     )
-    drawn.caption = f"mean of the last {WINDOW} evaluated rounds, ± sample standard deviation over seeds"
-    drawn.caption_justify = "left"
     for key in made[0].label:
         drawn.add_column(key.rpartition(".")[2] if key != "shift.on" else "shift")
     for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):

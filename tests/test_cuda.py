@@ -5,6 +5,7 @@ import torch
 
 from fedshift import Cast, Codec, Identity, KMeans, Mean, Params, PerChannel, Stochastic, Uniform, pack, rng, unpack
 from fedshift.codecs import Quantizer
+from tests.federations import Normed, federation, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 QUANTIZERS: list[Quantizer] = [
@@ -52,3 +53,21 @@ def test_nan_is_refused() -> None:
     for quantizer in (*QUANTIZERS, *CASTS):
         with pytest.raises(ValueError, match="NaN"):
             quantizer.encode(torch.full((1, 10_000), float("nan")).cuda(), torch.zeros(1, dtype=torch.int64).cuda())
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold"])
+def test_a_round_is_the_cpus_within_rounding(algorithm: str) -> None:
+    """The same draws, so the same batches: weights differ by rounding alone."""
+    trained = []
+    for device in ("cpu", "cuda"):
+        fed = federation(algorithm={"name": algorithm}, engine={"device": device}, train={"clip": 1.0})
+        trained.append(train(fed, rounds=2)[0].out)
+    for name, x in trained[0].params.items():
+        torch.testing.assert_close(trained[1].params[name], x, rtol=0, atol=1e-4)
+
+
+def test_dropout_and_batch_norm_train_and_repeat() -> None:
+    fed = federation(Normed(), engine={"device": "cuda"}, uplink={"bits": "32+4", "feedback": True})
+    first, second = (train(fed)[0].out.params for _ in range(2))
+    for name, x in first.items():
+        torch.testing.assert_close(second[name], x, rtol=0, atol=1e-4)

@@ -32,6 +32,7 @@ class Client:
         self.weights = [p for p in task.model.parameters() if p.requires_grad]
         self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # these, too
         self.device = self.weights[0].device
+        self.index = torch.cuda.current_device() if self.device.type == "cuda" else None  # of the GPU
         self.writers: dict[Uplink, Writer] = {}
 
     def load(self, params: Params) -> None:
@@ -97,13 +98,13 @@ class Client:
         batches, values = plan.batches.to(self.device), list(self.w.values())
         seeds, rates, counts = plan.key.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
         data, loss_of = task.data, task.loss
-        seed = torch.cuda.manual_seed if self.device.type == "cuda" else torch.default_generator.manual_seed
+        generator = torch.cuda.default_generators[self.index] if self.index is not None else torch.default_generator
+        before = generator.get_state()  # dropout draws from torch's own generator, seeded for each step
         velocity: list[Tensor] | tuple[Tensor, ...] = []
-        before = torch.get_rng_state()  # dropout draws from torch's own generator, seeded for each step
         for step, n in enumerate(counts):
             if not n:
                 break
-            seed(seeds[step])
+            generator.manual_seed(seeds[step])
             batch = batches[step, :n]
             x = data.x.index_select(0, batch)
             if task.augment:
@@ -121,9 +122,9 @@ class Client:
                 torch._foreach_mul_(velocity, task.momentum)
                 torch._foreach_add_(velocity, adjusted)
             else:
-                velocity = torch._foreach_clone(adjusted) if task.momentum else adjusted  # a gradient may be a view
+                velocity = [g.clone() for g in adjusted] if task.momentum else adjusted  # a gradient may be a view
             torch._foreach_add_(values, velocity, alpha=-rates[step])
-        torch.set_rng_state(before)
+        generator.set_state(before)
         return {name: x.to("cpu", copy=True) for name, x in self.state.items()}
 
     def _mode(self, training: bool) -> None:

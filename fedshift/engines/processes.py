@@ -41,6 +41,10 @@ class Processes:
             start(context.Process(target=_work, args=(theirs, others, task), daemon=True))
             theirs.close()
             self.connections.append(ours)
+        for worker in self.connections:
+            if self._receive(worker) != READY:
+                self.close()
+                raise ForkError(FORKED)
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [self._cohort(job) for job in jobs]
@@ -106,7 +110,13 @@ class Processes:
         return wait(workers)  # type: ignore[return-value]
 
 
+READY = "ready"
+FORKED = "worker processes cannot train after this process has, where there is a GPU; use the sequential engine"
 DIED = "a worker process ended before its time; if memory was short, use fewer workers"
+
+
+class ForkError(RuntimeError):
+    """A fork has not the threads that autograd keeps for GPUs once it was used."""
 
 
 class Failure:
@@ -126,6 +136,7 @@ def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, by
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
     torch.set_num_threads(1)
     client = Client(task)
+    server.send_bytes(dumps(READY if _can_train() else FORKED))
     job: Job | None = None
     while True:
         try:
@@ -146,6 +157,14 @@ def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, by
             server.send_bytes(dumps(answer))
         except OSError:
             return
+
+
+def _can_train() -> bool:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
 
 
 def start(process: Any) -> None:

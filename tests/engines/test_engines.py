@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedshift import Params
 from fedshift.data.cohorts import draw_plan
-from fedshift.engines import Engine, Processes, Sequential
+from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
 from fedshift.loop import Federation
 from tests.federations import Normed, federation, points, same, train
 
@@ -27,13 +27,20 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def processes(task: Task, workers: int) -> Processes:
+    try:
+        return Processes(task, workers)
+    except ForkError as problem:
+        pytest.skip(str(problem))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
     model = None if name == "examples" else Normed()  # batch norm does not take a batch of one
     fed = federation(model, **CASES[name])
     reference, told, remembered = train(fed)
     for workers in (1, 2, 3):
-        engine = Processes(fed.task, workers)
+        engine = processes(fed.task, workers)
         state, outcomes, memory = train(fed, engine=engine)
         engine.close()
         assert same(state.out.params, reference.out.params)
@@ -47,7 +54,7 @@ def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
 def test_a_large_test_set_is_scored_alike_by_all_engines() -> None:
     fed = federation(held=points(tests=4300))
     params = fed.start().out.params
-    engine = Processes(fed.task, 2)
+    engine = processes(fed.task, 2)
     assert engine.evaluate(params) == Sequential(fed.task).evaluate(params)
     engine.close()
 
@@ -148,7 +155,7 @@ def test_batch_norm_is_averaged_exactly_and_its_counter_is_the_first_clients() -
 
 def test_a_workers_error_reaches_the_caller_with_its_trace() -> None:
     fed = federation(nn.Linear(5, 4))  # of the wrong shape
-    engine = Processes(fed.task, 2)
+    engine = processes(fed.task, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         train(fed, rounds=1, engine=engine)
     assert "in a worker process" in str(caught.value.__cause__)
@@ -165,7 +172,7 @@ def test_a_worker_that_dies_is_named() -> None:
             return x
 
     fed: Federation = federation(Dies(6, 4))
-    engine: Engine = Processes(fed.task, 1)
+    engine: Engine = processes(fed.task, 1)
     with pytest.raises(RuntimeError, match="a worker process ended before its time"):
         train(fed, rounds=1, engine=engine)
     engine.close()

@@ -155,12 +155,13 @@ def display(quiet: bool, as_json: bool) -> Any:
 def sentences() -> Iterator[None]:
     """What a user did wrong, or what went wrong with a run, in one sentence and an exit code: 2 or 1."""
     from fedshift.data import DataError
+    from fedshift.engines import ForkError, TrainingError
     from fedshift.files import RunError
     from fedshift.loop import DivergedError
     from fedshift.settings import SettingsError
 
     try:
         yield
-    except (SettingsError, DataError, RunError, DivergedError) as problem:
+    except (SettingsError, DataError, RunError, DivergedError, TrainingError, ForkError) as problem:
         typer.echo(f"fedshift: {problem}", err=True)
-        sys.exit(1 if isinstance(problem, DivergedError) else 2)
+        sys.exit(1 if isinstance(problem, DivergedError | TrainingError) else 2)

@@ -35,10 +35,14 @@ def chunks(data: Dataset) -> list[slice]:
 
 def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metric) -> Score:
     """One chunk; the model is in evaluation mode already."""
-    with torch.inference_mode():
+    with torch.no_grad():
         x, y = data.inputs(data.test_x[part]), data.test_y[part]
         outputs = model(x)
-        predicted = torch.bincount(outputs.argmax(-1), minlength=data.classes).tolist() if data.classes else ()
+        predicted = [0] * data.classes
+        if (
+            data.classes and isinstance(outputs, Tensor) and outputs.ndim == 2
+        ):  # labels that data does not have are none
+            predicted = torch.bincount(outputs.argmax(-1), minlength=data.classes)[: data.classes].tolist()
         return Score(
             len(x), float(metric(outputs, y).double().sum()), len(x) * float(loss(outputs, y)), tuple(predicted)
         )

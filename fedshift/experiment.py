@@ -255,7 +255,7 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
     make = MODELS.get(said.name) or named("model.name", said.name)
     fit = {"shape": data.shape, "classes": data.classes} if said.name in MODELS else {}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.key(experiment.seed, "model")))
+        torch.default_generator.manual_seed(int(rng.key(experiment.seed, "model")))
         try:
             model = make(**fit, **said.args)
         except (TypeError, ValueError) as problem:

@@ -177,7 +177,7 @@ class Uploads:
         self.taken: list[Upload] = []  # without frames and memory
         self.bytes_up = [0, 0, 0]
         self.fixed: dict[Uplink, tuple[int, int]] = {}
-        self.bytes_down = 0
+        self.errors: list[float] = []
         self.train = self.encode = 0.0
         self.slowest: float | None = None
         self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
@@ -185,10 +185,10 @@ class Uploads:
     def take(self, upload: Upload, job: Job, i: int) -> bool:
         """Whether it could be used."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
-        self.bytes_down += self.down
         if upload.failure:
             self.failed[upload.client] = upload.failure
             return False
+        self._count(upload, job.uplinks[i])
         weight = float(job.examples[i]) if self.fed.weights == "examples" else 1.0
         try:
             self.mean.add(upload.frame, weight)
@@ -198,7 +198,8 @@ class Uploads:
         if job.rule.extra != "none":
             change = unpack(upload.extra, like=self.sent.control) if upload.extra else self._derive(upload, job, i)
             self.extra = tree.tmap(torch.add, self.extra, change) if self.extra else change
-        self._count(upload, job.uplinks[i])
+        if job.uplinks[i].lossy:
+            self.errors.append(upload.error)
         if self.fed.bandwidth is not None:
             sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
@@ -249,7 +250,7 @@ class Uploads:
     def outcome(
         self, number: int, score: Score | None, told: dict[str, Layer], dropped: int, seconds: dict[str, float]
     ) -> Outcome:
-        errors = [upload.error for upload in self.taken if upload.error]
+        errors, sent_to = self.errors, len(self.taken) + len(self.failed) + dropped
         codes, side, header = self.bytes_up
         return Outcome(
             number=number,
@@ -258,7 +259,7 @@ class Uploads:
             layers=told,
             error=sum(errors) / len(errors) if errors else 0.0,
             bytes_up=(codes, side, header),
-            bytes_down=self.bytes_down,
+            bytes_down=sent_to * self.down,
             arrived=self.mean.count,
             dropped=dropped,
             failed=self.failed,

@@ -68,6 +68,10 @@ class Folder:
             self._lock.close()
             _open.discard(self.path)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
     @property
     def used(self) -> bool:
         return any((self.path / name).exists() for name in ("settings.toml", "sweep.toml"))

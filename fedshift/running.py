@@ -1,9 +1,10 @@
 """A run: rounds one after another, recorded and checkpointed, from the start or from where it was stopped."""
 
+import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -68,16 +69,17 @@ class Run:
         self.folder = Folder(Path(out)) if out is not None else None
         self.memory: Ram | Stored = Ram()
         self.checkpoints = Checkpoints(self.folder.path) if self.folder else None
+        self.closed = False
         try:
             if self.folder:
                 self._restore(self.folder) if again else self._begin(self.folder)
+            self.engine = engine(experiment, self.fed.task, cores or cores_here())
         except BaseException:
             if self.folder:
                 self.folder.close()
             raise
-        self.engine = engine(experiment, self.fed.task, cores or cores_here())
         self.saved = self.state.number  # the last round there is a checkpoint of
-        self._rounds = self._train()
+        self._spent = 0.0  # seconds that saving the round before took
 
     def _begin(self, folder: Folder) -> None:
         if folder.used:
@@ -112,29 +114,43 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model with these tensors, in evaluation mode."""
-        self.fed.task.model.load_state_dict(self.params, strict=False)
-        return self.fed.task.model.eval()
+        """A copy of the model with these tensors, in evaluation mode."""
+        model = copy.deepcopy(self.fed.task.model)
+        model.load_state_dict(self.params, strict=False)
+        return model.eval()
 
-    def __iter__(self) -> Iterator[Outcome]:
-        return self._rounds
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> Outcome:
-        return next(self._rounds)
-
-    def _train(self) -> Iterator[Outcome]:
+        """Train one round; the last one ends the run and writes the model."""
+        if self.closed:
+            raise StopIteration
         try:
-            spent = 0.0
-            while not self.finished:
-                with one_thread():
-                    outcome = self._round()
-                    outcome.seconds["save"] = spent  # of the round before: a line is written before its checkpoint
-                    spent = self._save(outcome)
-                yield outcome
-            if self.folder:
-                self.folder.finish({name: x.cpu() for name, x in self.model.state_dict().items()})
-        finally:
+            if self.finished:  # it was stopped after its last round and before its end
+                self._finish()
+                raise StopIteration
+            with one_thread():
+                outcome = self._round()
+                outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
+                self._spent = self._save(outcome)
+            if self.finished:
+                self._finish()
+        except BaseException:
             self.close()
+            raise
+        return outcome
+
+    def _finish(self) -> None:
+        if self.folder:
+            self.folder.finish({name: x.cpu() for name, x in self.model.state_dict().items()})
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
 
     def _round(self) -> Outcome:
         number, record = self.state.number + 1, self.experiment.record
@@ -170,10 +186,13 @@ class Run:
             self.saved = self.state.number
 
     def close(self) -> None:
-        """Stop here: worker processes end and the folder is free."""
-        self.engine.close()
-        if self.folder:
-            self.folder.close()
+        """Stop here: worker processes end, the folder is free, and no further round is trained."""
+        self.closed = True
+        try:
+            self.engine.close()
+        finally:
+            if self.folder:
+                self.folder.close()
 
 
 def run(

@@ -1,6 +1,7 @@
 """The run directory: what is written, how long it gets, and that it says the truth."""
 
 import csv
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,35 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds a run already"):
         run(settings(), tmp_path / "run", data=points())
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_a_run_that_was_closed_trains_no_more_and_one_that_is_forgotten_frees_its_folder(
+    engine: str, tmp_path: Path
+) -> None:
+    first = run(settings(engine={"name": engine}, train={"rounds": 5}), tmp_path / "run", data=points())
+    next(first)
+    first.close()
+    with resume(tmp_path / "run", data=points()) as second:
+        assert next(second).number == 2
+        assert list(first) == []
+    for _ in resume(tmp_path / "run", data=points()):
+        break
+    gc.collect()
+    third = resume(tmp_path / "run", data=points())
+    third.close()
+    assert [line["round"] for line in lines(tmp_path / "run" / "rounds.csv")] == ["1", "2", "3"]
+
+
+def test_the_last_round_ends_the_run(tmp_path: Path) -> None:
+    training = run(settings(train={"rounds": 1}), tmp_path / "run", data=points())
+    next(training)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert training.closed
+
+
+def test_the_model_of_a_run_is_a_copy() -> None:
+    with run(settings(), data=points()) as training:
+        next(training)
+        training.model.requires_grad_(False)
+        next(training)

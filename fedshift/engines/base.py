@@ -4,6 +4,7 @@ An engine is given jobs, one for each run it works for, and gives back what the 
 upload, in the order of the cohort. It also scores models, because it has the model and the data.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Task:
     weight_decay: float = 0.0
     clip: float = 0.0  # the largest norm of a gradient; 0 for no limit
     augment: bool = False
+    learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
     params: Params = field(init=False)  # what travels, as it was given: what is trained, and buffers
 
     def __post_init__(self) -> None:
@@ -40,6 +42,9 @@ class Task:
             raise ValueError(f"{strange[0]}: a model's state must be tensors, and this is none")
         if not self.trained:
             raise ValueError(f"{type(self.model).__name__} has no parameters to train")
+        # parts that the caller set to evaluation, like a frozen batch norm, stay so; a whole model that is, does not
+        learners = [module for module in self.model.modules() if module.training or not self.model.training]
+        object.__setattr__(self, "learners", learners)
         # frozen weights stay where they are, and of tensors with two names only the first travels
         moving = {*self.trained, *(name for name, _ in self.model.named_buffers())}
         params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in moving}
@@ -48,6 +53,17 @@ class Task:
     @property
     def trained(self) -> list[str]:
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
+
+
+class TrainingError(RuntimeError):
+    """What a model, a loss or a metric raised, and where."""
+
+
+def told(problem: BaseException) -> str:
+    """An exception in a line: what it says, and which line of whose file raised it."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}{where}"
 
 
 class Job(NamedTuple):

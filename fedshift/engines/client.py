@@ -2,15 +2,17 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from fedshift import evaluate, rng
+from fedshift.codecs.base import finite
 from fedshift.data.augment import crop_and_flip
 from fedshift.data.cohorts import AUGMENT, ROUNDING, Plan, travel
-from fedshift.engines.base import Histogram, Job, Task, Upload
+from fedshift.engines.base import Histogram, Job, Task, TrainingError, Upload, told
 from fedshift.evaluate import Score
 from fedshift.tree import take, tmap
 from fedshift.types import Broadcast, Params
@@ -27,21 +29,38 @@ class Client:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.trained = task.trained
-        state = task.model.state_dict()
-        self.state = {name: state[name] for name in task.params}  # the model's own tensors
+        self.names = list(task.params)
+        buffers = dict(task.model.named_buffers())
+        self.private = {name: x.clone() for name, x in buffers.items() if name not in task.params}  # not of the state
+        self.changing = bool(buffers)
         self.weights = [p for p in task.model.parameters() if p.requires_grad]
         self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # these, too
         self.device = self.weights[0].device
         self.index = torch.cuda.current_device() if self.device.type == "cuda" else None  # of the GPU
         self.writers: dict[Uplink, Writer] = {}
+        self.learning: bool | None = None
+        self.tensors = self._tensors()
 
     def load(self, params: Params) -> None:
-        torch._foreach_copy_(list(self.state.values()), [params[name] for name in self.state])
+        self.tensors = self._tensors() if self.changing else self.tensors
+        torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.names])
+        for name, x in self.private.items():
+            self.task.model.get_buffer(name).copy_(x)
+
+    def _tensors(self) -> Params:
+        """The model's own tensors, looked up again where there are buffers: a model may put others in their place."""
+        own = self.w | dict(self.task.model.named_buffers())
+        return {name: own[name] for name in self.names}
 
     def score(self, params: Params, part: slice) -> Score:
         self.load(params)
         self._mode(False)
-        return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
+        with self._drawing() as generator:
+            generator.manual_seed(part.start)
+            try:
+                return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
+            except Exception as problem:
+                raise TrainingError(f"evaluation: {told(problem)}") from problem
 
     def turn(self, job: Job, i: int, memory: Params) -> Upload:
         """The i-th client of a job: train, encode, remember."""
@@ -51,7 +70,10 @@ class Client:
         own = {name: x for name, x in memory.items() if not name.startswith(ERROR)}
         own = own or rule.init(take(start, self.trained))
         plan = Plan(*(part[i] for part in job.plan))
-        w = self.sgd(job, plan, own)
+        try:
+            w = self.sgd(job, plan, own)
+        except Exception as problem:
+            raise TrainingError(f"round {job.number}, client {job.clients[i]}: {told(problem)}") from problem
         middle = time.perf_counter()
         extra = b""
         try:
@@ -72,6 +94,8 @@ class Client:
             if rule.extra != "none":
                 seen = sent.decoded if rule.extra == "derived" else w
                 own, change = rule.finish(seen, job.sent, own, travel(plan, self.task.momentum))
+                if not all(finite(change[name]) for name in change):
+                    raise ValueError("its control became NaN or infinite")
                 extra = pack(EXACT, change) if rule.extra == "sent" else b""
         except ValueError as problem:  # NaN or infinity, which no frame carries
             return Upload(job.clients[i], b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
@@ -98,38 +122,50 @@ class Client:
         batches, values = plan.batches.to(self.device), list(self.w.values())
         seeds, rates, counts = plan.key.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
         data, loss_of = task.data, task.loss
-        generator = torch.cuda.default_generators[self.index] if self.index is not None else torch.default_generator
-        before = generator.get_state()  # dropout draws from torch's own generator, seeded for each step
         velocity: list[Tensor] | tuple[Tensor, ...] = []
-        for step, n in enumerate(counts):
-            if not n:
-                break
-            generator.manual_seed(seeds[step])
-            batch = batches[step, :n]
-            x = data.x.index_select(0, batch)
-            if task.augment:
-                x = crop_and_flip(x, rng.fold(rng.fold(plan.key[step], AUGMENT), torch.arange(n)).to(self.device))
-            loss = loss_of(model(data.inputs(x)), data.y.index_select(0, batch))
-            grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
-            if any(grad is None for grad in grads):  # a parameter that this batch did not need
-                grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(values, grads, strict=True))
-            if task.clip:
-                grads = clipped(grads, task.clip)
-            if task.weight_decay:
-                grads = torch._foreach_add(grads, values, alpha=task.weight_decay)
-            adjusted = list(rule.adjust(dict(zip(self.trained, grads, strict=True)), self.w, sent, memory).values())
-            if task.momentum and velocity:
-                torch._foreach_mul_(velocity, task.momentum)
-                torch._foreach_add_(velocity, adjusted)
-            else:
-                velocity = [g.clone() for g in adjusted] if task.momentum else adjusted  # a gradient may be a view
-            torch._foreach_add_(values, velocity, alpha=-rates[step])
-        generator.set_state(before)
-        return {name: x.to("cpu", copy=True) for name, x in self.state.items()}
+        with self._drawing() as generator:
+            for step, n in enumerate(counts):
+                if not n:
+                    break
+                generator.manual_seed(seeds[step])
+                batch = batches[step, :n]
+                x = data.x.index_select(0, batch)
+                if task.augment:
+                    x = crop_and_flip(x, rng.fold(rng.fold(plan.key[step], AUGMENT), torch.arange(n)).to(self.device))
+                loss = loss_of(model(data.inputs(x)), data.y.index_select(0, batch))
+                grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
+                if any(grad is None for grad in grads):  # a parameter that this batch did not need
+                    grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(values, grads, strict=True))
+                if task.clip:
+                    grads = clipped(grads, task.clip)
+                if task.weight_decay:
+                    grads = torch._foreach_add(grads, values, alpha=task.weight_decay)
+                adjusted = list(rule.adjust(dict(zip(self.trained, grads, strict=True)), self.w, sent, memory).values())
+                if task.momentum and velocity:
+                    torch._foreach_mul_(velocity, task.momentum)
+                    torch._foreach_add_(velocity, adjusted)
+                else:
+                    velocity = [g.clone() for g in adjusted] if task.momentum else adjusted  # a gradient may be a view
+                torch._foreach_add_(values, velocity, alpha=-rates[step])
+        self.tensors = self._tensors() if self.changing else self.tensors
+        return {name: x.detach().to("cpu", copy=True) for name, x in self.tensors.items()}
 
-    def _mode(self, training: bool) -> None:
-        if self.task.model.training != training:  # it is asked of every module, which takes a while
-            self.task.model.train(training)
+    @contextmanager
+    def _drawing(self) -> Iterator[torch.Generator]:
+        """The generator that dropout draws from, torch's own, which is left as it was found."""
+        generator = torch.cuda.default_generators[self.index] if self.index is not None else torch.default_generator
+        before = generator.get_state()
+        try:
+            yield generator
+        finally:
+            generator.set_state(before)
+
+    def _mode(self, learning: bool) -> None:
+        if self.learning != learning:
+            self.task.model.eval()
+            for module in self.task.learners if learning else ():
+                module.training = True
+            self.learning = learning
 
     def _here(self, params: Params) -> Params:
         return params if self.device.type == "cpu" else tmap(lambda x: x.to(self.device), params)
@@ -150,7 +186,8 @@ def drift(w: Params, decoded: Params, start: Params, layers: Sequence[str]) -> l
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    return float(torch.linalg.vector_norm(a - b))
+    d = a - b
+    return float(torch.linalg.vector_norm(d if d.dtype == torch.float64 else d.float()))
 
 
 def relative_error(sent: Sent) -> float:

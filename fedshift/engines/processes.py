@@ -12,6 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,24 +22,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift import evaluate
-from fedshift.engines.base import Job, Task, Upload
+from fedshift.engines.base import Job, Task, Upload, told
 from fedshift.engines.client import Client
 from fedshift.evaluate import Score
 from fedshift.types import Params
+
+_open: "set[Connection[bytes, bytes]]" = set()  # the server's ends of all pipes, which every fork copies
 
 
 class Processes:
     """The reference on `workers` processes."""
 
     def __init__(self, task: Task, workers: int) -> None:
+        if multiprocessing.current_process().daemon:
+            raise ForkError(
+                "a daemonic process, like a worker of a pool, cannot have workers; use the sequential engine"
+            )
         self.client = Client(task)
         self.connections: list[Connection[bytes, bytes]] = []
         # a forked worker has the task already, even one written in a notebook; elsewhere the task is sent
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        forks = sys.platform == "linux"
+        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            others = [*self.connections, ours] if sys.platform == "linux" else []
-            start(context.Process(target=_work, args=(theirs, others, task), daemon=True))
+            _open.add(ours)
+            start(context.Process(target=_work, args=(theirs, list(_open) if forks else [], task), daemon=True))
             theirs.close()
             self.connections.append(ours)
         for worker in self.connections:
@@ -60,18 +68,24 @@ class Processes:
                 self._send(worker, dumps((i, job.recall(job.clients[i]))))
                 busy[worker] += 1
 
+        if not self.connections:
+            raise RuntimeError("this engine was closed")
         message = dumps(job._replace(recall=_nothing))
-        for worker in self.connections:
-            self._send(worker, message)
-            hand_out(worker)
-        for i in range(len(job.clients)):
-            while i not in done:
-                for worker in self._ready([worker for worker, n in busy.items() if n]):
-                    place, upload = self._receive(worker)
-                    done[place] = upload
-                    busy[worker] -= 1
-                    hand_out(worker)
-            yield done.pop(i)
+        try:
+            for worker in self.connections:
+                self._send(worker, message)
+                hand_out(worker)
+            for i in range(len(job.clients)):
+                while i not in done:
+                    for worker in self._ready([worker for worker, n in busy.items() if n]):
+                        place, upload = self._receive(worker)
+                        done[place] = upload
+                        busy[worker] -= 1
+                        hand_out(worker)
+                yield done.pop(i)
+        finally:
+            if any(busy.values()):  # stopped half-way: what is still to come would be taken for the next round's
+                self.close()
 
     def evaluate(self, params: Params) -> Score:
         parts = evaluate.chunks(self.client.task.data)
@@ -87,7 +101,9 @@ class Processes:
 
     def close(self) -> None:
         for worker in self.connections:
-            worker.close()  # which ends it
+            _open.discard(worker)
+            with suppress(OSError):
+                worker.close()  # which ends it
         self.connections = []
 
     def _send(self, worker: "Connection[bytes, bytes]", message: bytes) -> None:
@@ -124,12 +140,16 @@ class Failure:
 
     def __init__(self, problem: Exception) -> None:
         self.problem, self.trace = problem, traceback.format_exc()
+        try:
+            pickle.loads(pickle.dumps(problem))
+        except Exception:  # one that does not survive the way
+            self.problem = RuntimeError(told(problem))
 
 
 def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, bytes]]", task: Task) -> None:
     """A worker's life: a job, then the places of its clients in it, until the server closes the connection.
 
-    `others` are the server's ends of pipes, which a fork copies: open here, they would hide that the server is gone.
+    `others` are copies of the server's ends of pipes: open here, they would hide that the server is gone.
     """
     for connection in others:
         connection.close()
@@ -138,25 +158,22 @@ def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, by
     client = Client(task)
     server.send_bytes(dumps(READY if _can_train() else FORKED))
     job: Job | None = None
-    while True:
-        try:
-            message = pickle.loads(server.recv_bytes())
-            if isinstance(message, Job):
-                job = message
-                continue
-            first, second = message
-            if isinstance(first, int) and job is not None:
-                answer: Any = first, client.turn(job, first, second)
-            else:
-                answer = [client.score(first, part) for part in second]
-        except (EOFError, OSError):
-            return
-        except Exception as problem:
-            answer = Failure(problem)
-        try:
+    with suppress(EOFError, OSError):  # the server is gone
+        while True:
+            message = server.recv_bytes()
+            try:
+                order = pickle.loads(message)
+                if isinstance(order, Job):
+                    job = order
+                    continue
+                first, second = order
+                if isinstance(first, int) and job is not None:
+                    answer: Any = first, client.turn(job, first, second)
+                else:
+                    answer = [client.score(first, part) for part in second]
+            except Exception as problem:
+                answer = Failure(problem)
             server.send_bytes(dumps(answer))
-        except OSError:
-            return
 
 
 def _can_train() -> bool:

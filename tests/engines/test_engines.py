@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fedshift import Params
 from fedshift.data.cohorts import draw_plan
-from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
+from fedshift.engines import Engine, ForkError, Processes, Sequential, Task, TrainingError
+from fedshift.experiment import build
 from fedshift.loop import Federation
-from tests.federations import Normed, federation, points, same, train
+from tests.federations import Normed, federation, points, same, settings, train
 
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -196,3 +197,111 @@ def test_tied_and_frozen_weights_travel_once_and_never() -> None:
     assert list(state.out.params) == ["a.weight", "a.bias", "b.bias", "out.bias"]
     assert torch.equal(fed.task.model.state_dict()["out.weight"], model.out.weight)
     assert not torch.equal(state.out.params["a.weight"], model.a.weight)
+
+
+class Remembers(nn.Module):
+    """Buffers put in the place of others, one of them not part of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.out = nn.Linear(6, 4)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("private", torch.zeros(1), persistent=False)
+        self.mean: Tensor
+        self.private: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+            self.private = self.private + 1
+        logits: Tensor = self.out(x - self.mean) * (1 + 0.01 * self.private)
+        return logits
+
+
+def test_buffers_that_a_model_replaces_travel_and_private_ones_stay_with_no_client() -> None:
+    fed = federation(Remembers())
+    reference = train(fed)[0].out.params
+    assert reference["mean"].abs().max() > 0.01
+    engine = processes(fed.task, 2)
+    assert same(train(fed, engine=engine)[0].out.params, reference)
+    engine.close()
+    assert same(train(fed)[0].out.params, reference)
+
+
+def test_parts_set_to_evaluation_stay_so_and_a_whole_model_does_not() -> None:
+    frozen, whole = Normed(), Normed().eval()
+    frozen.norm.eval()
+    for model, trained in ((frozen, False), (whole, True)):
+        fed = federation(model)
+        engine = processes(fed.task, 2)
+        for chosen in (None, engine):
+            tracked = train(fed, engine=chosen)[0].out.params["norm.num_batches_tracked"]
+            assert bool(tracked > 0) == trained
+        engine.close()
+
+
+def failing(problem: Exception) -> Federation:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise problem
+
+    return build(settings(), data=points(), loss=loss)
+
+
+class Awkward(Exception):  # noqa: N818
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError("weights.txt"), EOFError("over"), Awkward(1, 2)])
+def test_what_user_code_raises_is_told_with_round_client_and_line(problem: Exception) -> None:
+    for engine in (None, processes(failing(problem).task, 2)):
+        with pytest.raises(
+            TrainingError, match=rf"round 1, client \d+: {type(problem).__name__}: .*test_engines.py:\d+"
+        ):
+            train(failing(problem), rounds=1, engine=engine)
+
+
+def test_torchs_generator_is_left_alone_by_an_error_too() -> None:
+    fed = failing(KeyError("x"))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with pytest.raises(TrainingError):
+        train(fed, rounds=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_engine_that_was_stopped_half_way_is_closed() -> None:
+    engine = processes(failing(KeyError("x")).task, 2)
+    with pytest.raises(TrainingError):
+        train(failing(KeyError("x")), rounds=1, engine=engine)
+    with pytest.raises(RuntimeError, match="this engine was closed"):
+        train(federation(), rounds=1, engine=engine)
+
+
+def test_labels_that_the_data_does_not_have_are_not_counted() -> None:
+    fed = federation(nn.Linear(6, 9), held=points(tests=4300))
+    _, (outcome,), _ = train(fed, rounds=1)
+    assert outcome.score is not None
+    assert len(outcome.score.predicted) == 4
+    assert sum(outcome.score.predicted) <= 4300
+
+
+def test_a_model_that_draws_while_it_is_scored_scores_the_same_again() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.randn(len(x), 4)
+
+    fed = federation(Noisy(6, 4))
+    losses = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        losses.append(train(fed, rounds=1)[1][0].loss)
+    assert losses[0] == losses[1]
+
+
+def test_a_learning_rate_of_nothing_does_not_poison_the_controls() -> None:
+    fed = federation(algorithm={"name": "scaffold"}, train={"schedule": "decayed", "decay": 1e-30, "patience": 9})
+    state, outcomes, _ = train(fed, rounds=4)
+    assert all(c.isfinite().all() for c in state.out.control.values())
+    assert "control became NaN" in next(iter(outcomes[-1].failed.values()))

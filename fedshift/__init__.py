@@ -1,31 +1,35 @@
 """Federated learning when the uplink is the bottleneck."""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from fedshift.accumulate import Mean
-from fedshift.algorithms import Algorithm, chain, fedavg, fedprox, scaffold, shift, shifted
-from fedshift.codecs import (
-    BitPack,
-    Cast,
-    Codec,
-    Identity,
-    KMeans,
-    PerBlock,
-    PerChannel,
-    PerTensor,
-    Range,
-    Stochastic,
-    Uniform,
-    Zstd,
-)
-from fedshift.data import Dataset, dataset
-from fedshift.frame import Header, WireError
-from fedshift.loop import Outcome
-from fedshift.running import Run, resume, run
-from fedshift.settings import Experiment
-from fedshift.types import Broadcast, Params, Round
-from fedshift.uplink import Uplink
-from fedshift.wire import header, pack, size, unpack
+if TYPE_CHECKING:
+    from fedshift.accumulate import Mean
+    from fedshift.algorithms import Algorithm, chain, fedavg, fedprox, scaffold, shift, shifted
+    from fedshift.codecs import (
+        BitPack,
+        Cast,
+        Codec,
+        Identity,
+        KMeans,
+        PerBlock,
+        PerChannel,
+        PerTensor,
+        Range,
+        Stochastic,
+        Uniform,
+        Zstd,
+    )
+    from fedshift.data import Dataset, dataset
+    from fedshift.frame import Header, WireError
+    from fedshift.loop import Outcome
+    from fedshift.running import Run, resume, run
+    from fedshift.settings import Experiment
+    from fedshift.types import Broadcast, Params, Round
+    from fedshift.uplink import Uplink
+    from fedshift.wire import header, pack, size, unpack
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
@@ -67,3 +71,31 @@ __all__ = [
     "size",
     "unpack",
 ]
+
+# A name is imported when it is first used: `fedshift --help` need not wait for torch.
+_NAMES = {
+    "fedshift.accumulate": "Mean",
+    "fedshift.algorithms": "Algorithm chain fedavg fedprox scaffold shift shifted",
+    "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor Range Stochastic Uniform Zstd",
+    "fedshift.data": "Dataset dataset",
+    "fedshift.frame": "Header WireError",
+    "fedshift.loop": "Outcome",
+    "fedshift.running": "Run resume run",
+    "fedshift.settings": "Experiment",
+    "fedshift.types": "Broadcast Params Round",
+    "fedshift.uplink": "Uplink",
+    "fedshift.wire": "header pack size unpack",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedshift' has no attribute '{name}'")
+    thing = getattr(import_module(_HOME[name]), name)
+    globals()[name] = thing
+    return thing
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,7 @@
 """The command line."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,18 +51,18 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train. Without arguments: what 4-bit uploads cost on digits, and what the shift gives back."""
-    from fedshift import command
-
     with sentences():
+        from fedshift import command
+
         raw = command.settings(file, preset or (None if file else "demo"), assignments or [])
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
-        with command.placed(str(file or f"--preset {preset or 'demo'}")):
+        with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments or []):
             command.start(raw, where, display(quiet, as_json), as_json)
 
 
 @app.command()
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a [sweep] table of lists.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a table of lists called sweep.")],
     preset: Preset = None,
     assignments: Set = None,
     out: Out = None,
@@ -69,11 +70,11 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train a grid of runs: what is finished is skipped, what was stopped goes on."""
-    from fedshift import command
-
     with sentences():
+        from fedshift import command
+
         raw = command.settings(file, preset, assignments or [])
-        with command.placed(str(file)):
+        with command.placed(str(file), assignments or []):
             command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json)
 
 
@@ -84,9 +85,9 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run, or a sweep, to the bit as if it had not been stopped."""
-    from fedshift import command
-
     with sentences():
+        from fedshift import command
+
         command.go_on(folder, display(quiet, as_json), as_json)
 
 
@@ -96,9 +97,9 @@ def data(
     source: Annotated[Path | None, typer.Option("--from", help="A local copy: an archive or a folder.")] = None,
 ) -> None:
     """Find or fetch a data set, verify it, and keep it in a cache folder (FEDSHIFT_DATA)."""
-    from fedshift import command
-
     with sentences():
+        from fedshift import command
+
         command.fetch(name, source)
 
 
@@ -154,14 +155,23 @@ def display(quiet: bool, as_json: bool) -> Any:
 @contextmanager
 def sentences() -> Iterator[None]:
     """What a user did wrong, or what went wrong with a run, in one sentence and an exit code: 2 or 1."""
-    from fedshift.data import DataError
-    from fedshift.engines import ForkError, TrainingError
-    from fedshift.files import RunError
-    from fedshift.loop import DivergedError
-    from fedshift.settings import SettingsError
-
     try:
         yield
-    except (SettingsError, DataError, RunError, DivergedError, TrainingError, ForkError) as problem:
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as problem:
+        from fedshift.data import DataError
+        from fedshift.engines import ForkError, TrainingError
+        from fedshift.files import RunError
+        from fedshift.loop import DivergedError
+        from fedshift.settings import SettingsError
+
+        ended = isinstance(problem, DivergedError | TrainingError | OSError)
+        if not ended and not isinstance(problem, SettingsError | DataError | RunError | ForkError):
+            raise
         typer.echo(f"fedshift: {problem}", err=True)
-        sys.exit(1 if isinstance(problem, DivergedError | TrainingError) else 2)
+        sys.exit(1 if ended else 2)

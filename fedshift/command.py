@@ -1,6 +1,5 @@
 """What the commands do, once their arguments are read."""
 
-import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from fedshift.data import fetch as fetch_data
 from fedshift.experiment import build
 from fedshift.files import RunError
 from fedshift.presets import PRESETS
-from fedshift.progress import Display
+from fedshift.progress import Display, strict_json
 from fedshift.record import Folder
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment, SettingsError, assign, merge, read
@@ -37,6 +36,8 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
     changes: dict[str, Any] = {}
     for assignment in assignments:
         assign(changes, assignment)
+        if (key := assignment.partition("=")[0].strip()) in sweeping.keys(raw):
+            raise SettingsError(f"--set {key}: the sweep sets it for each run; --set 'sweep.{key}=[...]' changes that")
     raw = merge(raw, changes)
     with placed("--set"):
         sweeping.expand(raw)
@@ -44,12 +45,14 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
 
 
 @contextmanager
-def placed(where: str) -> Iterator[None]:
-    """Say where a wrong setting stands."""
+def placed(where: str, assignments: Sequence[str] = ()) -> Iterator[None]:
+    """Say where a wrong setting stands: on the command line, or else in the file or preset."""
     try:
         yield
     except SettingsError as problem:
-        raise SettingsError(f"{where}: {problem}") from None
+        assigned = [assignment.partition("=")[0].strip() for assignment in assignments]
+        there = any(str(problem).startswith(key) for key in assigned)
+        raise SettingsError(f"{'--set' if there else where}: {problem}") from None
 
 
 def check(sweep: Sweep) -> None:
@@ -85,6 +88,8 @@ def go_on(folder: Path, display: Display, as_json: bool) -> None:
         with Folder(folder) as finished:
             finished.tidy()
         typer.echo(f"{folder}: this run is finished.", err=True)
+        experiment = Experiment(**read(folder / "settings.toml"))
+        conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     else:
         follow(resume(folder, tell=display.tell), folder, display, as_json)
 
@@ -106,7 +111,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
     if not run.finished:
         typer.echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
         sys.exit(130)
-    conclude([summary.load(out, run.experiment)], run.experiment, out, as_json)
+    conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
 
 
 @contextmanager
@@ -146,12 +151,15 @@ def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> 
                     display.tell(event.text)
     except KeyboardInterrupt:
         typer.echo("Stopping: each run finishes its round ...", err=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # they are stopping already
         events.close()  # type: ignore[attr-defined]
-        typer.echo(f"Stopped; `fedshift resume {out}` goes on from there.", err=True)
+        begun = (out / sweeping.FILE).exists()
+        hint = f"`fedshift resume {out}` goes on from there" if begun else "nothing was begun"
+        typer.echo(f"Stopped; {hint}.", err=True)
         sys.exit(130)
     done = [summary.load(one.folder, one.experiment) for one in sweep.runs if sweep.finished(one)]
     if done:
-        conclude(done, sweep.runs[0].experiment, out, as_json)
+        conclude(done, [one.experiment for one in sweep.runs], out, as_json)
     if failures:
         typer.echo(
             f"fedshift: {failures} of {len(sweep.runs)} runs failed; `fedshift resume {out}` tries them again", err=True
@@ -159,18 +167,19 @@ def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> 
         sys.exit(1)
 
 
-def conclude(results: Sequence[summary.Result], experiment: Experiment, out: Path, as_json: bool) -> None:
-    """The table, what it says, and where the rest is."""
-    rows = summary.rows(results)
+def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
+    """The table, what it says, and where the rest is; `of` are the runs there should be."""
+    rows, experiment = summary.rows(results, of), of[0]
     if as_json:
         told = [row._asdict() | {"mean": row.mean, "spread": row.spread} for row in rows]
-        typer.echo(json.dumps({"out": str(out), "rows": told}))
+        typer.echo(strict_json({"out": str(out), "rows": told}))
         return
-    console = Console()
+    console = Console(markup=False)
     console.print(summary.table(rows, experiment, experiment.data.name))
     spread = ", ± the standard deviation over seeds" if any(row.spread is not None for row in rows) else ""
     metric = experiment.train.metric.rpartition(":")[2]
-    console.print(f"{metric}: mean of the last {summary.WINDOW} evaluated rounds{spread}", highlight=False)
+    window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))
+    console.print(f"{metric}: mean of the last {window} evaluated rounds{spread}", highlight=False)
     for sentence in summary.sentences(rows):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {out}", highlight=False, soft_wrap=True)

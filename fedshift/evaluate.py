@@ -43,9 +43,11 @@ def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metr
             data.classes and isinstance(outputs, Tensor) and outputs.ndim == 2
         ):  # labels that data does not have are none
             predicted = torch.bincount(outputs.argmax(-1), minlength=data.classes)[: data.classes].tolist()
-        return Score(
-            len(x), float(metric(outputs, y).double().sum()), len(x) * float(loss(outputs, y)), tuple(predicted)
-        )
+        each = metric(outputs, y)
+        if not isinstance(each, Tensor) or each.shape != (len(x),):
+            seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+            raise ValueError(f"a metric must give one number for each of {len(x)} examples, a tensor, not {seen}")
+        return Score(len(x), float(each.double().sum()), len(x) * float(loss(outputs, y)), tuple(predicted))
 
 
 def total(scores: Iterable[Score]) -> Score:

@@ -33,7 +33,9 @@ from fedshift.codecs import (
 from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
-from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
+from fedshift.engines import Engine, ForkError, Processes, Sequential, Task, TrainingError
+from fedshift.engines.base import told
+from fedshift.engines.client import Client
 from fedshift.evaluate import Loss, Metric, accuracy
 from fedshift.loop import Federation, Group
 from fedshift.models import MODELS
@@ -58,6 +60,8 @@ def build(
         data = data or datasets.load(experiment.data.name)
     except (ValueError, ImportError, OSError) as problem:
         raise SettingsError(f"data.name = {experiment.data.name!r}: {problem}") from None
+    except Exception as problem:  # of the user's own function
+        raise SettingsError(f"data.name = {experiment.data.name!r}: {told(problem)}") from problem
     train, device = experiment.train, experiment.engine.device
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("engine.device = 'cuda': there is no CUDA device here; 'cpu' works everywhere")
@@ -74,6 +78,7 @@ def build(
             clip=train.clip,
             augment=experiment.data.augment,
         )
+        try_out(task)
         held = split(experiment, data)
         groups, group = links(experiment)
         rates = bandwidth(experiment, groups, group)
@@ -81,13 +86,14 @@ def build(
             drawn = cohorts.stratified(held, group, train.cohort, experiment.seed, train.dropout)
         else:
             drawn = cohorts.uniform(held, train.cohort, experiment.seed, train.dropout)
+        chosen = algorithm(experiment, task)
     except SettingsError:
         raise
     except ValueError as problem:
-        raise SettingsError(str(problem)) from None
+        raise SettingsError(f"data, model or train: {problem}") from None
     return Federation(
         task=task,
-        algorithm=algorithm(experiment, task),
+        algorithm=chosen,
         partition=held,
         cohorts=drawn,
         groups=groups,
@@ -100,6 +106,18 @@ def build(
         weights=experiment.algorithm.weights,
         patience=train.patience,
     )
+
+
+def try_out(task: Task) -> None:
+    """Score a few examples before anything is trained or written: a model that does not fit the data fails here."""
+    try:
+        Client(task).score(task.params, slice(0, 64))
+    except TrainingError as problem:
+        seen, classes = tuple(task.data.x.shape[1:]), task.data.classes
+        about = f"{type(task.model).__name__} on examples of shape {seen}" + (
+            f" with {classes} classes" if classes else ""
+        )
+        raise SettingsError(f"{about}: {str(problem).removeprefix('evaluation: ')}") from problem
 
 
 def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
@@ -127,6 +145,8 @@ def algorithm(experiment: Experiment, task: Task) -> Algorithm:
         case "scaffold":
             chosen = scaffold(said.control)
     tensors = shift.tensors
+    if shift.on and not layers(task.params, tensors):
+        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor; there are {', '.join(task.params)}")
     if tensors is None and set(layers(task.params)) - set(task.trained):  # a buffer of two axes is no weight
         tensors = tuple(name for name in layers(task.params) if name in task.trained)
     return shifted(chosen, shift.max_share, shift.warmup, tensors) if shift.on else chosen
@@ -260,6 +280,8 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
             model = make(**fit, **said.args)
         except (TypeError, ValueError) as problem:
             raise SettingsError(f"model = {said.name!r} with {said.args}: {problem}") from None
+        except Exception as problem:
+            raise SettingsError(f"model = {said.name!r} with {said.args}: {told(problem)}") from problem
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model.name = {said.name!r}: gives {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -274,6 +296,8 @@ def named(setting: str, name: str) -> Callable[..., Any]:
         thing = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError) as problem:
         raise SettingsError(f"{setting} = {name!r}: {problem}") from None
+    except Exception as problem:  # while the user's module was read
+        raise SettingsError(f"{setting} = {name!r}: {told(problem)}") from problem
     finally:
         sys.path.remove(here)
     if not callable(thing):

@@ -1,6 +1,7 @@
 """How far runs are: bars in a terminal, lines elsewhere, JSON for programs, or nothing."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol, Self
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 EVERY = 2.0  # seconds between lines
+CROWD = 12  # runs above which the bars of finished ones go
 
 
 class Display(Protocol):
@@ -45,7 +47,7 @@ class Silent:
         pass
 
     def tell(self, sentence: str) -> None:
-        self.errors.print(sentence, style="yellow", highlight=False, soft_wrap=True)
+        self.errors.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
 class Json(Silent):
@@ -57,7 +59,7 @@ class Json(Silent):
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         figures = {"run": self.names[run], "round": number, "score": score, "loss": loss, "bytes_up": bytes_up}
-        self.write(json.dumps(figures))
+        self.write(strict_json(figures))
 
 
 class Lines(Silent):
@@ -73,7 +75,9 @@ class Lines(Silent):
             return
         self.last = self.now()
         figures = shown(score, loss, self.sent[run])
-        self.console.print(f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}", highlight=False)
+        self.console.print(
+            f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}", highlight=False, markup=False
+        )
 
 
 class Bars(Silent):
@@ -82,7 +86,7 @@ class Bars(Silent):
     def __init__(self, errors: Console, console: Console) -> None:
         super().__init__(errors)
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[figures]}"),
@@ -113,10 +117,28 @@ class Bars(Silent):
             )
         if score is not None:
             self.progress.update(self.tasks[run], figures=shown(score, loss, self.sent[run]))
-        self.progress.update(self.tasks[run], completed=number)
+        crowded = number == self.rounds[run] and len(self.names) > CROWD
+        self.progress.update(self.tasks[run], completed=number, visible=not crowded)
 
     def tell(self, sentence: str) -> None:
-        self.progress.console.print(sentence, style="yellow", highlight=False, soft_wrap=True)
+        self.progress.console.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+
+def strict_json(value: object) -> str:
+    """JSON has no NaN and no infinity: null instead.
+
+    >>> strict_json({"score": float("nan"), "rows": (1, 2.5)})
+    '{"score": null, "rows": [1, 2.5]}'
+    """
+
+    def plain(part: object) -> object:
+        if isinstance(part, float) and not math.isfinite(part):
+            return None
+        if isinstance(part, dict):
+            return {str(key): plain(own) for key, own in part.items()}
+        return [plain(own) for own in part] if isinstance(part, (list, tuple)) else part
+
+    return json.dumps(plain(value), allow_nan=False)
 
 
 def shown(score: float | None, loss: float | None, sent: int) -> str:
@@ -124,6 +146,6 @@ def shown(score: float | None, loss: float | None, sent: int) -> str:
     >>> shown(0.875, 0.4321, 1_250_000)
     '87.5 %, loss 0.432, 1.2 MB up'
     """
-    figures = [] if score is None else [f"{100 * score:.1f} %"]
+    figures = [] if score is None else [f"{100 * score:.1f} %" if 0 <= score <= 1 else f"{score:.4g}"]
     figures += [] if loss is None else [f"loss {loss:.3f}"]
     return ", ".join([*figures, f"{sent / 1e6:.1f} MB up"])

@@ -9,10 +9,13 @@ checkpoint.*, memory/   the state to go on from, until the run is finished
 model.safetensors   the final model; a run that has it is finished
 """
 
+import csv
+import io
 import json
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,6 +49,7 @@ class Folder:
             raise RunError(f"{path}: another run is writing to this folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self.known = (self.path / ".lock").exists()  # whether a run or a sweep was begun here before
             self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close)
         except OSError as problem:
             raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
@@ -73,8 +77,19 @@ class Folder:
             self.close()
 
     @property
-    def used(self) -> bool:
-        return any((self.path / name).exists() for name in ("settings.toml", "sweep.toml"))
+    def used(self) -> str:
+        """What is in the folder: '' for nothing, a run or a sweep, or the name of something else."""
+        if any((self.path / name).exists() for name in ("settings.toml", "sweep.toml")):
+            return "a run"
+        if self.known:  # a run that was killed before it had begun
+            return ""
+        return next((path.name for path in sorted(self.path.iterdir()) if path.name != ".lock"), "")
+
+    def leave(self) -> None:
+        """Go as if never here."""
+        if not self.known:
+            (self.path / ".lock").unlink(missing_ok=True)
+        self.close()
 
     @property
     def finished(self) -> bool:
@@ -86,6 +101,13 @@ class Folder:
         write(self.path / "clients.csv", _lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, _lines([header(experiment, fed)]))
         write(self.path / "settings.toml", experiment.toml().encode())
+
+    def about(self) -> dict[str, str]:
+        try:
+            about = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return about if isinstance(about, dict) else {}
 
     def recorded(self) -> int:
         """Whole lines of the record, from round 1 on without a gap."""
@@ -113,9 +135,11 @@ class Folder:
 
     def tidy(self) -> None:
         """Without what was only there to go on from."""
-        for path in [*self.path.glob("checkpoint.*"), *(self.path / "memory").glob("*")]:
+        for path in self.path.glob("checkpoint.*.*.safetensors*"):
             path.unlink()
-        if (self.path / "memory").exists():
+        for path in (self.path / "memory").glob("*.*.*.safetensors*"):
+            path.unlink()
+        with suppress(OSError):  # it is not there, or somebody else keeps something in it
             (self.path / "memory").rmdir()
 
     def _append(self, path: Path, content: bytes) -> None:
@@ -136,28 +160,34 @@ class Folder:
 
     def _whole_lines(self) -> list[str]:
         first, *lines = self._text().split("\n")
-        whole = []
+        whole, columns = [], len(_cells(first))
         for number, line in enumerate(lines[:-1], 1):
-            if line.count(",") != first.count(",") or not line.startswith(f"{number},"):
+            cells = _cells(line)
+            if len(cells) != columns or cells[0] != str(number):
                 break
             whole.append(line)
         return whole
 
 
 def header(experiment: Experiment, fed: Federation) -> list[str]:
-    metric = experiment.train.metric.rpartition(":")[2]
     return [
         "round",
-        metric,
+        column(experiment),
         "loss",
         *(f"predicted.{label}" for label in range(fed.task.data.classes)),
-        *(f"{figure}.{layer}" for figure in LAYER for layer in fed.layers),
+        *(f"{figure}.{' '.join(layer.split())}" for figure in LAYER for layer in fed.layers),
         "error",
         *(f"bytes.{part}" for part in ("codes", "side", "header", "down")),
         *("share", "arrived", "dropped", "failed"),
         *(f"seconds.{phase}" for phase in PHASES),
         *([] if fed.bandwidth is None else ["seconds.uplink"]),
     ]
+
+
+def column(experiment: Experiment) -> str:
+    """What the score is called: accuracy, or metric.NAME for one of the user's own."""
+    metric = experiment.train.metric
+    return metric if metric == "accuracy" else f"metric.{metric.rpartition(':')[2]}"
 
 
 def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
@@ -207,11 +237,17 @@ def client_rows(fed: Federation) -> Iterable[list[str]]:
     else:
         counts = [[]] * clients
     for client, (g, n, labels) in enumerate(zip(fed.group.tolist(), sizes.tolist(), counts, strict=True)):
-        yield [str(client), fed.groups[g].name, str(n), *map(str, labels)]
+        yield [str(client), " ".join(fed.groups[g].name.split()), str(n), *map(str, labels)]
 
 
 def _lines(rows: Iterable[list[str]]) -> bytes:
-    return "".join(",".join(row) + "\n" for row in rows).encode()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _cells(line: str) -> list[str]:
+    return next(csv.reader([line]), [])
 
 
 def _round_of(line: str) -> float:

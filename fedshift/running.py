@@ -2,10 +2,12 @@
 
 import copy
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import nn
 
 from fedshift.about import machine
@@ -15,11 +17,25 @@ from fedshift.engines.base import one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine
 from fedshift.files import RunError
-from fedshift.loop import Clock, Outcome, run_round
+from fedshift.loop import Clock, DivergedError, Outcome, run_round
 from fedshift.memory import Ram, Stored
 from fedshift.record import Folder
 from fedshift.settings import Experiment, SettingsError, read
 from fedshift.types import Params
+
+
+def _check_types(experiment: Any, model: Any, data: Any) -> None:
+    """Sentences for what is easily mistaken."""
+    if not isinstance(experiment, Experiment):
+        raise TypeError(
+            f"run({type(experiment).__name__}): needs an Experiment, for example Experiment(train={{'lr': 0.1}})"
+        )
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r}: must be a torch.nn.Module, an object and not its class")
+    if data is not None and not isinstance(data, Dataset):
+        raise TypeError(
+            f"data: must be a Dataset, for example dataset(x, y, test_x, test_y), not {type(data).__name__}"
+        )
 
 
 def _named_after(
@@ -62,6 +78,7 @@ class Run:
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know."""
+        _check_types(experiment, model, data)
         experiment = _named_after(experiment, model, data, loss, metric)
         self.experiment, self.tell = experiment, tell
         self.fed = build(experiment, model, data, loss, metric)
@@ -82,12 +99,17 @@ class Run:
         self._spent = 0.0  # seconds that saving the round before took
 
     def _begin(self, folder: Folder) -> None:
-        if folder.used:
+        if (found := folder.used) == "a run":
             raise RunError(f"{folder.path}: holds a run already; `fedshift resume {folder.path}` goes on with it")
-        folder.begin(self.experiment, self.fed, machine() | {"seed": str(self.experiment.seed)})
+        if found:
+            folder.leave()
+            raise RunError(f"{folder.path}: holds {found}, which is not a run's; choose an empty folder")
+        folder.begin(self.experiment, self.fed, machine() | {"seed": str(self.experiment.seed), "data": self._digest()})
         self.memory = Stored(folder.path / "memory", 0, self._in_ram)
 
     def _restore(self, folder: Folder) -> None:
+        if folder.about().get("data", "") not in ("", self._digest()):
+            raise RunError(f"{folder.path}: was run with other data than it is given now")
         recorded = folder.recorded()
         assert self.checkpoints
         found = self.checkpoints.restore(self.state, recorded, self._in_ram)
@@ -98,6 +120,13 @@ class Run:
         else:
             self.memory = Stored(folder.path / "memory", 0, self._in_ram)
         folder.rewind(self.state.number)
+
+    def _digest(self) -> str:
+        """A checksum of the data: a run must not go on with something else."""
+        data, crc = self.fed.task.data, 0
+        for x in (data.x, data.y, data.test_x, data.test_y):
+            crc = zlib.crc32(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+        return f"{crc:08x}"
 
     @property
     def _in_ram(self) -> bool:
@@ -135,6 +164,8 @@ class Run:
                 outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
                 self._spent = self._save(outcome)
             if self.finished:
+                if self.state.skipped >= self.experiment.train.rounds:
+                    raise DivergedError(f"no upload could be used in any of the {self.state.skipped} rounds")
                 self._finish()
         except BaseException:
             self.close()

@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal, Self, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+NotNegative = Annotated[float, Field(ge=0, le=1e30)]
+Rate = Annotated[float, Field(ge=1e-3, le=1e15)]  # bytes a second
+Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
+Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
 Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
@@ -32,7 +34,7 @@ class Data(Table):
     clients: Count = 100
     partition: Literal["shards", "dirichlet", "iid", "labels"] = "shards"
     alpha: Positive = 0.5  # of dirichlet
-    least: Annotated[int, Field(ge=0)] = 10  # examples a client, of dirichlet
+    least: Whole = 10  # examples a client, of dirichlet
     labels: Count = 2  # a client, of labels
     augment: bool = False  # crop and flip, for images
 
@@ -57,7 +59,7 @@ class Algorithm(Table):
 class Shift(Table):
     on: bool = True
     max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Whole = 0
     tensors: tuple[str, ...] | None = None  # patterns of names; weights of two axes or more otherwise
 
 
@@ -66,7 +68,7 @@ class Train(Table):
     cohort: Count = 10  # clients a round
     selection: Literal["uniform", "stratified"] = "uniform"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the chance that a drawn client is lost
-    epochs: Count = 2
+    epochs: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 2
     batch: Count = 10
     lr: Positive = 0.05
     schedule: Literal["constant", "decayed", "strongly-convex"] = "constant"
@@ -85,14 +87,14 @@ class Link(Table):
     """How the clients of one group upload."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
-    clients: tuple[Annotated[int, Field(ge=0)], ...] | None = None  # or these
+    clients: tuple[Whole, ...] | None = None  # or these
     bits: Bits = 32
     quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
     coder: Literal["bitpack", "zstd", "range"] = "bitpack"
     per: Literal["tensor", "channel"] | Count = "tensor"  # or a block of so many values
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
-    bandwidth: Positive | None = None  # bytes a second
+    bandwidth: Rate | None = None  # bytes a second
 
 
 class Uplink(Table):
@@ -104,13 +106,15 @@ class Uplink(Table):
     per: Literal["tensor", "channel"] | Count = "tensor"
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
-    bandwidth: Positive | dict[Bits, Positive] | tuple[Positive, ...] | None = None  # bytes a second; for each client
+    bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes a second; for each client
     group: dict[str, Link] = {}
 
     @field_validator("bits", "bandwidth", mode="before")
     @classmethod
     def _whole_numbers(cls, value: Any) -> Any:
         """TOML has only text for keys: {"32" = 0.5}"""
+        if isinstance(value, bool):
+            raise ValueError(f"bits = {value}: must be a number")  # which Python takes for 1
         if not isinstance(value, Mapping):
             return value
         return {int(key) if str(key).isdecimal() else key: part for key, part in value.items()}
@@ -123,7 +127,9 @@ class Uplink(Table):
         if isinstance(self.bits, dict) and abs(sum(self.bits.values()) - 1) > 1e-6:
             raise ValueError(f"bits: the fractions add up to {sum(self.bits.values()):g}; they must add up to 1")
         if self.group and not isinstance(self.bits, int):
-            raise ValueError("bits: one number for all goes with named groups, which have bits of their own")
+            raise ValueError(
+                f"bits = {self.bits!r}: with named groups it must be one number, that of all other clients"
+            )
         if self.group and sum(link.share or 0.0 for link in self.group.values()) > 1 + 1e-6:
             raise ValueError("group: the shares add up to more than 1")
         for name, link in self.group.items():
@@ -134,14 +140,14 @@ class Uplink(Table):
 
 class Engine(Table):
     name: Literal["auto", "sequential", "processes"] = "auto"
-    workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
+    workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one for each core
     device: Literal["cpu", "cuda"] = "cpu"
 
 
 class Record(Table):
     evaluate: Count = 1  # every so many rounds, and after the last
     checkpoint: Count = 1
-    histograms: Annotated[int, Field(ge=0)] = 50  # 0: never
+    histograms: Whole = 50  # 0: never
     memory: Literal["ram", "disk"] = "ram"  # where clients' memory lives between rounds
 
 
@@ -153,8 +159,8 @@ class Experiment(Table):
     ({32: 0.5, 4: 0.5}, 0.05)
     """
 
-    name: str = "run"
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    name: Annotated[str, Field(pattern=r"^[^/\\\n]{1,100}$")] = "run"  # of its folder, without a slash
+    seed: Annotated[int, Field(ge=0, lt=1 << 63, strict=True)] = 0
     data: Data = Data()
     model: Model = Model()
     algorithm: Algorithm = Algorithm()
@@ -196,13 +202,17 @@ class Experiment(Table):
 def explain(error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
     first = error.errors()[0]
-    parts = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    unions = {"int", "str", "float", "tuple", "dict", "literal", "constrained"}  # which of several kinds was tried
+    parts = [str(part) for part in first["loc"] if not any(str(part).startswith(f"{kind}[") for kind in unions)]
+    parts = [part for part in parts if part not in unions and not part.startswith("constrained-")]
     where, seen = ".".join(parts), first["input"]
     if first["type"] == "extra_forbidden":
         return _unknown(parts)
     if first["type"] == "value_error":
         message = str(first["ctx"]["error"])
         return f"{where}.{message}" if where else message
+    if parts[-1:] == ["per"]:
+        return f"{where} = {seen!r}: must be 'tensor', 'channel', or how many values share one codebook"
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
         return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one for each client"
     message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")
@@ -216,9 +226,15 @@ def _unknown(parts: Sequence[str]) -> str:
         known = table.model_fields.get(part) if isinstance(table, type) and issubclass(table, BaseModel) else None
         table = known.annotation if known else Link
     names = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
-    close = difflib.get_close_matches(parts[-1], names, 1, 0.5)
-    hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names)}"
+    close = difflib.get_close_matches(parts[-1], names, 1, 0.6)
+    inside = [f"{table}.{parts[-1]}" for table, known in Experiment.model_fields.items() if parts[-1] in _fields(known)]
+    hint = f"did you mean '{(inside or close)[0]}'?" if inside or close else f"known are {', '.join(names)}"
     return f"unknown setting '{'.'.join(parts)}'; {hint}"
+
+
+def _fields(known: Any) -> list[str]:
+    table = known.annotation
+    return list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -252,6 +268,8 @@ def assign(raw: dict[str, Any], assignment: str) -> None:
 
 def put(raw: dict[str, Any], key: str, value: Any) -> None:
     *tables, last = key.split(".")
+    if not all([*tables, last]):
+        raise SettingsError(f"{key}: a name between dots is missing")
     for table in tables:
         raw = raw.setdefault(table, {})
         if not isinstance(raw, dict):

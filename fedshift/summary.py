@@ -3,6 +3,7 @@
 import csv
 import math
 import statistics
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fedshift.record import column
 from fedshift.settings import Experiment
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
@@ -49,18 +51,19 @@ class Row(NamedTuple):
 def load(folder: Path, experiment: Experiment) -> Result:
     with open(folder / "rounds.csv", newline="") as file:
         rounds = list(csv.DictReader(file))
-    metric = experiment.train.metric.rpartition(":")[2]
-    scores = [float(line[metric]) for line in rounds if line[metric]]
+    name = column(experiment)
+    scores = [float(line[name]) for line in rounds if line[name]]
     up = sum(int(line[f"bytes.{part}"]) for line in rounds for part in ("codes", "side", "header"))
     return Result(experiment, statistics.fmean(scores[-WINDOW:]), scores[-1], up)
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
+    """One for each setting of these runs; `of` are all runs there should be, where some have failed."""
     flat = [_flat(result.experiment.model_dump()) for result in results]
-    varying = [key for key in flat[0] if key not in ("seed", "name") and len({str(one[key]) for one in flat}) > 1]
+    varying = _varying([_flat(one.model_dump()) for one in of] or flat)
     grouped: dict[tuple[str, ...], list[Result]] = {}
     for result, one in zip(results, flat, strict=True):
-        grouped.setdefault(tuple(shown(one[key]) for key in varying), []).append(result)
+        grouped.setdefault(tuple(shown(one.get(key)) for key in varying), []).append(result)
     made = [
         Row(
             dict(zip(varying, values, strict=True)),
@@ -107,7 +110,8 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
 
 def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table:
     seeds = sorted({seed for row in made for seed in row.scores})
-    about = f"{experiment.train.rounds} rounds, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    about = f"{experiment.train.rounds} rounds, {listed}"
     drawn = Table(
         title=f"{title}: {about}" if title else about, title_justify="left", title_style="bold", box=SIMPLE_HEAD
     )
@@ -115,19 +119,19 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
         drawn.add_column(key.rpartition(".")[2] if key != "shift.on" else "shift")
     for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):
         drawn.add_column(name, justify="right")
+    show = points if experiment.train.metric == "accuracy" else "{:.4g}".format
     compared = any(row.gain is not None for row in made)
     if compared:
         drawn.add_column("difference")
     for row in made:
-        spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
-        cells = [
-            *row.label.values(),
-            f"{100 * row.mean:.1f}{spread}",
-            f"{100 * row.last:.1f}",
-            f"{row.bytes_up / 1e6:.2f}",
-        ]
+        spread = "" if row.spread is None else f" ± {show(row.spread)}"
+        cells = [*row.label.values(), f"{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
         drawn.add_row(*cells, *([told(row)] if compared else []))
     return drawn
+
+
+def points(x: float) -> str:
+    return f"{100 * x:.1f}"
 
 
 def told(row: Row) -> str:
@@ -144,13 +148,14 @@ def sentences(made: Sequence[Row]) -> list[str]:
         if row.gain is None:
             continue
         verdict = f" ({row.verdict})" if row.verdict else ""
-        points = f"{abs(100 * row.gain):.1f} points"
-        bits = row.label.get("uplink.bits", "")
+        much, bits = f"{points(abs(row.gain))} points", row.label.get("uplink.bits", "")
+        where = f" at {bits} bits" if bits else ""
         if row.against == "32 bits":
-            said.append(f"{bits} bits {'cost' if row.gain < 0 else 'gained'} {points} against 32{verdict}.")
+            said.append(f"{bits} bits {'cost' if row.gain < 0 else 'gained'} {much} against 32{verdict}.")
+        elif points(row.gain) in ("0.0", "-0.0"):
+            said.append(f"The shift made no difference{where}.")
         else:
-            where = f" at {bits} bits" if bits else ""
-            said.append(f"The shift {'gave back' if row.gain > 0 else 'took'} {points}{where}{verdict}.")
+            said.append(f"The shift {'gave back' if row.gain > 0 else 'took'} {much}{where}{verdict}.")
     return said
 
 
@@ -159,7 +164,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return "+".join(str(key) for key in value)
+        equal = len(set(value.values())) == 1
+        return "+".join(str(key) if equal else f"{key}:{part:g}" for key, part in value.items())
     if isinstance(value, (list, tuple)):
         return "+".join(str(part) for part in sorted(set(value), reverse=True))
     return str(value)
@@ -169,21 +175,26 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings by dotted name; bits and the like stay whole."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        whole = not isinstance(value, Mapping) or key in ("bits", "bandwidth", "group", "args")
+        whole = not isinstance(value, Mapping) or key in ("bits", "bandwidth")
         found |= {prefix + key: value} if whole else _flat(value, f"{prefix}{key}.")
     return found
 
 
 def names(experiments: Iterable[Experiment]) -> list[str]:
-    """A folder name for each run: the settings in which they differ."""
+    """A folder name for each run: the settings in which they differ, with a checksum where that is not enough."""
     flat = [_flat(one.model_dump()) for one in experiments]
-    varying = [key for key in flat[0] if key not in ("seed", "name") and len({str(one[key]) for one in flat}) > 1]
+    varying = _varying(flat)
     short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
     label = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
-    return [
-        "_".join([*(f"{label[key]}-{_slug(shown(one[key]))}" for key in varying), f"seed-{one['seed']}"])
-        for one in flat
-    ]
+    told = [[*(f"{label[key]}-{_slug(shown(one.get(key)))}" for key in varying), f"seed-{one['seed']}"] for one in flat]
+    joined = ["_".join(parts)[:200] for parts in told]
+    exact = [f"{zlib.crc32(str(sorted(one.items())).encode()):08x}" for one in flat]
+    return [f"{name}_{crc}" if joined.count(name) > 1 else name for name, crc in zip(joined, exact, strict=True)]
+
+
+def _varying(flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = dict.fromkeys(key for one in flat for key in one)
+    return [key for key in keys if key not in ("seed", "name") and len({str(one.get(key)) for one in flat}) > 1]
 
 
 def _slug(text: str) -> str:

@@ -12,6 +12,7 @@ import itertools
 import multiprocessing
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -25,7 +26,7 @@ from fedshift.engines.processes import start
 from fedshift.files import RunError, write
 from fedshift.record import Folder
 from fedshift.running import Run
-from fedshift.settings import Experiment, SettingsError, merge, plain, put
+from fedshift.settings import Experiment, SettingsError, merge, plain, put, read
 from fedshift.summary import names
 
 FILE = "sweep.toml"
@@ -77,6 +78,19 @@ def expand(raw: Mapping[str, Any]) -> list[Experiment]:
     return experiments
 
 
+def keys(raw: Mapping[str, Any]) -> set[str]:
+    """The settings that a sweep sets for each run."""
+    grid = raw.get("sweep", {})
+    together = [dotted for one in grid.get("runs", []) for dotted in _dotted(one)]
+    return {*together, *_dotted({key: value for key, value in grid.items() if key != "runs"})} - {"name"}
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        whole = not isinstance(value, Mapping) or key in ("bits", "bandwidth")
+        yield from [prefix + key] if whole else _dotted(value, f"{prefix}{key}.")
+
+
 def _axes(grid: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
     for key, value in grid.items():
         if isinstance(value, Mapping):
@@ -112,8 +126,13 @@ class Sweep:
 
     def train(self, cores: int) -> Iterator[Event]:
         """Train what is not finished; close this to stop each run at the end of its round."""
-        with Folder(self.out) as folder:
-            write(folder.path / FILE, self.text.encode())
+        path, foreign = self.out / FILE, not (self.out / ".lock").exists()
+        with Folder(self.out):
+            same = path.exists() and read(path) == tomllib.loads(self.text)
+            if path.exists() and foreign and not same:
+                raise RunError(f"{path}: is not of this sweep; choose another --out")
+            if not same:
+                write(path, self.text.encode())
             yield from self._train(cores)
 
     def _train(self, cores: int) -> Iterator[Event]:
@@ -130,8 +149,14 @@ class Sweep:
                     worker = busy[connection]
                     event = worker.receive()
                     yield event
-                    if event.kind in ("done", "failed", "stopped") and not worker.start(next(waiting, None)):
-                        del busy[connection]
+                    if event.kind not in ("done", "failed", "stopped"):
+                        continue
+                    del busy[connection]
+                    if not worker.process.is_alive():  # it took its run with it; the others go on
+                        worker = _Worker(self.runs, [other.connection for other in workers])
+                        workers.append(worker)
+                    if worker.start(next(waiting, None)):
+                        busy[worker.connection] = worker
         finally:
             for worker in workers:
                 worker.stop()
@@ -144,7 +169,7 @@ class _Worker:
         forks = sys.platform == "linux"
         context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         self.enough = context.Event()
-        self.place = -1
+        self.runs, self.place = runs, -1
         self.connection, theirs = context.Pipe()
         copies = [*others, self.connection] if forks else []
         self.process = context.Process(target=_work, args=(theirs, copies, runs, self.enough))
@@ -161,7 +186,9 @@ class _Worker:
         try:
             return Event(*self.connection.recv())
         except (EOFError, OSError):
-            return Event(self.place, "failed", "its process ended before its time; memory may have been short")
+            self.process.join()
+            why = "its process ended before its time; memory may have been short"
+            return Event(self.place, "failed", f"{self.runs[self.place].name}: {why}")
 
     def stop(self) -> None:
         """At the end of its round."""
@@ -202,6 +229,7 @@ def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> N
             figures = outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up)
             server.send(Event(place, "round", "", *figures))
             if enough.is_set() and not run.finished:
+                run.checkpoint()
                 run.close()
                 server.send(Event(place, "stopped"))
                 return

@@ -63,6 +63,7 @@ def test_a_run_shows_its_progress_and_ends_in_a_table(tmp_path: Path) -> None:
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     finished = run("resume", "here", cwd=tmp_path)
     assert (finished.returncode, finished.stderr) == (0, "here: this run is finished.\n")
+    assert "Everything is in here" in finished.stdout
 
 
 def test_a_run_as_json(tmp_path: Path) -> None:
@@ -127,7 +128,15 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         (["run", "--preset", "nope"], 2, "--preset nope: no such preset; known are demo, smoke, paper"),
         (["run", "--preset", "smoke", "--set", "uplink.bits=0"], 2, "--set: uplink.bits = 0: bits must be 1 to 8"),
         (["run", "--preset", "smoke", "--set", "train.lr=1e30"], 1, "no usable upload in 5 rounds in a row"),
+        (
+            ["run", "--preset", "smoke", "--set", "train.lr=1e30", "--set", "train.rounds=2"],
+            1,
+            "in any of the 2 rounds",
+        ),
         (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
+        (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
+        (["run", "--set", "seed=7"], 2, "--set seed: the sweep sets it for each run; --set 'sweep.seed=[...]'"),
+        (["run", "--preset", "smoke", "--set", "data.name=nodata"], 2, "--set: data.name = 'nodata': unknown"),
         (["resume", "nowhere"], 2, "nowhere: holds no run to go on with"),
         (["data", "nodata"], 2, "unknown data set 'nodata'"),
         (["data", "mnist", "--from", "bad.toml"], 2, "bad.toml"),
@@ -136,6 +145,8 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
 def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[train]\nlrr = 1\n")
     (tmp_path / "far.toml").write_text("[data]\nname = 'nodata'\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rounds.csv").write_text("MINE")
     done = subprocess.run(
         [COMMAND, *arguments, *(["--quiet"] if arguments[0] != "data" else [])],
         capture_output=True,
@@ -148,3 +159,24 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence
     assert "Traceback" not in done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("fedshift: ")]
     assert len(told) == 1
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rounds.csv"]
+    assert (tmp_path / "mine" / "rounds.csv").read_text() == "MINE"
+
+
+def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
+    done = run("run", "--preset", "smoke", *SMALL, "--set", "name=[red]", "--out", "[x]/[bold]y", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[red]: round 1 of 3" in done.stdout
+    assert "Everything is in [x]/[bold]y" in done.stdout
+
+
+def test_a_reader_that_leaves_stops_the_run_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{COMMAND} run --preset smoke --set train.rounds=2000 --out here --json | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "here").glob("checkpoint.*"))

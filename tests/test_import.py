@@ -19,7 +19,8 @@ HEAVY = [
 
 
 def test_import_loads_no_heavy_library() -> None:
-    program = f"import fedshift, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    use = "import fedshift, sys; [getattr(fedshift, name) for name in fedshift.__all__]"
+    program = f"{use}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -29,3 +30,10 @@ def test_public_names_are_sorted_and_exist() -> None:
 
     assert fedshift.__all__ == sorted(fedshift.__all__)
     assert all(hasattr(fedshift, name) for name in fedshift.__all__)
+    assert set(fedshift.__all__) == {*fedshift._HOME, "__version__"}
+
+
+def test_the_package_itself_does_not_wait_for_torch() -> None:
+    program = "import fedshift.cli, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

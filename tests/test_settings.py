@@ -92,7 +92,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"bits": [4, 4]}}, "uplink.bits: 2 numbers for 100 clients"),
     ({"uplink": {"bandwidth": [1.0]}}, "uplink.bandwidth: 1 numbers for 100 clients"),
     ({"uplink": {"group": {"a": {"bits": 4}}}}, "uplink.group.a: needs either a share of the clients or a list"),
-    ({"uplink": {"bits": "32+4", "group": {"a": {"share": 0.5}}}}, "uplink.bits: one number for all goes with"),
+    (
+        {"uplink": {"bits": "32+4", "group": {"a": {"share": 0.5}}}},
+        "uplink.bits = '32+4': with named groups it must be one",
+    ),
     ({"train": {"cohort": 101}}, "train.cohort = 101: there are only 100 clients"),
     ({"train": {"lr": 0}}, "train.lr = 0: must be greater than 0"),
     ({"train": {"lr": float("nan")}}, "train.lr = nan: must be"),
@@ -100,6 +103,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": {"partition": "shard"}}, "data.partition = 'shard': must be 'shards', 'dirichlet', 'iid' or 'labels'"),
     ({"shift": {"max_share": 2}}, "shift.max_share = 2: must be less than or equal to 1"),
     ({"seed": "x"}, "seed = 'x': must be a valid integer"),
+    ({"train": {"rounds": True}}, "train.rounds = True: must be a valid integer"),
+    ({"train": {"batch": 10**15}}, "train.batch = 1000000000000000: must be less than or equal to 100000000"),
+    ({"train": {"lr": 1e300}}, "train.lr = 1e+300: must be less than or equal to 1000"),
+    ({"uplink": {"bits": True}}, "bits = True: must be a number"),
+    ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or how many values"),
+    ({"uplink": {"bandwidth": 1e-300}}, "uplink.bandwidth = 1e-300: must be"),
+    ({"name": "a/b"}, "name = 'a/b': "),
+    ({"rounds": 3}, "unknown setting 'rounds'; did you mean 'train.rounds'?"),
     ({"train": 3}, "train = 3: must be"),
 ]
 
@@ -124,14 +135,37 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "torch:ones"}}, "model = 'torch:ones'"),
     ({"train": {"loss": "nowhere:f"}}, "train.loss = 'nowhere:f': No module named 'nowhere'"),
     ({"train": {"metric": "f1"}}, "train.metric = 'f1': must be module:function"),
+    ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
+    ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
+    (
+        {"shift": {"tensors": ["nothing*"]}},
+        "shift.tensors = ('nothing*',): there is no such tensor; there are fc1.weight",
+    ),
+    ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
+    ({"train": {"metric": "tests.test_settings:one"}}, "a metric must give one number for each of 60 examples"),
+    ({"train": {"loss": "unreadable:f"}}, "train.loss = 'unreadable:f': SyntaxError"),
+    ({"data": {"partition": "dirichlet", "least": 300}}, "least=300"),
 ]
 
 
+def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise KeyError("no")
+
+
+def one(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs.mean()
+
+
 @pytest.mark.parametrize(("raw", "sentence"), BUILT)
-def test_what_cannot_be_built_is_named_in_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_built_is_named_in_one_sentence(
+    raw: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unreadable.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError) as caught:
         build(Experiment(**raw), data=points())
     assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_data_set_names_the_command_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

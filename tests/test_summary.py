@@ -71,3 +71,18 @@ def test_a_final_figure_is_the_mean_of_the_last_ten_rounds(tmp_path: Path) -> No
     found = load(tmp_path, Experiment())
     assert found.score == pytest.approx(0.30)  # 0.21, 0.23, ... 0.39
     assert (found.last, found.bytes_up) == (0.39, 240)
+
+
+def test_settings_that_look_alike_get_names_that_differ() -> None:
+    halves = [Experiment(uplink={"bits": bits}) for bits in ({32: 0.5, 4: 0.5}, {32: 0.75, 4: 0.25})]
+    assert names(halves) == ["bits-32+4_seed-0", "bits-32-0.75+4-0.25_seed-0"]
+    sizes = [Experiment(model={"args": {"hidden": hidden}}) for hidden in (8, 16)]
+    assert names(sizes) == ["hidden-8_seed-0", "hidden-16_seed-0"]
+    lists = [Experiment(uplink={"bits": [first, *[4] * 98, last]}) for first, last in ((32, 4), (4, 32))]
+    assert len(set(names(lists))) == 2
+
+
+def test_rows_are_told_apart_when_some_runs_failed() -> None:
+    runs = [Experiment(train={"lr": lr}) for lr in (0.1, 9.0)]
+    (row,) = rows([Result(runs[0], 0.5, 0.5, 1)], runs)
+    assert row.label == {"train.lr": "0.1"}

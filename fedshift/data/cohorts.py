@@ -62,6 +62,7 @@ def draw_plan(
     key = rng.key(seed, "client", number, k)  # (K,)
     start, size = partition.start[k], partition.start[k + 1] - partition.start[k]
     most = int(size.max())
+    batch = min(batch, most)
     # one shuffle for each client and epoch: positions beyond the client's size are sorted to the end
     shuffles = rng.fold(rng.fold(key, SHUFFLE)[:, None], torch.arange(epochs))  # (K, E)
     order = rng.uniform(shuffles.flatten(), most).view(len(k), epochs, most)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         Zstd,
     )
     from fedshift.data import Dataset, dataset
+    from fedshift.federation import Outcome
     from fedshift.frame import Header, WireError
-    from fedshift.loop import Outcome
     from fedshift.running import Run, resume, run
     from fedshift.settings import Experiment
     from fedshift.types import Broadcast, Params, Round
@@ -79,7 +79,7 @@ _NAMES = {
     "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor Range Stochastic Uniform Zstd",
     "fedshift.data": "Dataset dataset",
     "fedshift.frame": "Header WireError",
-    "fedshift.loop": "Outcome",
+    "fedshift.federation": "Outcome",
     "fedshift.running": "Run resume run",
     "fedshift.settings": "Experiment",
     "fedshift.types": "Broadcast Params Round",

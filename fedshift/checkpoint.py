@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from safetensors.torch import load
 
+from fedshift.federation import State
 from fedshift.files import TEMPORARY, RunError, read_content, write_tensors
-from fedshift.loop import State
 from fedshift.memory import Stored, check
 from fedshift.types import Broadcast, Params
 

@@ -168,7 +168,7 @@ def sentences() -> Iterator[None]:
         from fedshift.engines import ForkError, TrainingError
         from fedshift.files import RunError
         from fedshift.loop import DivergedError
-        from fedshift.settings import SettingsError
+        from fedshift.toml import SettingsError
 
         ended = isinstance(problem, DivergedError | TrainingError | OSError)
         if not ended and not isinstance(problem, SettingsError | DataError | RunError | ForkError):

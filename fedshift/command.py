@@ -21,8 +21,9 @@ from fedshift.presets import PRESETS
 from fedshift.progress import Display, strict_json
 from fedshift.record import Folder
 from fedshift.running import Run, cores_here, resume
-from fedshift.settings import Experiment, SettingsError, assign, merge, read
+from fedshift.settings import Experiment
 from fedshift.sweep import Sweep
+from fedshift.toml import SettingsError, assign, merge, read
 
 
 def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:

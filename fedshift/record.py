@@ -22,8 +22,9 @@ from typing import Any, Self
 import torch
 from safetensors.torch import save
 
+from fedshift.columns import client_header, client_rows, header, row
+from fedshift.federation import Federation, Outcome
 from fedshift.files import RunError, write
-from fedshift.loop import Federation, Outcome
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
@@ -32,8 +33,6 @@ try:
 except ImportError:  # not on Windows: there, two processes in one folder are not told apart
     fcntl = None  # type: ignore[assignment]
 
-PHASES = ("train", "encode", "aggregate", "evaluate", "round", "save")
-LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded")
 _open: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
 
 
@@ -167,77 +166,6 @@ class Folder:
                 break
             whole.append(line)
         return whole
-
-
-def header(experiment: Experiment, fed: Federation) -> list[str]:
-    return [
-        "round",
-        column(experiment),
-        "loss",
-        *(f"predicted.{label}" for label in range(fed.task.data.classes)),
-        *(f"{figure}.{' '.join(layer.split())}" for figure in LAYER for layer in fed.layers),
-        "error",
-        *(f"bytes.{part}" for part in ("codes", "side", "header", "down")),
-        *("share", "arrived", "dropped", "failed"),
-        *(f"seconds.{phase}" for phase in PHASES),
-        *([] if fed.bandwidth is None else ["seconds.uplink"]),
-    ]
-
-
-def column(experiment: Experiment) -> str:
-    """What the score is called: accuracy, or metric.NAME for one of the user's own."""
-    metric = experiment.train.metric
-    return metric if metric == "accuracy" else f"metric.{metric.rpartition(':')[2]}"
-
-
-def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
-    score = outcome.score
-    predicted = [n / score.examples for n in score.predicted] if score else [None] * fed.task.data.classes
-    layers = [
-        getattr(outcome.layers[layer], figure) if outcome.layers else None for figure in LAYER for layer in fed.layers
-    ]
-    return [
-        *map(six, (outcome.number, outcome.accuracy, outcome.loss, *predicted, *layers, outcome.error)),
-        *map(str, (*outcome.bytes_up, outcome.bytes_down)),
-        six(outcome.share),
-        *(str(outcome.arrived), str(outcome.dropped), " ".join(map(str, outcome.failed))),
-        *(f"{outcome.seconds.get(phase, 0.0):.3g}" for phase in PHASES),
-        *([] if fed.bandwidth is None else [six(outcome.uplink_seconds)]),
-    ]
-
-
-def six(x: float | None) -> str:
-    """Six significant digits, as short as can be; nothing for what was not measured.
-
-    >>> six(0.000123456789), six(-1.5), six(True), six(None), six(48512345)
-    ('1.23457e-4', '-1.5', '1', '', '48512345')
-    """
-    if x is None or isinstance(x, int):
-        return "" if x is None else str(int(x))
-    text = f"{x:.6g}"
-    digits, e, power = text.partition("e")
-    if text.startswith(("0.000", "-0.000")):
-        digits, e, power = f"{x:.5e}".partition("e")
-        digits = digits.rstrip("0").rstrip(".")
-    return digits + (f"e{int(power)}" if e else "")
-
-
-def client_header(fed: Federation) -> list[str]:
-    return ["client", "group", "examples", *(f"label.{label}" for label in range(fed.task.data.classes))]
-
-
-def client_rows(fed: Federation) -> Iterable[list[str]]:
-    """Label counts of every client."""
-    classes, clients = fed.task.data.classes, fed.partition.clients
-    sizes = fed.partition.sizes
-    if classes:
-        owner = torch.repeat_interleave(torch.arange(clients), sizes)
-        places = owner * classes + fed.task.data.y.cpu()[fed.partition.order]
-        counts = torch.bincount(places, minlength=clients * classes).view(clients, classes).tolist()
-    else:
-        counts = [[]] * clients
-    for client, (g, n, labels) in enumerate(zip(fed.group.tolist(), sizes.tolist(), counts, strict=True)):
-        yield [str(client), " ".join(fed.groups[g].name.split()), str(n), *map(str, labels)]
 
 
 def _lines(rows: Iterable[list[str]]) -> bytes:

@@ -16,11 +16,13 @@ from fedshift.data.datasets import Dataset
 from fedshift.engines.base import one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine
+from fedshift.federation import Outcome
 from fedshift.files import RunError
-from fedshift.loop import Clock, DivergedError, Outcome, run_round
+from fedshift.loop import Clock, DivergedError, run_round
 from fedshift.memory import Ram, Stored
 from fedshift.record import Folder
-from fedshift.settings import Experiment, SettingsError, read
+from fedshift.settings import Experiment
+from fedshift.toml import SettingsError, read
 from fedshift.types import Params
 
 

@@ -1,13 +1,14 @@
 """The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedshift.toml import SettingsError, plain, put
 
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30)]
@@ -17,10 +18,6 @@ Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
 Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
-
-
-class SettingsError(ValueError):
-    """What is wrong with a setting: where, what was seen, what is allowed."""
 
 
 class Table(BaseModel):
@@ -235,59 +232,3 @@ def _unknown(parts: Sequence[str]) -> str:
 def _fields(known: Any) -> list[str]:
     table = known.annotation
     return list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A TOML file, or a SettingsError that names it."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as problem:
-        raise SettingsError(f"{path}: not TOML: {problem}") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path}: not a text file in UTF-8") from None
-    except OSError as problem:
-        raise SettingsError(f"{path}: cannot be read: {problem.strerror}") from None
-
-
-def assign(raw: dict[str, Any], assignment: str) -> None:
-    """Put one `table.key=value` of the command line into the settings; a value that is not TOML is text.
-
-    >>> raw = {}
-    >>> assign(raw, "uplink.bits={32=0.5, 4=0.5}"); assign(raw, "algorithm.name=scaffold"); raw
-    {'uplink': {'bits': {'32': 0.5, '4': 0.5}}, 'algorithm': {'name': 'scaffold'}}
-    """
-    key, equals, text = assignment.partition("=")
-    if not equals or not key.strip():
-        raise SettingsError(f"--set {assignment}: must be key=value, for example train.lr=0.1")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    put(raw, key.strip(), value)
-
-
-def put(raw: dict[str, Any], key: str, value: Any) -> None:
-    *tables, last = key.split(".")
-    if not all([*tables, last]):
-        raise SettingsError(f"{key}: a name between dots is missing")
-    for table in tables:
-        raw = raw.setdefault(table, {})
-        if not isinstance(raw, dict):
-            raise SettingsError(f"{key}: '{table}' is a setting, not a table")
-    raw[last] = value
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables joined; where both say something, what is above counts."""
-    joined = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in ("bits", "bandwidth")
-        joined[key] = merge(joined[key], value) if both else value
-    return joined
-
-
-def plain(value: Any) -> Any:
-    """As TOML has it: text for keys, lists for tuples."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedshift.record import column
+from fedshift.columns import column
 from fedshift.settings import Experiment
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points

@@ -26,8 +26,9 @@ from fedshift.engines.processes import start
 from fedshift.files import RunError, write
 from fedshift.record import Folder
 from fedshift.running import Run
-from fedshift.settings import Experiment, SettingsError, merge, plain, put, read
+from fedshift.settings import Experiment
 from fedshift.summary import names
+from fedshift.toml import SettingsError, merge, plain, put, read
 
 FILE = "sweep.toml"
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from fedshift import Dataset, Experiment, Params, dataset
 from fedshift.engines import Engine, Sequential
 from fedshift.experiment import build
-from fedshift.loop import Federation, Outcome, State, run_round
+from fedshift.federation import Federation, Outcome, State
+from fedshift.loop import run_round
 from fedshift.memory import Ram
 
 

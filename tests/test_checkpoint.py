@@ -24,7 +24,8 @@ from fedshift.files import RunError
 from fedshift.loop import DivergedError
 from fedshift.memory import Stored
 from fedshift.running import Run, resume
-from fedshift.settings import Experiment, SettingsError
+from fedshift.settings import Experiment
+from fedshift.toml import SettingsError
 from tests.test_files import disk, fill, linux, mount
 from tests.test_kill import (
     BOTH,

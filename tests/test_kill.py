@@ -27,7 +27,8 @@ from safetensors.torch import load_file
 from fedshift.data.datasets import Dataset, load
 from fedshift.files import RunError
 from fedshift.running import Run, resume
-from fedshift.settings import Experiment, merge
+from fedshift.settings import Experiment
+from fedshift.toml import merge
 
 COMMAND = str(Path(sys.executable).with_name("fedshift"))
 SMALL: dict[str, Any] = {

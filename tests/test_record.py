@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedshift import Experiment, Run, resume, run
+from fedshift.columns import client_rows, header, row, six
 from fedshift.experiment import build
+from fedshift.federation import Layer, Outcome
 from fedshift.files import RunError
-from fedshift.loop import Layer, Outcome
 from fedshift.models import PaperCNN
-from fedshift.record import client_rows, header, row, six
-from fedshift.settings import SettingsError
+from fedshift.toml import SettingsError
 from tests.federations import points, same, settings
 
 

@@ -21,7 +21,8 @@ from fedshift.data.datasets import Dataset, dataset
 from fedshift.data.partition import Partition
 from fedshift.engines import Engine, Processes, Sequential
 from fedshift.experiment import build
-from fedshift.loop import Federation, run_round
+from fedshift.federation import Federation
+from fedshift.loop import run_round
 from fedshift.memory import Ram
 from fedshift.models import MLP
 from fedshift.running import Run, cores_here

@@ -11,7 +11,7 @@ from fedshift import Params
 from fedshift.data.cohorts import draw_plan
 from fedshift.engines import Engine, ForkError, Processes, Sequential, Task, TrainingError
 from fedshift.experiment import build
-from fedshift.loop import Federation
+from fedshift.federation import Federation
 from tests.federations import Normed, federation, points, same, settings, train
 
 CASES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,105 @@
+"""The nouns of a run: what does not change from round to round, what does, and what there is to tell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from fedshift import tree
+from fedshift.algorithms import Algorithm, Chain, Shift, layers
+from fedshift.data.cohorts import Cohorts, Rate
+from fedshift.data.partition import Partition
+from fedshift.engines.base import Histogram, Task
+from fedshift.evaluate import Score
+from fedshift.types import Broadcast, Params
+from fedshift.uplink import Uplink
+
+
+class Group(NamedTuple):
+    """Clients that upload alike."""
+
+    name: str
+    uplink: Uplink
+    bandwidth: float | None = None  # bytes a second
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything about a run that does not change from round to round."""
+
+    task: Task
+    algorithm: Algorithm
+    partition: Partition
+    cohorts: Cohorts
+    groups: Sequence[Group]
+    group: Tensor  # (N,) which group each client is in
+    bandwidth: Tensor | None  # (N,) bytes a second, infinite where it is not known
+    epochs: int
+    batch: int
+    rate: Rate
+    seed: int
+    weights: Literal["equal", "examples"] = "equal"
+    patience: int = 5  # rounds without a usable upload before the run stops
+    layers: list[str] = field(init=False)  # tensors that the shift may touch: the record speaks of these
+
+    def __post_init__(self) -> None:
+        rule = shift_of(self.algorithm)
+        object.__setattr__(self, "layers", layers(self.task.params, rule.tensors if rule else None))
+
+    def start(self) -> "State":
+        params = self.task.params
+        trained = tree.take(params, self.task.trained)
+        return State(0, Broadcast(params, self.algorithm.client.init(trained)), self.algorithm.server.init(params), 0)
+
+
+class State(NamedTuple):
+    """Everything that does change, but for the memory of clients."""
+
+    number: int  # rounds done
+    out: Broadcast
+    server: Params
+    skipped: int  # rounds in a row without a usable upload
+
+
+class Layer(NamedTuple):
+    """One layer in one round."""
+
+    mean_before: float  # the shift
+    mean_after: float
+    shorter: bool  # on which side of Theorem 2's fence: whether the shift makes the step the shorter one
+    step: float  # |w^{t+1} - w^t|
+    drift: float  # mean over clients of |w_k - w^t|
+    drift_coded: float  # and of |Q(w_k) - w^t|
+
+
+class Outcome(NamedTuple):
+    """What there is to tell about a round."""
+
+    number: int
+    score: Score | None  # None where the model was not evaluated
+    share: float  # of the weight that lossy uploads had
+    layers: dict[str, Layer]  # {} for a round that was skipped
+    error: float  # mean relative quantization error of the lossy uploads
+    bytes_up: tuple[int, int, int]  # codes, side data, header
+    bytes_down: int
+    arrived: int
+    dropped: int  # clients that were lost before they uploaded
+    failed: dict[int, str]  # clients whose upload could not be used, and why
+    seconds: dict[str, float]  # by phase, and of the whole round; training and encoding are sums over clients
+    uplink_seconds: float | None  # until the slowest client's upload would be there; None without bandwidths
+    histograms: tuple[Histogram, ...] = ()
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean of the metric over the test set, None where it was not evaluated."""
+        return self.score.metric / self.score.examples if self.score else None
+
+    @property
+    def loss(self) -> float | None:
+        return self.score.loss / self.score.examples if self.score else None
+
+
+def shift_of(algorithm: Algorithm) -> Shift | None:
+    rules = algorithm.server.rules if isinstance(algorithm.server, Chain) else (algorithm.server,)
+    return next((rule for rule in rules if isinstance(rule, Shift)), None)

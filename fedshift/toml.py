@@ -1,0 +1,66 @@
+"""Settings as text: TOML files, `key=value` of the command line, and one laid over the other."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class SettingsError(ValueError):
+    """What is wrong with a setting: where, what was seen, what is allowed."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file, or a SettingsError that names it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as problem:
+        raise SettingsError(f"{path}: not TOML: {problem}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: not a text file in UTF-8") from None
+    except OSError as problem:
+        raise SettingsError(f"{path}: cannot be read: {problem.strerror}") from None
+
+
+def assign(raw: dict[str, Any], assignment: str) -> None:
+    """Put one `table.key=value` of the command line into the settings; a value that is not TOML is text.
+
+    >>> raw = {}
+    >>> assign(raw, "uplink.bits={32=0.5, 4=0.5}"); assign(raw, "algorithm.name=scaffold"); raw
+    {'uplink': {'bits': {'32': 0.5, '4': 0.5}}, 'algorithm': {'name': 'scaffold'}}
+    """
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"--set {assignment}: must be key=value, for example train.lr=0.1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    put(raw, key.strip(), value)
+
+
+def put(raw: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    if not all([*tables, last]):
+        raise SettingsError(f"{key}: a name between dots is missing")
+    for table in tables:
+        raw = raw.setdefault(table, {})
+        if not isinstance(raw, dict):
+            raise SettingsError(f"{key}: '{table}' is a setting, not a table")
+    raw[last] = value
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables joined; where both say something, what is above counts."""
+    joined = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in ("bits", "bandwidth")
+        joined[key] = merge(joined[key], value) if both else value
+    return joined
+
+
+def plain(value: Any) -> Any:
+    """As TOML has it: text for keys, lists for tuples."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value

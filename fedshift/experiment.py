@@ -164,7 +164,7 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
         try:
             model = make(**fit, **said.args)
         except (TypeError, ValueError) as problem:
-            raise SettingsError(f"model = {said.name!r} with {said.args}: {problem}") from None
+            raise SettingsError(f"model = {said.name!r} with {said.args}: {' '.join(str(problem).split())}") from None
         except Exception as problem:
             raise SettingsError(f"model = {said.name!r} with {said.args}: {told(problem)}") from problem
     if not isinstance(model, nn.Module):

@@ -188,12 +188,12 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
 
 def fetch(name: str, source: Path | None) -> None:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(what)
+                tasks[what] = progress.add_task(what, total=None)
             progress.update(tasks[what], completed=done, total=total or None)
 
         path = fetch_data(name, source, show)

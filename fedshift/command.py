@@ -98,7 +98,7 @@ def go_on(folder: Path, display: Display, as_json: bool) -> None:
 def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
     """Train a run to its end, showing how far it is."""
     with display, interrupts(display) as enough:
-        place = display.add(run.experiment.name, run.experiment.train.rounds, run.state.number)
+        place = display.add(run.experiment.name, run.experiment.train.rounds)
         try:
             for outcome in run:
                 display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))

@@ -1,10 +1,8 @@
 """Settings become a federation: data, model, algorithm, links."""
 
 import copy
-import importlib
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,10 +17,12 @@ from fedshift.data.partition import Partition
 from fedshift.engines import Engine, ForkError, Processes, Sequential, Task, TrainingError
 from fedshift.engines.base import told
 from fedshift.engines.client import Client
+from fedshift.engines.workers import FORKS
 from fedshift.evaluate import Loss, Metric, accuracy
 from fedshift.federation import Federation
 from fedshift.links import bandwidth, links
 from fedshift.models import MODELS
+from fedshift.names import named
 from fedshift.settings import Experiment
 from fedshift.toml import SettingsError
 
@@ -46,38 +46,34 @@ def build(
         raise SettingsError("engine.device = 'cuda': there is no CUDA device here; 'cpu' works everywhere")
     if experiment.data.augment and (len(data.shape) != 3):
         raise SettingsError(f"data.augment = true: needs images (channels, height, width), not {data.shape}")
-    try:
+    with setting("model"):
         task = Task(
             model=(copy.deepcopy(model) if model is not None else named_model(experiment, data)).to(device),
             data=data.to(device),
-            loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else named("train.loss", train.loss)),
-            metric=metric or (accuracy if train.metric == "accuracy" else named("train.metric", train.metric)),
+            loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else function("train.loss", train.loss)),
+            metric=metric or (accuracy if train.metric == "accuracy" else function("train.metric", train.metric)),
             momentum=train.momentum,
             weight_decay=train.weight_decay,
             clip=train.clip,
             augment=experiment.data.augment,
         )
-        try_out(task)
+    try_out(task)
+    with setting("data.partition"):
         held = split(experiment, data)
-        groups, group = links(experiment)
-        rates = bandwidth(experiment, groups, group)
+    groups, group = links(experiment)
+    with setting("train.cohort"):
         if train.selection == "stratified":
             drawn = cohorts.stratified(held, group, train.cohort, experiment.seed, train.dropout)
         else:
             drawn = cohorts.uniform(held, train.cohort, experiment.seed, train.dropout)
-        chosen = algorithm(experiment, task)
-    except SettingsError:
-        raise
-    except ValueError as problem:
-        raise SettingsError(f"data, model or train: {problem}") from None
     return Federation(
         task=task,
-        algorithm=chosen,
+        algorithm=algorithm(experiment, task),
         partition=held,
         cohorts=drawn,
         groups=groups,
         group=group,
-        bandwidth=rates,
+        bandwidth=bandwidth(experiment, groups, group),
         epochs=train.epochs,
         batch=train.batch,
         rate=rate(experiment),
@@ -85,6 +81,17 @@ def build(
         weights=experiment.algorithm.weights,
         patience=train.patience,
     )
+
+
+@contextmanager
+def setting(name: str) -> Iterator[None]:
+    """What is wrong with a value shows only when it is used: say whose value it is."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except ValueError as problem:
+        raise SettingsError(f"{name}: {problem}") from None
 
 
 def try_out(task: Task) -> None:
@@ -101,9 +108,7 @@ def try_out(task: Task) -> None:
 
 def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
     workers = min(experiment.engine.workers or cores, experiment.train.cohort)
-    # elsewhere a worker would begin by running the user's script once more, which not every script is written for
-    forks = sys.platform == "linux"
-    many = experiment.engine.name == "processes" or (experiment.engine.name == "auto" and workers > 1 and forks)
+    many = experiment.engine.name == "processes" or (experiment.engine.name == "auto" and workers > 1 and FORKS)
     if not many or experiment.engine.device != "cpu":
         return Sequential(task)
     try:
@@ -157,7 +162,7 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
     if said.name not in MODELS and ":" not in said.name:
         known = ", ".join(MODELS)
         raise SettingsError(f"model.name = {said.name!r}: no such model; known are {known}, and module:function")
-    make = MODELS.get(said.name) or named("model.name", said.name)
+    make = MODELS.get(said.name) or function("model.name", said.name)
     fit = {"shape": data.shape, "classes": data.classes} if said.name in MODELS else {}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.key(experiment.seed, "model")))
@@ -172,19 +177,11 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
     return model
 
 
-def named(setting: str, name: str) -> Callable[..., Any]:
-    """What `module:function` stands for, with the current folder among the places to look."""
-    module, colon, attribute = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+def function(setting: str, name: str) -> Callable[..., Any]:
+    """The user's own function that a setting names."""
     try:
-        thing = getattr(importlib.import_module(module), attribute) if colon else None
-    except (ImportError, AttributeError) as problem:
+        return named(name)
+    except ValueError as problem:
         raise SettingsError(f"{setting} = {name!r}: {problem}") from None
     except Exception as problem:  # while the user's module was read
         raise SettingsError(f"{setting} = {name!r}: {told(problem)}") from problem
-    finally:
-        sys.path.remove(here)
-    if not callable(thing):
-        raise SettingsError(f"{setting} = {name!r}: must be module:function")
-    return thing  # type: ignore[no-any-return]

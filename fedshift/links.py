@@ -24,7 +24,7 @@ from fedshift.codecs import (
     Zstd,
 )
 from fedshift.federation import Group
-from fedshift.settings import Bits, Experiment, Link
+from fedshift.settings import Bits, Coding, Experiment, Link
 from fedshift.toml import SettingsError
 from fedshift.uplink import Uplink
 from fedshift.wire import EXACT
@@ -37,7 +37,7 @@ GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     """The groups of clients that upload alike, and the group of each client (N,)."""
     said, clients = experiment.uplink, experiment.data.clients
-    common = said.model_dump(exclude={"bits", "bandwidth", "group"})
+    common = said.model_dump(include=set(Coding.model_fields))
 
     def link(bits: Bits, name: str) -> Group:
         every = said.bandwidth.get(bits) if isinstance(said.bandwidth, dict) else said.bandwidth

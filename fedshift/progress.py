@@ -18,7 +18,7 @@ class Display(Protocol):
 
     def __exit__(self, *problem: object) -> None: ...
 
-    def add(self, name: str, rounds: int, done: int = 0) -> int:
+    def add(self, name: str, rounds: int) -> int:
         """A run; its number in the display."""
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None: ...
@@ -38,7 +38,7 @@ class Silent:
     def __exit__(self, *problem: object) -> None:
         pass
 
-    def add(self, name: str, rounds: int, done: int = 0) -> int:
+    def add(self, name: str, rounds: int) -> int:
         self.names.append(name)
         self.rounds.append(rounds)
         return len(self.names) - 1
@@ -67,7 +67,7 @@ class Lines(Silent):
 
     def __init__(self, errors: Console, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(errors)
-        self.console, self.now, self.last, self.sent, self.begun = console, now, 0.0, dict[int, int](), now()
+        self.console, self.now, self.last, self.sent = console, now, 0.0, dict[int, int]()
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         self.sent[run] = self.sent.get(run, 0) + bytes_up
@@ -95,7 +95,6 @@ class Bars(Silent):
         )
         self.tasks: dict[int, TaskID] = {}
         self.sent: dict[int, int] = {}
-        self.done: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -103,11 +102,6 @@ class Bars(Silent):
 
     def __exit__(self, *problem: object) -> None:
         self.progress.stop()
-
-    def add(self, name: str, rounds: int, done: int = 0) -> int:
-        run = super().add(name, rounds)
-        self.done[run] = done
-        return run
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         self.sent[run] = self.sent.get(run, 0) + bytes_up

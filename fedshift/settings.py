@@ -1,6 +1,5 @@
 """The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedshift.names import suggest
 from fedshift.toml import SettingsError, plain, put
 
 Positive = Annotated[float, Field(gt=0, le=1e30)]
@@ -80,29 +80,29 @@ class Train(Table):
     patience: Count = 5  # rounds in a row without a usable upload before the run stops
 
 
-class Link(Table):
-    """How the clients of one group upload."""
+class Coding(Table):
+    """How a client turns its model into bytes, whatever its bits."""
 
-    share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
-    clients: tuple[Whole, ...] | None = None  # or these
-    bits: Bits = 32
     quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
     coder: Literal["bitpack", "zstd", "range"] = "bitpack"
     per: Literal["tensor", "channel"] | Count = "tensor"  # or a block of so many values
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
+
+
+class Link(Coding):
+    """How the clients of one group upload."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
+    clients: tuple[Whole, ...] | None = None  # or these
+    bits: Bits = 32
     bandwidth: Rate | None = None  # bytes a second
 
 
-class Uplink(Table):
+class Uplink(Coding):
     """How clients upload: all alike, in parts ("32+4"), by fraction, one by one, or in named groups."""
 
     bits: Bits | Parts | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
-    quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
-    coder: Literal["bitpack", "zstd", "range"] = "bitpack"
-    per: Literal["tensor", "channel"] | Count = "tensor"
-    send: Literal["weights", "updates"] = "weights"
-    feedback: bool = False
     bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes a second; for each client
     group: dict[str, Link] = {}
 
@@ -220,15 +220,11 @@ def _unknown(parts: Sequence[str]) -> str:
     """An unknown setting, and the known one most like it."""
     table: Any = Experiment
     for part in parts[:-1]:
-        known = table.model_fields.get(part) if isinstance(table, type) and issubclass(table, BaseModel) else None
-        table = known.annotation if known else Link
-    names = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
-    close = difflib.get_close_matches(parts[-1], names, 1, 0.6)
-    inside = [f"{table}.{parts[-1]}" for table, known in Experiment.model_fields.items() if parts[-1] in _fields(known)]
-    hint = f"did you mean '{(inside or close)[0]}'?" if inside or close else f"known are {', '.join(names)}"
+        table = table.model_fields[part].annotation if part in _fields(table) else Link  # in a group of any name
+    inside = [name for name, known in Experiment.model_fields.items() if parts[-1] in _fields(known.annotation)]
+    hint = f"did you mean '{inside[0]}.{parts[-1]}'?" if inside else suggest(parts[-1], _fields(table))
     return f"unknown setting '{'.'.join(parts)}'; {hint}"
 
 
-def _fields(known: Any) -> list[str]:
-    table = known.annotation
+def _fields(table: Any) -> list[str]:
     return list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []

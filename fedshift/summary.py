@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedshift.columns import column
 from fedshift.settings import Experiment
+from fedshift.toml import dotted
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
@@ -59,8 +60,8 @@ def load(folder: Path, experiment: Experiment) -> Result:
 
 def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
     """One for each setting of these runs; `of` are all runs there should be, where some have failed."""
-    flat = [_flat(result.experiment.model_dump()) for result in results]
-    varying = _varying([_flat(one.model_dump()) for one in of] or flat)
+    flat = [dotted(result.experiment.model_dump()) for result in results]
+    varying = _varying([dotted(one.model_dump()) for one in of] or flat)
     grouped: dict[tuple[str, ...], list[Result]] = {}
     for result, one in zip(results, flat, strict=True):
         grouped.setdefault(tuple(shown(one.get(key)) for key in varying), []).append(result)
@@ -171,18 +172,9 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name; bits and the like stay whole."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        whole = not isinstance(value, Mapping) or key in ("bits", "bandwidth")
-        found |= {prefix + key: value} if whole else _flat(value, f"{prefix}{key}.")
-    return found
-
-
 def names(experiments: Iterable[Experiment]) -> list[str]:
     """A folder name for each run: the settings in which they differ, with a checksum where that is not enough."""
-    flat = [_flat(one.model_dump()) for one in experiments]
+    flat = [dotted(one.model_dump()) for one in experiments]
     varying = _varying(flat)
     short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
     label = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}

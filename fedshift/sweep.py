@@ -8,10 +8,9 @@
 Every combination is a run. `runs = [{...}, {...}]` lists settings that go together instead.
 """
 
+import copy
 import itertools
 import multiprocessing
-import signal
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,15 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
-import torch
 
-from fedshift.engines.processes import start
+from fedshift.engines import workers
 from fedshift.files import RunError, write
 from fedshift.record import Folder
 from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.summary import names
-from fedshift.toml import SettingsError, merge, plain, put, read
+from fedshift.toml import SettingsError, dotted, merge, plain, put, read
 
 FILE = "sweep.toml"
 
@@ -61,19 +59,12 @@ def expand(raw: Mapping[str, Any]) -> list[Experiment]:
     [(0, 0.1, 3), (0, 0.2, 3), (1, 0.1, 3), (1, 0.2, 3)]
     """
     base = {key: value for key, value in raw.items() if key != "sweep"}
-    grid = raw.get("sweep", {})
-    if not isinstance(grid, Mapping):
-        raise SettingsError(f"sweep = {grid!r}: must be a table of lists")
-    runs = grid.get("runs", [{}])
-    axes = dict(_axes({key: value for key, value in grid.items() if key != "runs"}))
-    if not isinstance(runs, list) or not runs or not all(isinstance(one, Mapping) for one in runs):
-        raise SettingsError(f"sweep.runs = {runs!r}: must be a list of tables of settings")
+    runs, axes = _parts(raw)
     experiments = []
     for together in runs:
         for values in itertools.product(*axes.values()):
-            one = merge(base, together)
+            one = copy.deepcopy(merge(base, together))
             for key, value in zip(axes, values, strict=True):
-                one = merge({}, _copied(one))
                 put(one, key, value)
             experiments.append(Experiment(**one))
     return experiments
@@ -81,29 +72,23 @@ def expand(raw: Mapping[str, Any]) -> list[Experiment]:
 
 def keys(raw: Mapping[str, Any]) -> set[str]:
     """The settings that a sweep sets for each run."""
+    runs, axes = _parts(raw)
+    return {*axes, *(key for one in runs for key in dotted(one))} - {"name"}
+
+
+def _parts(raw: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, list[Any]]]:
+    """Settings that go together, and those of which every combination is wanted."""
     grid = raw.get("sweep", {})
-    together = [dotted for one in grid.get("runs", []) for dotted in _dotted(one)]
-    return {*together, *_dotted({key: value for key, value in grid.items() if key != "runs"})} - {"name"}
-
-
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        whole = not isinstance(value, Mapping) or key in ("bits", "bandwidth")
-        yield from [prefix + key] if whole else _dotted(value, f"{prefix}{key}.")
-
-
-def _axes(grid: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    for key, value in grid.items():
-        if isinstance(value, Mapping):
-            yield from _axes(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value:
-            yield prefix + key, value
-        else:
-            raise SettingsError(f"sweep.{prefix}{key} = {value!r}: must be a list of values, one or more")
-
-
-def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    if not isinstance(grid, Mapping):
+        raise SettingsError(f"sweep = {grid!r}: must be a table of lists")
+    runs = grid.get("runs", [{}])
+    if not isinstance(runs, list) or not runs or not all(isinstance(one, Mapping) for one in runs):
+        raise SettingsError(f"sweep.runs = {runs!r}: must be a list of tables of settings")
+    axes = dotted({key: value for key, value in grid.items() if key != "runs"})
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise SettingsError(f"sweep.{key} = {values!r}: must be a list of values, one or more")
+    return runs, axes
 
 
 class Sweep:
@@ -139,12 +124,12 @@ class Sweep:
     def _train(self, cores: int) -> Iterator[Event]:
         todo = [place for place, one in enumerate(self.runs) if not self.finished(one)]
         each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
-        workers: list[_Worker] = []
-        for _ in range(min(len(todo), max(1, cores // each))):
-            workers.append(_Worker(self.runs, [worker.connection for worker in workers]))
+        crew = [_Worker(self.runs) for _ in range(min(len(todo), max(1, cores // each)))]
         waiting = iter(todo)
         try:
-            busy = {worker.connection: worker for worker in workers if worker.start(next(waiting, None))}
+            busy: dict[Any, _Worker] = {
+                worker.connection: worker for worker in crew if worker.start(next(waiting, None))
+            }
             while busy:
                 for connection in wait(list(busy)):
                     worker = busy[connection]
@@ -154,28 +139,23 @@ class Sweep:
                         continue
                     del busy[connection]
                     if not worker.process.is_alive():  # it took its run with it; the others go on
-                        worker = _Worker(self.runs, [other.connection for other in workers])
-                        workers.append(worker)
+                        worker = _Worker(self.runs)
+                        crew.append(worker)
                     if worker.start(next(waiting, None)):
                         busy[worker.connection] = worker
         finally:
-            for worker in workers:
+            for worker in crew:
                 worker.stop()
 
 
 class _Worker:
     """A process that runs one experiment after another."""
 
-    def __init__(self, runs: Sequence[One], others: "list[Connection[Any, Any]]") -> None:
-        forks = sys.platform == "linux"
-        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
-        self.enough = context.Event()
+    def __init__(self, runs: Sequence[One]) -> None:
+        self.enough = multiprocessing.Event()
         self.runs, self.place = runs, -1
-        self.connection, theirs = context.Pipe()
-        copies = [*others, self.connection] if forks else []
-        self.process = context.Process(target=_work, args=(theirs, copies, runs, self.enough))
-        start(self.process)
-        theirs.close()
+        # not a daemon: a run may have workers of its own
+        self.process, self.connection = workers.start(_work, runs, self.enough, daemon=False)
 
     def start(self, place: int | None) -> bool:
         if place is not None:
@@ -199,20 +179,12 @@ class _Worker:
             while True:  # until it closes its end
                 self.connection.recv()
         self.process.join()
-        self.connection.close()
+        workers.close(self.connection)
 
 
-def _work(
-    server: "Connection[Any, Any]", copies: "list[Connection[Any, Any]]", runs: Sequence[One], enough: Any
-) -> None:
-    """`copies` are a fork's copies of the server's ends of pipes, which would hide that the server is gone."""
-    for connection in copies:
-        connection.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
-    torch.set_num_threads(1)
-    with suppress(EOFError, OSError):
-        while (place := server.recv()) is not None and not enough.is_set():
-            _one(server, place, runs[place], enough)
+def _work(server: "Connection[Any, Any]", runs: Sequence[One], enough: Any) -> None:
+    while (place := server.recv()) is not None and not enough.is_set():
+        _one(server, place, runs[place], enough)
 
 
 def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:

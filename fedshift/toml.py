@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+VALUES = ("bits", "bandwidth")  # settings that may be a table and are one value all the same
+
 
 class SettingsError(ValueError):
     """What is wrong with a setting: where, what was seen, what is allowed."""
@@ -54,7 +56,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Tables joined; where both say something, what is above counts."""
     joined = dict(below)
     for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in ("bits", "bandwidth")
+        both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
         joined[key] = merge(joined[key], value) if both else value
     return joined
 
@@ -64,3 +66,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name; a table that is one value, like bits, stays whole.
+
+    >>> dotted({"seed": 1, "uplink": {"bits": {"32": 1.0}, "send": "updates"}})
+    {'seed': 1, 'uplink.bits': {'32': 1.0}, 'uplink.send': 'updates'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        whole = not isinstance(value, Mapping) or key in VALUES
+        found |= {prefix + key: value} if whole else dotted(value, f"{prefix}{key}.")
+    return found

@@ -7,7 +7,7 @@ import fedshift
 
 ROOT = Path(fedshift.__file__).parent
 LAYERS = [
-    {"types"},
+    {"types", "names"},
     {"tree", "rng"},
     {"algorithms", "codecs", "data", "models"},
     {"frame"},

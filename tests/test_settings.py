@@ -134,7 +134,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "resnet"}}, "model.name = 'resnet': no such model; known are mlp, paper-cnn"),
     ({"model": {"args": {"hiden": 3}}}, "unexpected keyword argument 'hiden'"),
     ({"model": {"name": "torch:ones"}}, "model = 'torch:ones'"),
-    ({"train": {"loss": "nowhere:f"}}, "train.loss = 'nowhere:f': No module named 'nowhere'"),
+    ({"train": {"loss": "nowhere:f"}}, "train.loss = 'nowhere:f': no module 'nowhere' here or on the path"),
     ({"train": {"metric": "f1"}}, "train.metric = 'f1': must be module:function"),
     ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Literal
+
+from fedshift.names import suggest
 
 
 class DataError(ValueError):
@@ -136,8 +137,3 @@ def find(name: str) -> Entry:
     if name not in CATALOG:
         raise DataError(f"unknown data set {name!r}; {suggest(name, tuple(CATALOG))}")
     return CATALOG[name]
-
-
-def suggest(name: str, names: tuple[str, ...]) -> str:
-    close = get_close_matches(name.lower(), names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"

@@ -1,7 +1,5 @@
 """A name becomes tensors: examples, labels, and how a model sees them."""
 
-import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedshift.data import cache
-from fedshift.data.catalog import CATALOG, DataError, suggest
+from fedshift.data.catalog import CATALOG, DataError
+from fedshift.names import named, suggest
 
 ARRAYS = ("x", "y", "test_x", "test_y")
 
@@ -170,9 +169,8 @@ def load(name: str) -> Dataset:
         return Dataset(name, *cache.read(entry), entry.classes, entry.mean, entry.std)
     if name.endswith((".npz", ".safetensors")):
         return _from(name, _file(Path(name)))
-    module, colon, function = name.partition(":")
-    if colon:
-        return _from(name, _call(module, function))
+    if ":" in name:
+        return _from(name, _call(name))
     known = suggest(name, ("digits", *CATALOG))
     raise DataError(f"unknown data set {name!r}; {known} (or a .npz or .safetensors file, or module:function)")
 
@@ -200,21 +198,12 @@ def _file(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def _call(module: str, function: str) -> Any:
-    before = list(sys.path)
-    sys.path.insert(0, "")  # the current directory
+def _call(name: str) -> Any:
     try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module was found; what it imports was not
-        raise DataError(f"{module}:{function}: no module {module!r} here or on the path") from error
-    finally:
-        sys.path[:] = before
-    if not callable(getattr(loaded, function, None)):
-        names = tuple(key for key, value in vars(loaded).items() if callable(value))
-        raise DataError(f"{module}:{function}: no function {function!r} in {module}; {suggest(function, names)}")
-    return getattr(loaded, function)()
+        function = named(name)
+    except ValueError as problem:
+        raise DataError(f"{name}: {problem}") from problem
+    return function()
 
 
 def _from(name: str, made: Any) -> Dataset:

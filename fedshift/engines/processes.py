@@ -7,12 +7,8 @@ uploads up in the same order; so the bytes of a run do not depend on how many wo
 import io
 import multiprocessing
 import pickle
-import signal
-import sys
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,33 +18,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift import evaluate
+from fedshift.engines import workers
 from fedshift.engines.base import Job, Task, Upload, told
 from fedshift.engines.client import Client
 from fedshift.evaluate import Score
 from fedshift.types import Params
 
-_open: "set[Connection[bytes, bytes]]" = set()  # the server's ends of all pipes, which every fork copies
-
 
 class Processes:
-    """The reference on `workers` processes."""
+    """The reference on so many processes."""
 
-    def __init__(self, task: Task, workers: int) -> None:
+    def __init__(self, task: Task, count: int) -> None:
         if multiprocessing.current_process().daemon:
             raise ForkError(
                 "a daemonic process, like a worker of a pool, cannot have workers; use the sequential engine"
             )
         self.client = Client(task)
-        self.connections: list[Connection[bytes, bytes]] = []
-        # a forked worker has the task already, even one written in a notebook; elsewhere the task is sent
-        forks = sys.platform == "linux"
-        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            _open.add(ours)
-            start(context.Process(target=_work, args=(theirs, list(_open) if forks else [], task), daemon=True))
-            theirs.close()
-            self.connections.append(ours)
+        self.connections = [workers.start(_work, task)[1] for _ in range(count)]
         for worker in self.connections:
             if self._receive(worker) != READY:
                 self.close()
@@ -101,9 +87,7 @@ class Processes:
 
     def close(self) -> None:
         for worker in self.connections:
-            _open.discard(worker)
-            with suppress(OSError):
-                worker.close()  # which ends it
+            workers.close(worker)
         self.connections = []
 
     def _send(self, worker: "Connection[bytes, bytes]", message: bytes) -> None:
@@ -122,8 +106,8 @@ class Processes:
         return answer
 
     @staticmethod
-    def _ready(workers: "list[Connection[bytes, bytes]]") -> "list[Connection[bytes, bytes]]":
-        return wait(workers)  # type: ignore[return-value]
+    def _ready(busy: "list[Connection[bytes, bytes]]") -> "list[Connection[bytes, bytes]]":
+        return wait(busy)  # type: ignore[return-value]
 
 
 READY = "ready"
@@ -146,34 +130,26 @@ class Failure:
             self.problem = RuntimeError(told(problem))
 
 
-def _work(server: "Connection[bytes, bytes]", others: "list[Connection[bytes, bytes]]", task: Task) -> None:
-    """A worker's life: a job, then the places of its clients in it, until the server closes the connection.
-
-    `others` are copies of the server's ends of pipes: open here, they would hide that the server is gone.
-    """
-    for connection in others:
-        connection.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
-    torch.set_num_threads(1)
+def _work(server: "Connection[bytes, bytes]", task: Task) -> None:
+    """A worker's life: a job, then the places of its clients in it, or a model and chunks to score it on."""
     client = Client(task)
     server.send_bytes(dumps(READY if _can_train() else FORKED))
     job: Job | None = None
-    with suppress(EOFError, OSError):  # the server is gone
-        while True:
-            message = server.recv_bytes()
-            try:
-                order = pickle.loads(message)
-                if isinstance(order, Job):
-                    job = order
-                    continue
-                first, second = order
-                if isinstance(first, int) and job is not None:
-                    answer: Any = first, client.turn(job, first, second)
-                else:
-                    answer = [client.score(first, part) for part in second]
-            except Exception as problem:
-                answer = Failure(problem)
-            server.send_bytes(dumps(answer))
+    while True:
+        message = server.recv_bytes()
+        try:
+            order = pickle.loads(message)
+            if isinstance(order, Job):
+                job = order
+                continue
+            first, second = order
+            if isinstance(first, int) and job is not None:
+                answer: Any = first, client.turn(job, first, second)
+            else:
+                answer = [client.score(first, part) for part in second]
+        except Exception as problem:
+            answer = Failure(problem)
+        server.send_bytes(dumps(answer))
 
 
 def _can_train() -> bool:
@@ -182,13 +158,6 @@ def _can_train() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def start(process: Any) -> None:
-    """Without the warning of Python 3.12 on forking with threads about: no worker takes a lock that they may hold."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
 
 
 def _nothing(client: int) -> Params:

@@ -19,7 +19,7 @@ from fedshift.experiment import build
 from fedshift.files import RunError
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, strict_json
-from fedshift.record import Folder
+from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment
 from fedshift.sweep import Sweep
@@ -62,7 +62,7 @@ def check(sweep: Sweep) -> None:
     for one in sweep.runs:
         said = one.experiment
         needs = said.data, said.model, said.uplink, said.train, said.engine
-        if needs not in seen and not sweep.finished(one):
+        if needs not in seen and not finished(one.folder):
             seen.append(needs)
             build(said)
 
@@ -75,7 +75,7 @@ def free(path: Path) -> Path:
 
 def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool) -> None:
     if "sweep" in raw:
-        if (out / sweeping.FILE).exists() or (out / "settings.toml").exists():
+        if (out / SWEEP).exists() or begun(out):
             raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
         grid(raw, out, display, as_json)
     else:
@@ -83,13 +83,13 @@ def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool) -> No
 
 
 def go_on(folder: Path, display: Display, as_json: bool) -> None:
-    if (folder / sweeping.FILE).exists():
-        grid(read(folder / sweeping.FILE), folder, display, as_json)
-    elif (folder / "model.safetensors").exists():
-        with Folder(folder) as finished:
-            finished.tidy()
+    if (folder / SWEEP).exists():
+        grid(read(folder / SWEEP), folder, display, as_json)
+    elif finished(folder):
+        with Folder(folder) as whole:
+            whole.tidy()
         typer.echo(f"{folder}: this run is finished.", err=True)
-        experiment = Experiment(**read(folder / "settings.toml"))
+        experiment = Experiment(**read(folder / SETTINGS))
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     else:
         follow(resume(folder, tell=display.tell), folder, display, as_json)
@@ -137,7 +137,7 @@ def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> 
     """Train what is left of a grid."""
     sweep, failures = Sweep(raw, out), 0
     check(sweep)
-    skipped = [one for one in sweep.runs if sweep.finished(one)]
+    skipped = [one for one in sweep.runs if finished(one.folder)]
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
     events = sweep.train(cores_here())
@@ -154,11 +154,10 @@ def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> 
         typer.echo("Stopping: each run finishes its round ...", err=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # they are stopping already
         events.close()  # type: ignore[attr-defined]
-        begun = (out / sweeping.FILE).exists()
-        hint = f"`fedshift resume {out}` goes on from there" if begun else "nothing was begun"
+        hint = f"`fedshift resume {out}` goes on from there" if (out / SWEEP).exists() else "nothing was begun"
         typer.echo(f"Stopped; {hint}.", err=True)
         sys.exit(130)
-    done = [summary.load(one.folder, one.experiment) for one in sweep.runs if sweep.finished(one)]
+    done = [summary.load(one.folder, one.experiment) for one in sweep.runs if finished(one.folder)]
     if done:
         conclude(done, [one.experiment for one in sweep.runs], out, as_json)
     if failures:

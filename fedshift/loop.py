@@ -80,8 +80,9 @@ class Clock:
         self.now, self.last = now, now()
         self.seconds: dict[str, float] = {}
 
-    def lap(self, phase: str) -> None:
-        """What passed since the last lap belongs to this phase."""
+    def lap(self, phase: str) -> float:
+        """What passed since the last lap belongs to this phase; how much that was."""
         now = self.now()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
-        self.last = now
+        passed, self.last = now - self.last, now
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + passed
+        return passed

@@ -33,6 +33,7 @@ try:
 except ImportError:  # not on Windows: there, two processes in one folder are not told apart
     fcntl = None  # type: ignore[assignment]
 
+SETTINGS, SWEEP, MODEL = "settings.toml", "sweep.toml", "model.safetensors"
 _open: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
 
 
@@ -43,7 +44,7 @@ class Folder:
         self.path = path.resolve()
         self.rounds = self.path / "rounds.csv"
         self.histograms = self.path / "histograms.jsonl"
-        self.model = self.path / "model.safetensors"
+        self.model = self.path / MODEL
         if self.path in _open:  # before the lock file is opened: closing it again would give up the lock
             raise RunError(f"{path}: another run is writing to this folder")
         try:
@@ -76,13 +77,15 @@ class Folder:
             self.close()
 
     @property
-    def used(self) -> str:
-        """What is in the folder: '' for nothing, a run or a sweep, or the name of something else."""
-        if any((self.path / name).exists() for name in ("settings.toml", "sweep.toml")):
-            return "a run"
-        if self.known:  # a run that was killed before it had begun
-            return ""
-        return next((path.name for path in sorted(self.path.iterdir()) if path.name != ".lock"), "")
+    def begun(self) -> bool:
+        """Whether it holds a run or a sweep."""
+        return any((self.path / name).exists() for name in (SETTINGS, SWEEP))
+
+    @property
+    def foreign(self) -> str:
+        """The name of something that is no run's, '' for none; a run killed at its start leaves what is its own."""
+        others = sorted(path.name for path in self.path.iterdir() if path.name != ".lock")
+        return others[0] if others and not self.known else ""
 
     def leave(self) -> None:
         """Go as if never here."""
@@ -90,16 +93,12 @@ class Folder:
             (self.path / ".lock").unlink(missing_ok=True)
         self.close()
 
-    @property
-    def finished(self) -> bool:
-        return self.model.exists()
-
     def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any]) -> None:
         """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
         write(self.path / "about.json", json.dumps(about, indent=2).encode() + b"\n")
         write(self.path / "clients.csv", _lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, _lines([header(experiment, fed)]))
-        write(self.path / "settings.toml", experiment.toml().encode())
+        write(self.path / SETTINGS, experiment.toml().encode())
 
     def about(self) -> dict[str, str]:
         try:
@@ -166,6 +165,15 @@ class Folder:
                 break
             whole.append(line)
         return whole
+
+
+def begun(path: Path) -> bool:
+    """Whether there is a run in a folder."""
+    return (path / SETTINGS).exists()
+
+
+def finished(path: Path) -> bool:
+    return (path / MODEL).exists()
 
 
 def _lines(rows: Iterable[list[str]]) -> bytes:

@@ -2,25 +2,22 @@
 
 import copy
 import os
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import nn
 
-from fedshift.about import machine
-from fedshift.checkpoint import Checkpoints
 from fedshift.data.datasets import Dataset
 from fedshift.engines.base import one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine
 from fedshift.federation import Outcome
 from fedshift.files import RunError
-from fedshift.loop import Clock, DivergedError, run_round
-from fedshift.memory import Ram, Stored
-from fedshift.record import Folder
+from fedshift.journal import Journal
+from fedshift.loop import Clock, DivergedError, Memory, run_round
+from fedshift.memory import Ram
+from fedshift.record import SETTINGS, begun, finished
 from fedshift.settings import Experiment
 from fedshift.toml import SettingsError, read
 from fedshift.types import Params
@@ -84,55 +81,20 @@ class Run:
         experiment = _named_after(experiment, model, data, loss, metric)
         self.experiment, self.tell = experiment, tell
         self.fed = build(experiment, model, data, loss, metric)
-        self.state = self.fed.start()
-        self.folder = Folder(Path(out)) if out is not None else None
-        self.memory: Ram | Stored = Ram()
-        self.checkpoints = Checkpoints(self.folder.path) if self.folder else None
+        self.journal = Journal(Path(out), experiment, self.fed) if out is not None else None
         self.closed = False
         try:
-            if self.folder:
-                self._restore(self.folder) if again else self._begin(self.folder)
+            if self.journal:
+                self.state = self.journal.restore(tell) if again else self.journal.begin()
+            else:
+                self.state = self.fed.start()
+            self.memory: Memory = self.journal.memory if self.journal else Ram()
             self.engine = engine(experiment, self.fed.task, cores or cores_here())
         except BaseException:
-            if self.folder:
-                self.folder.close()
+            if self.journal:
+                self.journal.close()
             raise
-        self.saved = self.state.number  # the last round there is a checkpoint of
         self._spent = 0.0  # seconds that saving the round before took
-
-    def _begin(self, folder: Folder) -> None:
-        if (found := folder.used) == "a run":
-            raise RunError(f"{folder.path}: holds a run already; `fedshift resume {folder.path}` goes on with it")
-        if found:
-            folder.leave()
-            raise RunError(f"{folder.path}: holds {found}, which is not a run's; choose an empty folder")
-        folder.begin(self.experiment, self.fed, machine() | {"seed": str(self.experiment.seed), "data": self._digest()})
-        self.memory = Stored(folder.path / "memory", 0, self._in_ram)
-
-    def _restore(self, folder: Folder) -> None:
-        if folder.about().get("data", "") not in ("", self._digest()):
-            raise RunError(f"{folder.path}: was run with other data than it is given now")
-        recorded = folder.recorded()
-        assert self.checkpoints
-        found = self.checkpoints.restore(self.state, recorded, self._in_ram)
-        if found:
-            self.state, self.memory = found.state, found.memory
-            for warning in found.warnings:
-                self.tell(f"{warning}; going on from round {self.state.number}")
-        else:
-            self.memory = Stored(folder.path / "memory", 0, self._in_ram)
-        folder.rewind(self.state.number)
-
-    def _digest(self) -> str:
-        """A checksum of the data: a run must not go on with something else."""
-        data, crc = self.fed.task.data, 0
-        for x in (data.x, data.y, data.test_x, data.test_y):
-            crc = zlib.crc32(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
-        return f"{crc:08x}"
-
-    @property
-    def _in_ram(self) -> bool:
-        return self.experiment.record.memory == "ram"
 
     @property
     def finished(self) -> bool:
@@ -164,7 +126,10 @@ class Run:
             with one_thread():
                 outcome = self._round()
                 outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
-                self._spent = self._save(outcome)
+                clock = Clock()
+                if self.journal:
+                    self.journal.add(self.state, outcome)
+                self._spent = clock.lap("save")
             if self.finished:
                 if self.state.skipped >= self.experiment.train.rounds:
                     raise DivergedError(f"no upload could be used in any of the {self.state.skipped} rounds")
@@ -175,8 +140,8 @@ class Run:
         return outcome
 
     def _finish(self) -> None:
-        if self.folder:
-            self.folder.finish({name: x.cpu() for name, x in self.model.state_dict().items()})
+        if self.journal:
+            self.journal.finish({name: x.cpu() for name, x in self.model.state_dict().items()})
         self.close()
 
     def __enter__(self) -> Self:
@@ -200,23 +165,15 @@ class Run:
             self.tell(f"round {number}: client {client} is left out: {why}")
         return outcome
 
-    def _save(self, outcome: Outcome) -> float:
-        """Seconds it took."""
-        clock = Clock()
-        if self.folder and self.checkpoints and isinstance(self.memory, Stored):
-            self.folder.add(self.experiment, self.fed, outcome)
-            if outcome.number % self.experiment.record.checkpoint == 0:
-                self.checkpoint()
-            elif not self._in_ram:
-                self.memory.save(outcome.number)
-        clock.lap("save")
-        return clock.seconds["save"]
-
     def checkpoint(self) -> None:
-        """Make this round one to go on from, if it is not; only between rounds."""
-        if self.checkpoints and isinstance(self.memory, Stored) and self.saved != self.state.number:
-            self.checkpoints.save(self.state, self.memory)
-            self.saved = self.state.number
+        """Make this round one to go on from, if the run is recorded; only between rounds."""
+        if self.journal:
+            self.journal.checkpoint(self.state)
+
+    @property
+    def saved(self) -> int:
+        """The last round there is a checkpoint of."""
+        return self.journal.saved if self.journal else 0
 
     def close(self) -> None:
         """Stop here: worker processes end, the folder is free, and no further round is trained."""
@@ -224,8 +181,8 @@ class Run:
         try:
             self.engine.close()
         finally:
-            if self.folder:
-                self.folder.close()
+            if self.journal:
+                self.journal.close()
 
 
 def run(
@@ -255,10 +212,10 @@ def resume(
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
     """Go on with the run in a folder, to the bit as if it had not been stopped; give it what `run` was given."""
-    settings = Path(out) / "settings.toml"
-    if not settings.exists():
-        raise RunError(f"{out}: holds no run to go on with (there is no settings.toml)")
-    if (Path(out) / "model.safetensors").exists():
+    settings = Path(out) / SETTINGS
+    if not begun(Path(out)):
+        raise RunError(f"{out}: holds no run to go on with (there is no {SETTINGS})")
+    if finished(Path(out)):
         raise RunError(f"{out}: this run is finished")
     raw = read(settings)
     try:

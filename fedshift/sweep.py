@@ -22,13 +22,11 @@ import tomli_w
 
 from fedshift.engines import workers
 from fedshift.files import RunError, write
-from fedshift.record import Folder
+from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.summary import names
 from fedshift.toml import SettingsError, dotted, merge, plain, put, read
-
-FILE = "sweep.toml"
 
 
 class One(NamedTuple):
@@ -101,18 +99,15 @@ class Sweep:
             raise SettingsError(f"sweep: two runs have the same settings ({twice[0]})")
         self.out = out.absolute()
         self.runs = [One(*one, self.out / one[0]) for one in zip(labels, experiments, strict=True)]
-        if (self.out / "settings.toml").exists():
+        if begun(self.out):
             raise RunError(f"{out}: holds a run already; choose another --out")
         self.text = tomli_w.dumps(plain(raw))
         for one in self.runs:
             _same_settings(one)
 
-    def finished(self, one: One) -> bool:
-        return (one.folder / "model.safetensors").exists()
-
     def train(self, cores: int) -> Iterator[Event]:
         """Train what is not finished; close this to stop each run at the end of its round."""
-        path, foreign = self.out / FILE, not (self.out / ".lock").exists()
+        path, foreign = self.out / SWEEP, not (self.out / ".lock").exists()
         with Folder(self.out):
             same = path.exists() and read(path) == tomllib.loads(self.text)
             if path.exists() and foreign and not same:
@@ -122,7 +117,7 @@ class Sweep:
             yield from self._train(cores)
 
     def _train(self, cores: int) -> Iterator[Event]:
-        todo = [place for place, one in enumerate(self.runs) if not self.finished(one)]
+        todo = [place for place, one in enumerate(self.runs) if not finished(one.folder)]
         each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
         crew = [_Worker(self.runs) for _ in range(min(len(todo), max(1, cores // each)))]
         waiting = iter(todo)
@@ -190,11 +185,10 @@ def _work(server: "Connection[Any, Any]", runs: Sequence[One], enough: Any) -> N
 def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
     """One run, from where it is."""
     try:
-        again = (one.folder / "settings.toml").exists()
         run = Run(
             one.experiment,
             one.folder,
-            again=again,
+            again=begun(one.folder),
             cores=1,
             tell=lambda sentence: server.send(Event(place, "told", f"{one.name}: {sentence}")),
         )
@@ -215,6 +209,5 @@ def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> N
 
 def _same_settings(one: One) -> None:
     """A folder left by a sweep with other settings is not this sweep's."""
-    path = one.folder / "settings.toml"
-    if path.exists() and path.read_text(encoding="utf-8") != one.experiment.toml():
+    if begun(one.folder) and (one.folder / SETTINGS).read_text(encoding="utf-8") != one.experiment.toml():
         raise RunError(f"{one.folder}: was run with other settings; choose another --out")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedshift.codecs.base import Codec
+from fedshift.frame import Header
 from fedshift.tree import tmap
 from fedshift.types import Params
 from fedshift.wire import EXACT, Choice, Writer, choose, header, unpack
@@ -55,7 +56,7 @@ def send(
     if uplink.feedback and error:
         u = u | {name: u[name] + e for name, e in error.items()}
     writer = writer or Writer(quantized(uplink, trained), u)
-    frame = writer.pack(u, update=uplink.update, base=number, examples=examples, key=key)
+    frame = writer.pack(u, Header(uplink.update, number, examples), key)
     if not uplink.lossy:
         return Sent(frame, u, tmap(_sum, u, start) if uplink.update else w, {})
     arrived = unpack(frame, like=u)

@@ -47,8 +47,7 @@ def pack(
     >>> unpack(frame, like=params)["weight"][0]
     tensor([4.5000, 4.5000, 4.5000, 4.5000, 4.5000])
     """
-    writer = Writer(codec, params)
-    return writer.pack(params, update=update, base=base, examples=examples, reset=reset, key=key)
+    return Writer(codec, params).pack(params, Header(update, base, examples, reset), key)
 
 
 class Writer:
@@ -60,17 +59,8 @@ class Writer:
         self.records = [self._record(name, x) for name, x in like.items()]
         self.described: tuple[list[int], bytes] = [], b""  # bytes of codes, and the records that say so
 
-    def pack(
-        self,
-        params: Params,
-        *,
-        update: bool = False,
-        base: int = 0,
-        examples: int = 0,
-        reset: bool = False,
-        key: Tensor | None = None,
-    ) -> bytes:
-        """The frame of a model like the first."""
+    def pack(self, params: Params, said: Header, key: Tensor | None = None) -> bytes:
+        """The frame of a model like the first; whether it is lossy is the writer's to say."""
         buffers, lengths = [], []
         for name, codec in self.codecs.items():
             try:
@@ -83,7 +73,7 @@ class Writer:
         if lengths != self.described[0]:
             pairs = zip(self.records, lengths, strict=True)
             self.described = lengths, describe([record._replace(codes=length) for record, length in pairs])
-        return build(Header(update, base, examples, reset, self.lossy), len(lengths), self.described[1], buffers)
+        return build(said._replace(lossy=self.lossy), len(lengths), self.described[1], buffers)
 
     def _record(self, name: str, x: Tensor) -> Record:
         try:

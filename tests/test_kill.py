@@ -343,6 +343,6 @@ def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
 def test_the_model_at_the_end_is_the_model_of_the_run(tmp_path: Path) -> None:
     run = Run(small(BOTH), tmp_path / "run", data=digits())
     list(run)
-    assert {name: x.tolist() for name, x in load_file(run.folder.model).items()} == {  # type: ignore[union-attr]
+    assert {name: x.tolist() for name, x in load_file(run.journal.folder.model).items()} == {  # type: ignore[union-attr]
         name: x.tolist() for name, x in run.params.items()
     }

@@ -23,6 +23,7 @@ LAYERS = [
     {"files", "about"},
     {"memory"},
     {"checkpoint", "record"},
+    {"journal"},
     {"running"},
     {"presets", "progress", "summary"},
     {"sweep"},

@@ -1,0 +1,85 @@
+"""What a recorded run writes as it goes: a line a round, checkpoints, clients' memory; and the way back in."""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fedshift.about import machine
+from fedshift.checkpoint import Checkpoints
+from fedshift.data.datasets import Dataset
+from fedshift.federation import Federation, Outcome, State
+from fedshift.files import RunError
+from fedshift.memory import Stored
+from fedshift.record import Folder
+from fedshift.settings import Experiment
+from fedshift.types import Params
+
+
+class Journal:
+    """The folder of one run, its checkpoints and the memory of its clients; begun or restored before it is used."""
+
+    memory: Stored
+
+    def __init__(self, path: Path, experiment: Experiment, fed: Federation) -> None:
+        self.folder, self.experiment, self.fed = Folder(path), experiment, fed
+        self.checkpoints = Checkpoints(self.folder.path)
+        self.in_ram = experiment.record.memory == "ram"
+        self.saved = 0  # the last round there is a checkpoint of
+
+    def begin(self) -> State:
+        """The state of a new run, in a folder that is nobody else's."""
+        where = self.folder.path
+        if self.folder.begun:
+            raise RunError(f"{where}: holds a run already; `fedshift resume {where}` goes on with it")
+        if foreign := self.folder.foreign:
+            self.folder.leave()
+            raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
+        about = machine() | {"seed": str(self.experiment.seed), "data": digest(self.fed.task.data)}
+        self.folder.begin(self.experiment, self.fed, about)
+        self.memory = Stored(where / "memory", 0, self.in_ram)
+        return self.fed.start()
+
+    def restore(self, tell: Callable[[str], None]) -> State:
+        """The state to go on from: that of the newest checkpoint, or the first where there is none."""
+        where, state = self.folder.path, self.fed.start()
+        if self.folder.about().get("data", "") not in ("", digest(self.fed.task.data)):
+            raise RunError(f"{where}: was run with other data than it is given now")
+        found = self.checkpoints.restore(state, self.folder.recorded(), self.in_ram)
+        if found:
+            state = found.state
+            for warning in found.warnings:
+                tell(f"{warning}; going on from round {state.number}")
+        self.memory = found.memory if found else Stored(where / "memory", 0, self.in_ram)
+        self.folder.rewind(state.number)
+        self.saved = state.number
+        return state
+
+    def add(self, state: State, outcome: Outcome) -> None:
+        """A round: its line, and a checkpoint when it is time for one."""
+        self.folder.add(self.experiment, self.fed, outcome)
+        if outcome.number % self.experiment.record.checkpoint == 0:
+            self.checkpoint(state)
+        elif not self.in_ram:
+            self.memory.save(outcome.number)
+
+    def checkpoint(self, state: State) -> None:
+        """Make this round one to go on from, if it is not."""
+        if self.saved != state.number:
+            self.checkpoints.save(state, self.memory)
+            self.saved = state.number
+
+    def finish(self, model: Params) -> None:
+        self.folder.finish(model)
+
+    def close(self) -> None:
+        self.folder.close()
+
+
+def digest(data: Dataset) -> str:
+    """A checksum of the data: a run must not go on with something else."""
+    crc = 0
+    for x in (data.x, data.y, data.test_x, data.test_y):
+        crc = zlib.crc32(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import Dataset, Experiment, Params, dataset
-from fedshift.engines import Engine, Sequential
+from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
 from fedshift.experiment import build
 from fedshift.federation import Federation, Outcome, State
 from fedshift.loop import run_round
@@ -66,3 +67,10 @@ def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tup
 
 def same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(x, b[name]) for name, x in a.items())
+
+
+def processes(task: Task, workers: int) -> Processes:
+    try:
+        return Processes(task, workers)
+    except ForkError as problem:
+        pytest.skip(str(problem))

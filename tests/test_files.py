@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedshift.files import RunError, read_content, write, write_tensors
-from tests.test_kill import ended, fork
+from tests.runs import ended, fork
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="mounts and limits as Linux has them")
 

@@ -1,0 +1,252 @@
+"""What can go wrong with the folder of a run: each time a sentence, and nothing is lost that was there."""
+
+import functools
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import fedshift.record as record_module
+from fedshift.files import RunError
+from fedshift.running import resume
+from fedshift.toml import SettingsError
+from tests.runs import (
+    BOTH,
+    COMMAND,
+    DERIVED,
+    FEDAVG,
+    digits,
+    ended,
+    everything,
+    fedshift,
+    file_of,
+    fork,
+    go,
+    goes_on,
+    linux,
+    record,
+    small,
+    stopped,
+    undisturbed,
+)
+from tests.test_files import disk, fill, mount
+
+__all__ = ["disk"]  # a fixture
+
+
+# the record
+
+
+@pytest.mark.parametrize("end", ["6,0.5", "6,0.5\n", "nonsense", "\0\0\0\0", "5,5\n7,7\n"])
+def test_what_stands_after_the_last_whole_line_is_forgotten(end: str, tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
+    for name in "rounds.csv", "histograms.jsonl":
+        with open(out / name, "a") as file:
+            file.write(end)
+    assert goes_on(out, experiment, tmp_path / "whole") == []
+
+
+def test_where_the_record_lacks_the_last_round_it_is_trained_again(tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", BOTH), tmp_path / "run"
+    text = (out / "rounds.csv").read_text()
+    (out / "rounds.csv").write_text(text[:-40])
+    (told,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "the record ends before it, at round 4; going on from round 4" in told
+
+
+def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", BOTH)
+    (tmp_path / "run" / "rounds.csv").write_text((tmp_path / "run" / "rounds.csv").read_text().partition("\n")[0])
+    before = everything(tmp_path / "run")
+    with pytest.raises(RunError, match="the record ends before it, at round 0; no checkpoint is left"):
+        resume(tmp_path / "run", data=digits())
+    assert everything(tmp_path / "run") == before
+
+
+# the folder
+
+
+def test_a_folder_that_holds_a_run_is_not_run_into(tmp_path: Path) -> None:
+    experiment = stopped(tmp_path / "run", FEDAVG)
+    before = everything(tmp_path / "run")
+    done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert f"holds a run already; `fedshift resume {tmp_path / 'run'}` goes on with it" in done.stderr
+    assert everything(tmp_path / "run") == before
+
+
+def test_a_folder_without_a_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    for folder in tmp_path, tmp_path / "nowhere":
+        done = fedshift("resume", folder)
+        assert done.exit_code == 2
+        assert f"{folder}: holds no run to go on with (there is no settings.toml)" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    go(small(FEDAVG), tmp_path / "run")
+    before = everything(tmp_path / "run")
+    done = fedshift("resume", tmp_path / "run")
+    assert (done.exit_code, done.stderr.strip()) == (0, f"{tmp_path / 'run'}: this run is finished.")
+    assert everything(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\xff\xfe", "UTF-8"), (b"a = ", "not TOML"), (b"rouns = 3\n", "unknown setting 'rouns'")]
+)
+def test_settings_that_cannot_be_read_are_named(content: bytes, said: str, tmp_path: Path) -> None:
+    stopped(tmp_path / "run", FEDAVG)
+    (tmp_path / "run" / "settings.toml").write_bytes(content)
+    before = everything(tmp_path / "run")
+    with pytest.raises(SettingsError, match=r"run/settings\.toml: .*" + said):
+        resume(tmp_path / "run", data=digits())
+    assert everything(tmp_path / "run") == before
+
+
+@linux
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
+    run = resume(out, data=digits())
+    next(run)
+    before = everything(out)
+    done = subprocess.run([COMMAND, "resume", str(out)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, f"fedshift: {out}: another run is writing to this folder")
+    with pytest.raises(RunError, match="another run is writing to this folder"):
+        resume(out, data=digits())
+    assert everything(out) == before
+    list(run)
+    assert record(out) == undisturbed(experiment, tmp_path / "whole")
+
+
+def test_files_of_other_names_are_nobodys_business(tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
+    (out / "checkpoint.best.safetensors").write_bytes(b"mine")
+    (out / "checkpoint.my.best.safetensors").write_bytes(b"mine")
+    (out / "memory" / "a.b.c.safetensors").write_bytes(b"mine")
+    assert goes_on(out, experiment, tmp_path / "whole") == []
+
+
+# the lock, and what else lies there
+
+
+def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None:
+    go(small(FEDAVG), tmp_path / "run")
+    before = everything(tmp_path / "run")
+    with suppress(RunError):  # a sentence would do
+        resume(tmp_path / "run", data=digits()).close()
+    assert everything(tmp_path / "run") == before
+
+
+@linux
+def test_a_run_that_was_refused_in_this_process_does_not_open_the_door(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", FEDAVG)
+    run = resume(tmp_path / "run", data=digits())
+    with pytest.raises(RunError, match="another run is writing to this folder"):
+        resume(tmp_path / "run", data=digits())
+    refused = ended(fork(functools.partial(_refused, tmp_path / "run"))) == 0
+    run.close()
+    assert refused
+
+
+def test_a_run_that_is_closed_twice_does_not_open_the_door(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", FEDAVG)
+    first = resume(tmp_path / "run", data=digits())
+    first.close()
+    second = resume(tmp_path / "run", data=digits())
+    first.close()
+    third = None
+    with suppress(RunError):
+        third = resume(tmp_path / "run", data=digits())
+        third.close()
+    second.close()
+    assert third is None
+
+
+@linux
+def test_a_folder_is_the_same_by_another_path(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", FEDAVG)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    run = resume(tmp_path / "run", data=digits())
+    try:
+        _refused(tmp_path / "link")
+    finally:
+        run.close()
+
+
+def _refused(out: Path) -> None:
+    record_module._open.discard(out.absolute())  # a fork's copy: another process would not have it
+    with pytest.raises(RunError, match="another run is writing to this folder"):
+        resume(out, data=digits()).close()
+
+
+def test_bytes_that_are_no_text_after_the_last_line_are_forgotten(tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
+    with open(out / "rounds.csv", "ab") as file:
+        file.write(b"6,0.\xff\xfe")
+    assert goes_on(out, experiment, tmp_path / "whole") == []
+
+
+def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", FEDAVG)
+    (tmp_path / "run" / "rounds.csv").unlink()
+    with pytest.raises(RunError, match=r"rounds\.csv"):
+        resume(tmp_path / "run", data=digits())
+
+
+@pytest.mark.parametrize("first", ["run", "sweep"])
+def test_a_run_and_a_sweep_do_not_share_a_folder(first: str, tmp_path: Path) -> None:
+    experiment, out = small(FEDAVG, {"train": {"rounds": 1}}), tmp_path / "out"
+    grid = file_of(tmp_path / "grid.toml", experiment, "\n[sweep]\nseed = [1]\n")
+    fedshift(first, file_of(tmp_path / "a.toml", experiment) if first == "run" else grid, "--out", out)
+    before = everything(out)
+    second = ["sweep", grid] if first == "run" else ["run", tmp_path / "a.toml"]
+    file_of(tmp_path / "a.toml", experiment)
+    assert fedshift(*map(str, second), "--out", out).exit_code == 2
+    assert everything(out) == before
+
+
+@linux
+def test_killed_while_it_tidies_up_nothing_is_left_lying_about(tmp_path: Path) -> None:
+    go(small(DERIVED), tmp_path / "whole")
+    stopped(tmp_path / "run", DERIVED)
+    shutil.copy(tmp_path / "whole" / "model.safetensors", tmp_path / "run")
+    fedshift("resume", tmp_path / "run")
+    assert not [*(tmp_path / "run").glob("checkpoint.*"), *(tmp_path / "run").glob("memory")]
+
+
+# the disk
+
+
+@linux
+@pytest.mark.parametrize("leave", range(0, 40_000, 8192))
+def test_a_full_disk_costs_nothing_but_time(leave: int, disk: Path, tmp_path: Path) -> None:
+    """Whatever write is the one that fails."""
+    experiment = stopped(disk / "run", BOTH, {"train": {"rounds": 12}})
+    ballast = fill(disk, leave)
+    done = fedshift("resume", disk / "run")
+    assert done.exit_code == 2, done.output
+    assert "cannot be" in done.stderr
+    assert "No space left on device" in done.stderr
+    ballast.unlink()
+    assert goes_on(disk / "run", experiment, tmp_path / "whole") == []
+    assert not list(disk.rglob("*.unfinished"))
+
+
+@linux
+def test_a_read_only_folder_is_named(disk: Path, tmp_path: Path) -> None:
+    experiment = stopped(disk / "run", FEDAVG)
+    assert not mount("-o", "remount,ro", str(disk))
+    before = everything(disk)
+    file = file_of(tmp_path / "a.toml", experiment)
+    for done, folder in (
+        (fedshift("resume", disk / "run"), disk / "run"),
+        (fedshift("run", file, "--out", disk / "new"), disk / "new"),
+        (fedshift("run", file, "--out", disk / "run"), disk / "run"),
+    ):
+        assert done.exit_code == 2
+        assert f"{folder}: cannot be written to: Read-only file system" in done.stderr
+    assert everything(disk) == before
+    assert not mount("-o", "remount,rw", str(disk))
+    assert goes_on(disk / "run", experiment, tmp_path / "whole") == []

@@ -37,17 +37,18 @@ class Stored:
         self.held: dict[int, Params] = {}
         self.changed: set[int] = set()
         self.files: dict[int, dict[int, Path]] = {}  # client -> round -> file
+        self.several: set[int] = set()  # clients with more than one file: a round costs its cohort, not all who trained
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
         for client, written, path in _found(folder):
             if written > number:
                 path.unlink()
             else:
-                self.files.setdefault(client, {})[written] = path
+                self._keep(client, written, path)
 
     def __len__(self) -> int:
         """Clients that remember something."""
-        return len(self.files.keys() | self.held.keys())
+        return len(self.files) + sum(client not in self.files for client in self.changed)
 
     def get(self, client: int) -> Params:
         if client in self.held:
@@ -74,16 +75,25 @@ class Stored:
                 raise RunError(f"{self.folder}: cannot be made: {problem.strerror}") from None
         for client in sorted(self.changed):
             path = write_tensors(self.folder, f"{client}.{number}", self.held[client], {})
-            self.files.setdefault(client, {})[number] = path
+            self._keep(client, number, path)
         self.changed.clear()
         if not self.keep:
             self.held.clear()
 
     def prune(self, number: int) -> None:
         """Remove what no checkpoint from round `number` on needs."""
-        for versions in self.files.values():
+        for client in list(self.several):
+            versions = self.files[client]
             for old in sorted(written for written in versions if written <= number)[:-1]:
                 versions.pop(old).unlink(missing_ok=True)
+            if len(versions) == 1:
+                self.several.discard(client)
+
+    def _keep(self, client: int, number: int, path: Path) -> None:
+        versions = self.files.setdefault(client, {})
+        versions[number] = path
+        if len(versions) > 1:
+            self.several.add(client)
 
 
 def check(folder: Path, number: int, remembered: int) -> None:

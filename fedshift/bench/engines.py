@@ -162,8 +162,9 @@ def population(rounds: int, tick: Tick) -> list[Bar]:
     if not Path("/proc/self/clear_refs").exists():
         return []
     tick("100 and 10,000 clients")
-    few, many = (apart("fedshift.bench.engines", "crowd", clients, rounds) for clients in (100, 10_000))
-    ratio, more = many[0] / few[0], (many[1] - few[1]) / 1e6
+    turns = [[apart("fedshift.bench.engines", "crowd", clients, rounds) for clients in (100, 10_000)] for _ in range(3)]
+    few, many = (min(turn[i][0] for turn in turns) for i in range(2))  # what the machine does besides only adds
+    ratio, more = many / few, max(turn[1][1] - turn[0][1] for turn in turns) / 1e6
     return [
         Bar("round with 10,000 clients / 100", "<= 1.1x", ratio, ratio <= 1.1),
         Bar("MB more with 10,000 clients", "<= 50", more, more <= 50),

@@ -8,14 +8,11 @@ a later one is complete: wherever a process is stopped, the newest whole checkpo
 """
 
 import json
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors.torch import load
-
 from fedshift.federation import State
-from fedshift.files import TEMPORARY, RunError, read_content, write_tensors
+from fedshift.files import TEMPORARY, RunError, read_tensors, write_tensors
 from fedshift.memory import Stored, check
 from fedshift.types import Broadcast, Params
 
@@ -77,10 +74,8 @@ class Checkpoints:
 
 
 def _read(path: Path, like: State) -> tuple[State, int]:
-    content = read_content(path)
-    (length,) = struct.unpack_from("<Q", content)
-    about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["state"])
-    tensors = load(content)
+    tensors, said = read_tensors(path)
+    about = json.loads(said["state"])
     expected = _flat(like)
     if {name: x.shape for name, x in tensors.items()} != {name: x.shape for name, x in expected.items()}:
         raise RunError(f"{path}: is of another model or algorithm than the settings say")

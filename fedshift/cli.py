@@ -21,6 +21,9 @@ app.add_typer(bench, name="bench")
 File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings; without it, a preset.")]
 Preset = Annotated[str | None, typer.Option(help="Start from: demo, smoke or paper.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
+On = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="Who trains: auto, sequential, processes or flower.")
+]
 Out = Annotated[Path | None, typer.Option(help="The folder of the run; runs/... otherwise.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a round, then the result.")]
@@ -46,6 +49,7 @@ def run(
     file: File = None,
     preset: Preset = None,
     assignments: Set = None,
+    engine: On = None,
     out: Out = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -54,9 +58,10 @@ def run(
     with sentences():
         from fedshift import command
 
-        raw = command.settings(file, preset or (None if file else "demo"), assignments or [])
+        assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
+        raw = command.settings(file, preset or (None if file else "demo"), assignments)
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
-        with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments or []):
+        with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
             command.start(raw, where, display(quiet, as_json), as_json)
 
 
@@ -65,6 +70,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a table of lists called sweep.")],
     preset: Preset = None,
     assignments: Set = None,
+    engine: On = None,
     out: Out = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -73,8 +79,9 @@ def sweep(
     with sentences():
         from fedshift import command
 
-        raw = command.settings(file, preset, assignments or [])
-        with command.placed(str(file), assignments or []):
+        assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
+        raw = command.settings(file, preset, assignments)
+        with command.placed(str(file), assignments):
             command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json)
 
 

@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from fedshift import summary
 from fedshift import sweep as sweeping
+from fedshift.checkpoint import Checkpoints
 from fedshift.data import fetch as fetch_data
 from fedshift.experiment import build
 from fedshift.files import RunError
@@ -22,7 +23,7 @@ from fedshift.progress import Display, strict_json
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment
-from fedshift.sweep import Sweep
+from fedshift.sweep import Sweep, simulation
 from fedshift.toml import SettingsError, assign, merge, read
 
 
@@ -78,8 +79,12 @@ def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool) -> No
         if (out / SWEEP).exists() or begun(out):
             raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
         grid(raw, out, display, as_json)
+    elif (experiment := Experiment(**raw)).engine.name == "flower":
+        if begun(out):
+            raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
+        watch(experiment, out, display, as_json)
     else:
-        follow(Run(Experiment(**raw), out, tell=display.tell), out, display, as_json)
+        follow(Run(experiment, out, tell=display.tell), out, display, as_json)
 
 
 def go_on(folder: Path, display: Display, as_json: bool) -> None:
@@ -91,6 +96,8 @@ def go_on(folder: Path, display: Display, as_json: bool) -> None:
         typer.echo(f"{folder}: this run is finished.", err=True)
         experiment = Experiment(**read(folder / SETTINGS))
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
+    elif begun(folder) and (experiment := Experiment(**read(folder / SETTINGS))).engine.name == "flower":
+        watch(experiment, folder, display, as_json)
     else:
         follow(resume(folder, tell=display.tell), folder, display, as_json)
 
@@ -113,6 +120,26 @@ def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
         typer.echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
         sys.exit(130)
     conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
+
+
+def watch(experiment: Experiment, out: Path, display: Display, as_json: bool) -> None:
+    """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
+    with display, interrupts(display) as enough, closing(simulation()(experiment, out, enough.is_set)) as events:
+        place = display.add(experiment.name, experiment.train.rounds)
+        try:
+            for event in events:
+                if event.kind == "round":
+                    display.round(place, event.number, event.score, event.loss, event.bytes_up)
+                elif event.kind == "told":
+                    display.tell(event.text)
+        except KeyboardInterrupt:
+            enough.set()
+    if not finished(out):
+        saved = max((number for number, _ in Checkpoints(out).newest_first), default=0)
+        hint = f"`fedshift resume {out}` goes on after round {saved}" if begun(out) else "nothing was begun"
+        typer.echo(f"Stopped; {hint}.", err=True)
+        sys.exit(130)
+    conclude([summary.load(out, experiment)], [experiment], out, as_json)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 A name ends in the checksum of its content, so a file says by itself whether it is what was written.
 """
 
+import json
 import os
+import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from fedshift.types import Params
 
@@ -41,6 +43,14 @@ def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, str]
     path = folder / f"{stem}.{zlib.crc32(content):08x}.safetensors"
     write(path, content)
     return path
+
+
+def read_tensors(path: Path) -> tuple[Params, dict[str, str]]:
+    """What `write_tensors` wrote; a file does not keep the order of tensors."""
+    content = read_content(path)
+    (length,) = struct.unpack_from("<Q", content)
+    about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return load(content), about
 
 
 def read_content(path: Path) -> bytes:

@@ -1,5 +1,6 @@
 """What a recorded run writes as it goes: a line a round, checkpoints, clients' memory; and the way back in."""
 
+import secrets
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ class Journal:
         self.checkpoints = Checkpoints(self.folder.path)
         self.in_ram = experiment.record.memory == "ram"
         self.saved = 0  # the last round there is a checkpoint of
+        self.session = secrets.token_hex(8)  # one run, however often it is stopped: nodes elsewhere know it by this
 
     def begin(self) -> State:
         """The state of a new run, in a folder that is nobody else's."""
@@ -37,6 +39,7 @@ class Journal:
             self.folder.leave()
             raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": digest(self.fed.task.data)}
+        about["session"] = self.session
         self.folder.begin(self.experiment, self.fed, about)
         self.memory = Stored(where / "memory", 0, self.in_ram)
         return self.fed.start()
@@ -44,7 +47,9 @@ class Journal:
     def restore(self, tell: Callable[[str], None]) -> State:
         """The state to go on from: that of the newest checkpoint, or the first where there is none."""
         where, state = self.folder.path, self.fed.start()
-        if self.folder.about().get("data", "") not in ("", digest(self.fed.task.data)):
+        about = self.folder.about()
+        self.session = about.get("session", self.session)
+        if about.get("data", "") not in ("", digest(self.fed.task.data)):
             raise RunError(f"{where}: was run with other data than it is given now")
         found = self.checkpoints.restore(state, self.folder.recorded(), self.in_ram)
         if found:
@@ -69,6 +74,11 @@ class Journal:
         if self.saved != state.number:
             self.checkpoints.save(state, self.memory)
             self.saved = state.number
+
+    @property
+    def oldest(self) -> int:
+        """The round of the oldest checkpoint that is kept: the run may go back to it should a later one be damaged."""
+        return min((number for number, _ in self.checkpoints.newest_first), default=0)
 
     def finish(self, model: Params) -> None:
         self.folder.finish(model)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from torch import nn
 
 from fedshift.data.datasets import Dataset
-from fedshift.engines.base import one_thread
+from fedshift.engines.base import Engine, one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine
 from fedshift.federation import Outcome
@@ -37,7 +37,7 @@ def _check_types(experiment: Any, model: Any, data: Any) -> None:
         )
 
 
-def _named_after(
+def named_after(
     experiment: Experiment, model: nn.Module | None, data: Dataset | None, loss: Loss | None, metric: Metric | None
 ) -> Experiment:
     """The experiment with the names of what stands in for its own, so that a record does not claim something else."""
@@ -75,10 +75,16 @@ class Run:
         again: bool = False,
         cores: int | None = None,
         tell: Callable[[str], None] = lambda sentence: None,
+        on: Callable[["Run"], Engine] | None = None,
     ) -> None:
-        """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know."""
+        """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know.
+
+        `on` makes the engine, when all else of the run is there, in place of the one the settings name.
+        """
         _check_types(experiment, model, data)
-        experiment = _named_after(experiment, model, data, loss, metric)
+        experiment = named_after(experiment, model, data, loss, metric)
+        if on is None and experiment.engine.name == "flower":
+            raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
         self.experiment, self.tell = experiment, tell
         self.fed = build(experiment, model, data, loss, metric)
         self.journal = Journal(Path(out), experiment, self.fed) if out is not None else None
@@ -89,7 +95,7 @@ class Run:
             else:
                 self.state = self.fed.start()
             self.memory: Memory = self.journal.memory if self.journal else Ram()
-            self.engine = engine(experiment, self.fed.task, cores or cores_here())
+            self.engine = on(self) if on else engine(experiment, self.fed.task, cores or cores_here())
         except BaseException:
             if self.journal:
                 self.journal.close()

@@ -6,6 +6,7 @@ from fedshift import tree
 from fedshift.accumulate import Mean
 from fedshift.algorithms import shorter
 from fedshift.algorithms.fedshift import mean
+from fedshift.codecs.base import finite
 from fedshift.data.cohorts import Plan, travel
 from fedshift.engines.base import Job, Upload
 from fedshift.evaluate import Score
@@ -38,16 +39,15 @@ class Uploads:
         if upload.failure:
             self.failed[upload.client] = upload.failure
             return False
-        self._count(upload, job.uplinks[i])
         weight = float(job.examples[i]) if self.fed.weights == "examples" else 1.0
         try:
-            self.mean.add(upload.frame, weight)
+            extra = self._with(upload, job, i) if job.rule.extra != "none" else {}
+            self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
         except WireError as problem:
             self.failed[upload.client] = str(problem)
             return False
-        if job.rule.extra != "none":
-            change = unpack(upload.extra, like=self.sent.control) if upload.extra else self._derive(upload, job, i)
-            self.extra = tree.tmap(torch.add, self.extra, change) if self.extra else change
+        self.extra = extra
+        self._count(upload, job.uplinks[i])
         if job.uplinks[i].lossy:
             self.errors.append(upload.error)
         if self.fed.bandwidth is not None:
@@ -68,6 +68,15 @@ class Uploads:
             about, _ = fixed(EXACT, self.sent.control)
             self.bytes_up[0] += len(upload.extra) - about
             self.bytes_up[2] += about
+
+    def _with(self, upload: Upload, job: Job, i: int) -> Params:
+        """The sum of what clients changed in their memories, with this one's change; WireError if it is not finite."""
+        sent = job.rule.extra == "sent"
+        change = unpack(upload.extra, like=self.sent.control) if sent else self._derive(upload, job, i)
+        total = tree.tmap(torch.add, self.extra, change) if self.extra else change
+        if broken := [name for name, x in total.items() if not finite(x)]:
+            raise WireError(f"{broken[0]}: the control that follows from the upload is NaN or infinite")
+        return total
 
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:
         """What the client changed in its memory, worked out from its upload as the client did."""

@@ -136,7 +136,7 @@ class Uplink(Coding):
 
 
 class Engine(Table):
-    name: Literal["auto", "sequential", "processes"] = "auto"
+    name: Literal["auto", "sequential", "processes", "flower"] = "auto"
     workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one for each core
     device: Literal["cpu", "cuda"] = "cpu"
 

@@ -13,7 +13,8 @@ import itertools
 import multiprocessing
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +120,7 @@ class Sweep:
     def _train(self, cores: int) -> Iterator[Event]:
         todo = [place for place, one in enumerate(self.runs) if not finished(one.folder)]
         each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
+        each = cores if any(one.experiment.engine.name == "flower" for one in self.runs) else each
         crew = [_Worker(self.runs) for _ in range(min(len(todo), max(1, cores // each)))]
         waiting = iter(todo)
         try:
@@ -185,6 +187,9 @@ def _work(server: "Connection[Any, Any]", runs: Sequence[One], enough: Any) -> N
 def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
     """One run, from where it is."""
     try:
+        if one.experiment.engine.name == "flower":
+            _one_on_flower(server, place, one, enough)
+            return
         run = Run(
             one.experiment,
             one.folder,
@@ -205,6 +210,22 @@ def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> N
         raise
     except Exception as problem:
         server.send(Event(place, "failed", f"{one.name}: {problem}"))
+
+
+def _one_on_flower(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
+    with closing(simulation()(one.experiment, one.folder, enough.is_set)) as events:
+        for event in events:
+            text = f"{one.name}: {event.text}" if event.text else ""
+            server.send(Event(place, *event._replace(text=text)))
+
+
+def simulation() -> Any:
+    """`simulate` of `fedshift.flower`, which is only looked at where it is asked for; SettingsError without Flower."""
+    if any(find_spec(name) is None for name in ("flwr", "ray")):
+        raise SettingsError("engine.name = 'flower': Flower is not installed here; pip install 'fedshift[flower]'")
+    from fedshift.flower.simulate import simulate
+
+    return simulate
 
 
 def _same_settings(one: One) -> None:

@@ -50,13 +50,17 @@ def send(
     examples: int,
     key: Tensor | None,
     writer: Writer | None = None,
+    reset: bool = False,
 ) -> Sent:
-    """The upload of a client that began with `start` and ended with w; a writer of its kind saves time."""
+    """The upload of a client that began with `start` and ended with w; a writer of its kind saves time.
+
+    `reset` says of a client that it had lost its memory, and that `error` starts anew.
+    """
     u = tmap(_difference, w, start) if uplink.update else w
     if uplink.feedback and error:
         u = u | {name: u[name] + e for name, e in error.items()}
     writer = writer or Writer(quantized(uplink, trained), u)
-    frame = writer.pack(u, Header(uplink.update, number, examples), key)
+    frame = writer.pack(u, Header(uplink.update, number, examples, reset), key)
     if not uplink.lossy:
         return Sent(frame, u, tmap(_sum, u, start) if uplink.update else w, {})
     arrived = unpack(frame, like=u)

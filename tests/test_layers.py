@@ -25,22 +25,43 @@ LAYERS = [
     {"checkpoint", "record"},
     {"journal"},
     {"running"},
-    {"presets", "progress", "summary"},
+    {"flower", "presets", "progress", "summary"},
     {"sweep"},
     {"bench", "command"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+ADDED = "mod", "scaffold", "seeded", "strategy", "replies", "nested", "saved", "arrays", "memory"  # to others' apps
+
+
+def imported(file: Path) -> set[str]:
+    """The rooms of ours that a file imports from, and the libraries."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            library, *inside = (node.module or "").split(".")
+            ours = inside[:1] or [alias.name for alias in node.names]
+            found |= {f".{room}" for room in ours} if library == "fedshift" else {library}
+    return found
 
 
 def test_imports_point_left() -> None:
     for file in ROOT.rglob("*.py"):
         room = file.relative_to(ROOT).parts[0].removesuffix(".py")
-        if room == "__init__":
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedshift"):
-                inside = (node.module or "").split(".")[1:2] or [alias.name for alias in node.names]
-                for other in inside:
-                    allowed = other == room or other == "__version__" or LEVEL[other] < LEVEL[room]
-                    assert allowed, f"{file.relative_to(ROOT)} imports {other}, which is not to its left"
+        for other in (name[1:] for name in imported(file) if name.startswith(".") and room != "__init__"):
+            allowed = other == room or other == "__version__" or LEVEL[other] < LEVEL[room]
+            assert allowed, f"{file.relative_to(ROOT)} imports {other}, which is not to its left"
+
+
+def test_only_one_room_knows_flower() -> None:
+    rooms = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py") if {"flwr", "ray"} & imported(file)}
+    assert rooms == {"flower"}
+
+
+def test_what_is_added_to_somebodys_flower_app_knows_nothing_of_experiments() -> None:
+    allowed = LEVEL["uplink"]
+    for name in ADDED:
+        rooms = {room[1:] for room in imported(ROOT / "flower" / f"{name}.py") if room.startswith(".")}
+        assert all(LEVEL[room] <= allowed for room in rooms - {"flower", "files"}), name

@@ -62,8 +62,8 @@ class Client:
             except Exception as problem:
                 raise TrainingError(f"evaluation: {told(problem)}") from problem
 
-    def turn(self, job: Job, i: int, memory: Params) -> Upload:
-        """The i-th client of a job: train, encode, remember."""
+    def turn(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
+        """The i-th client of a job: train, encode, remember; `reset` where it had lost its memory."""
         begin = time.perf_counter()
         start, uplink, rule = job.sent.params, job.uplinks[i], job.rule
         error = {name.removeprefix(ERROR): e for name, e in memory.items() if name.startswith(ERROR)}
@@ -90,6 +90,7 @@ class Client:
                 examples=job.examples[i],
                 key=key,
                 writer=self.writers[uplink],
+                reset=reset,
             )
             if rule.extra != "none":
                 seen = sent.decoded if rule.extra == "derived" else w

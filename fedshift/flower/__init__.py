@@ -1,0 +1,32 @@
+"""fedshift on Flower: five lines in an app that exists, or an app made of an experiment.
+
+from fedshift.flower import FedShift, QuantizeMod
+
+client = ClientApp(mods=[QuantizeMod(bits=4, error_feedback=True)])    # client_app.py
+strategy = FedShift(FedAdam(min_train_nodes=10))                       # server_app.py: any strategy
+"""
+
+try:
+    import flwr  # noqa: F401
+except ImportError:
+    raise ImportError("fedshift.flower needs Flower: pip install 'fedshift[flower]'") from None
+
+from fedshift.flower.app import client_app, server_app
+from fedshift.flower.mod import QuantizeMod
+from fedshift.flower.scaffold import Scaffold, ScaffoldMod, correction
+from fedshift.flower.seeded import Seeded, introduce
+from fedshift.flower.strategy import Aggregated, FedShift, NoUploadsError
+
+__all__ = [
+    "Aggregated",
+    "FedShift",
+    "NoUploadsError",
+    "QuantizeMod",
+    "Scaffold",
+    "ScaffoldMod",
+    "Seeded",
+    "client_app",
+    "correction",
+    "introduce",
+    "server_app",
+]

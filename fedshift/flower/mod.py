@@ -1,0 +1,169 @@
+"""The client's side: a mod that sends its reply's arrays as one frame of few bits."""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from fedshift import rng
+from fedshift.codecs import Cast, Codec, KMeans
+from fedshift.flower.arrays import KEY, enclose, only, to_params
+from fedshift.flower.memory import Memory, Recalled, Told
+from fedshift.types import Params
+from fedshift.uplink import Sent, Uplink, send
+from fedshift.wire import EXACT
+
+BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
+BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they travel exactly
+ERROR = "error/"  # in a client's memory, what is of the uplink
+
+
+class Order(NamedTuple):
+    """What `FedShift` on the server says in a message's config."""
+
+    number: int  # of the round
+    session: str
+    accepted: int
+    saved: int
+
+    @property
+    def told(self) -> Told:
+        return Told(self.session, self.accepted, self.saved)
+
+    def config(self) -> dict[str, int | str]:
+        return {f"fedshift.{name}": value for name, value in self._asdict().items()}
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> "Order":
+        try:
+            return cls(*(config[f"fedshift.{name}"] for name in cls._fields))
+        except KeyError:
+            wrap = "wrap the server's: FedShift(FedAvg(...))"
+            raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
+
+
+class QuantizeMod:
+    """Encodes what a client sends; must be the first of a ClientApp's mods, so that it acts last.
+
+    Bits come from the node's config, else the server's message, else the run's config (`bits` in each),
+    else from here. The codec is the paper's K-means on weights unless another is given, whose bits are
+    then changed likewise; `updates` sends the change since the server's model instead, and with
+    `error_feedback` what the codec loses is added to the next upload. That memory is kept in the state
+    Flower holds for the node, which is lost when a SuperNode stops, or in files under `state_dir`.
+
+    >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
+    Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False), ...), update=False, feedback=False)
+    """
+
+    def __init__(
+        self,
+        bits: int | None = None,
+        *,
+        codec: Codec | None = None,
+        updates: bool = False,
+        error_feedback: bool = False,
+        state_dir: Path | str | None = None,
+        exact: Sequence[str] = BUFFERS,
+        seed: int = 0,
+    ) -> None:
+        """`exact`: patterns of names that are never quantized; `seed`: of codecs that round at random."""
+        self.codec = codec or Codec(KMeans(4))
+        self.bits = as_bits("QuantizeMod(bits=...)", self.codec.quantizer.bits if bits is None else bits)
+        self.updates, self.error_feedback, self.seed = updates, error_feedback, seed
+        self.state_dir, self.exact = state_dir, tuple(exact)
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        config = {key: value for record in message.content.config_records.values() for key, value in record.items()}
+        order, uplink = Order.read(config), self.uplink(self.bits_of(context, config))
+        remembered = Memory(context, self.state_dir)
+        memory, lost = remembered.recall("mod", order.told) if self.remembers else Recalled({}, False)
+        own = self.enter(message, context, memory, lost)
+        received = dict(only(message, ArrayRecord)[1])
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        name, record = only(reply, ArrayRecord)
+        w = to_params(record)
+        if set(received) != set(w):
+            raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
+        begun = to_params(ArrayRecord(received))  # some strategies make float64 of a model
+        start = {name: begun[name].to(x.dtype) for name, x in w.items()}
+        metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
+        error = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
+        sent = send(
+            uplink,
+            w,
+            start,
+            error,
+            self.coded(w),
+            number=order.number,
+            examples=whole(metrics.get("num-examples")),
+            key=self.key(context, order) if uplink.codec.quantizer.random else None,
+            reset=lost,
+        )
+        kept = {ERROR + n: e for n, e in sent.error.items()} if uplink.feedback else {}
+        kept |= self.leave(sent, start, own, metrics)
+        if kept:
+            remembered.keep("mod", order.session, order.number, kept)
+        reply.content[name] = ArrayRecord({KEY: enclose(sent.frame)})
+        return reply
+
+    @property
+    def remembers(self) -> bool:
+        return self.error_feedback
+
+    def bits_of(self, context: Context, config: dict[str, Any]) -> int:
+        places: dict[str, Mapping[str, Any]] = {"node's config": context.node_config, "message": config}
+        for place, values in (places | {"run's config": context.run_config}).items():
+            if "bits" in values:
+                return as_bits(f"bits in the {place}", values["bits"])
+        return self.bits
+
+    def uplink(self, bits: int) -> Uplink:
+        codec = self.codec
+        if bits == 32:
+            codec = dataclasses.replace(EXACT, coder=codec.coder) if codec.coder != EXACT.coder else EXACT
+        elif bits == 16:
+            codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
+        elif bits != codec.quantizer.bits:
+            codec = dataclasses.replace(codec, quantizer=dataclasses.replace(codec.quantizer, bits=bits))  # type: ignore[type-var]
+        return Uplink(codec, self.updates, self.error_feedback and codec.quantizer.lossy)
+
+    def coded(self, w: Params) -> list[str]:
+        """Names of what is quantized."""
+        return [n for n, x in w.items() if x.is_floating_point() and not any(fnmatchcase(n, p) for p in self.exact)]
+
+    def key(self, context: Context, order: Order) -> Tensor:
+        node = zlib.crc32(f"{context.node_config.get('partition-id', context.node_id)}".encode())
+        return rng.key(self.seed, "flower", node, order.number)
+
+    def enter(self, message: Message, context: Context, memory: Params, lost: bool) -> Any:
+        """Before the client trains."""
+
+    def leave(self, sent: Sent, start: Params, own: Any, metrics: dict[str, Any]) -> Params:
+        """After its upload is made: what else to remember, given what `enter` returned."""
+        return {}
+
+
+def as_bits(where: str, bits: object) -> int:
+    """
+    >>> as_bits("bits in the node's config", 9)
+    Traceback (most recent call last):
+    ValueError: bits in the node's config: 9 is none of 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)
+    """
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
+        raise ValueError(f"{where}: {bits!r} is none of 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)")
+    return bits
+
+
+def whole(examples: object) -> int:
+    """The number of examples in a frame's header, which a metric may say."""
+    return int(examples) if isinstance(examples, int | float) and 0 <= examples < 1 << 63 else 0

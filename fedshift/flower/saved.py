@@ -1,0 +1,168 @@
+"""Checkpoints of a Flower training, which Flower itself has none of.
+
+    flower.ROUND.CHECKSUM.safetensors     the model, and arrays and numbers of the strategies; the two newest are kept
+
+Nothing is pickled. What a strategy holds beside arrays and numbers that change cannot be kept, and is
+refused by name before the first round.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from fedshift.files import RunError, read_tensors, write_tensors
+from fedshift.flower.arrays import to_params, to_record
+from fedshift.types import Params
+
+KEPT = 2
+SCALARS = bool, int, float, str, type(None)
+
+
+class Saved(NamedTuple):
+    number: int  # rounds done
+    arrays: ArrayRecord
+    session: str
+    accepted: dict[int, int]
+    skipped: int
+
+
+class Saver:
+    """The checkpoints in one folder, of one chain of strategies."""
+
+    def __init__(self, folder: Path, chain: list[Strategy]) -> None:
+        self.folder, self.chain = folder, chain
+        self.first = [_numbers(strategy) for strategy in chain]  # as the strategies were made
+        for strategy in chain:
+            _arrays(strategy)  # refuses what cannot be kept
+
+    def save(self, state: Saved) -> None:
+        tensors: Params = {f"model/{name}": x for name, x in to_params(state.arrays).items()}
+        kinds: dict[str, tuple[str, list[str]]] = {}  # how each attribute holds its arrays, and their order
+        changed: list[dict[str, Any]] = []
+        for i, strategy in enumerate(self.chain):
+            for name, (kind, arrays) in _arrays(strategy).items():
+                kinds[f"{i}/{name}"] = kind, list(arrays)
+                tensors |= {f"{i}/{name}/{key}": x for key, x in arrays.items()}
+            now, first = _numbers(strategy), self.first[i]
+            changed.append({name: value for name, value in now.items() if name not in first or first[name] != value})
+        about = {
+            "number": state.number,
+            "order": list(state.arrays),
+            "session": state.session,
+            "accepted": {str(node): number for node, number in state.accepted.items()},
+            "skipped": state.skipped,
+            "kinds": kinds,
+            "changed": changed,
+            "strategies": [type(strategy).__name__ for strategy in self.chain],
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise RunError(f"{self.folder}: cannot be made: {problem.strerror}") from None
+        write_tensors(self.folder, f"flower.{state.number:06d}", tensors, {"state": json.dumps(about)})
+        for path in self._newest_first()[KEPT:]:
+            path.unlink(missing_ok=True)
+
+    def restore(self, like: ArrayRecord) -> Saved | None:
+        """The newest whole checkpoint, with the strategies as they were then; None where there is none."""
+        problems = []
+        for path in self._newest_first():
+            try:
+                tensors, about = read_tensors(path)
+            except RunError as problem:
+                problems.append(str(problem))
+                continue
+            return self._set(path, tensors, json.loads(about["state"]), like)
+        if problems:
+            raise RunError(f"{problems[0]}; there is no whole checkpoint to go on from")
+        return None
+
+    def _set(self, path: Path, tensors: Params, about: dict[str, Any], like: ArrayRecord) -> Saved:
+        names = [type(strategy).__name__ for strategy in self.chain]
+        if about["strategies"] != names:
+            was, now = " around ".join(about["strategies"]), " around ".join(names)
+            raise RunError(f"{path}: was saved with {was}, not {now}")
+        model = {name: tensors[f"model/{name}"] for name in about["order"]}
+        if _shapes(model) != _shapes(to_params(like)):
+            raise RunError(f"{path}: holds another model than the one that training begins with")
+        for place, (kind, keys) in about["kinds"].items():
+            i, _, name = place.partition("/")
+            setattr(self.chain[int(i)], name, REBUILD[kind]({key: tensors[f"{place}/{key}"] for key in keys}))
+        for strategy, numbers in zip(self.chain, about["changed"], strict=True):
+            vars(strategy).update(numbers)
+        accepted = {int(node): number for node, number in about["accepted"].items()}
+        return Saved(about["number"], to_record(model), about["session"], accepted, about["skipped"])
+
+    @property
+    def oldest(self) -> int:
+        """The round of the oldest checkpoint there is: should the newest be damaged, training goes back to it."""
+        return min((int(path.name.split(".")[1]) for path in self._newest_first()), default=0)
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.folder.glob("flower.*.*.safetensors"), reverse=True)
+
+
+def _numbers(strategy: Strategy) -> dict[str, Any]:
+    """Attributes that are numbers or text, or lists and dictionaries of them."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in vars(strategy).items()}
+    return {name: copy.copy(x) for name, x in plain.items() if _plain(x)}
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and isinstance(x, SCALARS) for key, x in value.items())
+    several = isinstance(value, list | tuple) and all(isinstance(x, SCALARS) for x in value)
+    return several or isinstance(value, SCALARS)
+
+
+def _shapes(params: Params) -> dict[str, torch.Size]:
+    return {name: x.shape for name, x in params.items()}  # some strategies change dtypes
+
+
+def _arrays(strategy: Strategy) -> dict[str, tuple[str, Params]]:
+    """Attributes that are arrays: how they are held, and the arrays by name."""
+    found = {}
+    for name, value in vars(strategy).items():
+        if _plain(value) or isinstance(value, np.generic | Strategy) or callable(value):
+            continue
+        if isinstance(value, ArrayRecord):
+            found[name] = "record", to_params(value)
+        elif isinstance(value, np.ndarray):
+            found[name] = "array", {"0": _tensor(value)}
+        elif isinstance(value, Tensor):
+            found[name] = "tensor", {"0": value}
+        elif isinstance(value, list | tuple) and all(isinstance(x, np.ndarray) for x in value):
+            found[name] = "list", {str(i): _tensor(x) for i, x in enumerate(value)}
+        elif isinstance(value, dict) and all(isinstance(x, np.ndarray) for x in value.values()):
+            found[name] = "arrays", {key: _tensor(x) for key, x in value.items()}
+        elif isinstance(value, dict) and all(isinstance(x, Tensor) for x in value.values()):
+            found[name] = "tensors", dict(value)
+        else:
+            held = type(value).__name__
+            raise ValueError(
+                f"FedShift(checkpoint=...): {type(strategy).__name__}.{name} is of type {held}, which a checkpoint "
+                "cannot hold; leave the checkpoint out, or the attribute"
+            )
+    return found
+
+
+def _tensor(x: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(np.array(x, order="C"))
+
+
+REBUILD: dict[str, Callable[[Params], Any]] = {
+    "record": lambda found: ArrayRecord({name: Array(x.numpy()) for name, x in found.items()}),
+    "array": lambda found: found["0"].numpy(),
+    "tensor": lambda found: found["0"],
+    "list": lambda found: [x.numpy() for x in found.values()],
+    "arrays": lambda found: {name: x.numpy() for name, x in found.items()},
+    "tensors": dict,
+}

@@ -1,0 +1,6 @@
+"""For tests of apps that run on Flower: a grid in this process, and a deployment on this machine."""
+
+from fedshift.flower.testing.deployment import Deployment
+from fedshift.flower.testing.grid import LocalGrid
+
+__all__ = ["Deployment", "LocalGrid"]

@@ -1,0 +1,161 @@
+"""A whole deployment of Flower on this machine, for tests: a SuperLink with TLS and SuperNodes that prove who they are.
+
+As in the field every part is a process of its own, so all of them can be killed and started again.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import tomli_w
+
+from fedshift.flower.processes import Process, ProcessError, free_port
+from fedshift.flower.superlink import Config, SuperLink, environment, executable
+from fedshift.flower.testing.certificates import Key, server_certificate, supernode_key
+
+START_TIMEOUT = 120.0  # seconds; twice the lease of a SuperNode that was killed
+ACCEPTED = "SuperNode ID:"  # what a SuperNode logs once it is connected
+REFUSED = re.compile(r"(Exit Code: \d+)\n(.+)\n(.+)")  # 305, "Failed to initialize the connection", and why
+PATIENCE = ("--max-retries", "2")  # nothing tells a SuperNode without TLS that it is not wanted
+
+
+class Node:
+    """A SuperNode: `process` is None until it is started, and stays the last one after that."""
+
+    def __init__(self, superlink: SuperLink, name: str, config: Config, security: Sequence[str]) -> None:
+        self.superlink, self.name, self.security = superlink, name, security
+        self.home = superlink.folder / name
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.log = superlink.folder / f"{name}.log"
+        self.config = self.home / "node-config.toml"
+        self.config.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
+        self.environment = environment(self.home)  # its own FLWR_HOME, as on a machine of its own
+        self.process: Process | None = None
+
+    def launch(self) -> None:
+        """Start it, without asking whether it is accepted."""
+        self.kill()
+        command = [executable("flower-supernode"), "--superlink", self.superlink.address, *self.security]
+        command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", str(self.config)]
+        self.process = Process(command, self.environment, self.log)
+
+    def start(self, timeout: float = START_TIMEOUT) -> None:
+        """Start it, and wait until it is connected.
+
+        The SuperLink takes a SuperNode that was killed for present until its lease of 60 s lapses, and refuses it so
+        long. So it is started again and again; one that was stopped has said goodbye, and is accepted at once.
+        """
+        self.launch()
+        self.connected(timeout)
+
+    def connected(self, timeout: float = START_TIMEOUT) -> None:
+        """Wait until it is; ProcessError if it is not after so many seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.accepted():
+            if time.monotonic() > deadline:
+                raise ProcessError(f"{self.name} is not connected after {timeout:g} s, see {self.log}:\n{self._tail()}")
+            if self.process is None or self.process.wait(0.1) is not None:
+                time.sleep(1)
+                self.launch()
+
+    def accepted(self) -> bool:
+        """Whether it is running and was let in."""
+        return self.process is not None and self.process.code is None and ACCEPTED in self.process.text()
+
+    def refused(self, timeout: float) -> str:
+        """Wait until it gives up; the sentence of its log that says why. ProcessError if it does not, or was let in."""
+        if self.process is None or self.process.wait(timeout) is None or ACCEPTED in self.process.text():
+            raise ProcessError(f"{self.name} was not refused within {timeout:g} s, see {self.log}:\n{self._tail()}")
+        said = REFUSED.search(self.process.text())
+        return " ".join(said.groups()) if said else f"exit code {self.process.code}"
+
+    def stop(self) -> None:
+        """Let it say goodbye to the SuperLink."""
+        if self.process:
+            self.process.stop()
+
+    def kill(self) -> None:
+        """As a crash would, with the ClientApp it runs."""
+        if self.process:
+            self.process.kill()
+
+    def _tail(self) -> str:
+        return self.process.tail() if self.process else ""
+
+
+class Deployment:
+    """A SuperLink and its SuperNodes, all connected; use it in a `with`, or end it with `close`.
+
+    >>> with Deployment(Path("test"), nodes=[{"partition-id": 0}, {"partition-id": 1}]) as deployment:  # doctest: +SKIP
+    ...     status, log = deployment.wait(deployment.run(Path("my-app"), {"num-server-rounds": 2}), timeout=300)
+    """
+
+    def __init__(self, folder: Path, nodes: Sequence[Config], *, tls: bool = True, auth: bool = True) -> None:
+        """In `folder` are keys, logs and the database; `nodes` are the node configs, one for each SuperNode."""
+        self.folder = folder.absolute()
+        self.tls = server_certificate(self.folder / "keys") if tls else None
+        self.auth, self.nodes = auth, list[Node]()
+        self.superlink = SuperLink(self.folder, tls=self.tls, auth=auth, database=self.folder / "superlink.db")
+        try:
+            with ThreadPoolExecutor() as pool:
+                self.nodes += pool.map(self._member, range(len(nodes)), nodes)
+            for node in self.nodes:
+                node.launch()
+            for node in self.nodes:
+                node.connected()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, app: Path, config: Config | None = None) -> str:
+        """Start an app; the id of the run."""
+        return self.superlink.run(app, config)
+
+    def wait(self, run: str, timeout: float) -> tuple[str, str]:
+        """The final status and the log of the run; ProcessError if it has not finished in so many seconds."""
+        return self.superlink.wait(run, timeout)
+
+    def node(self, number: int) -> Node:
+        return self.nodes[number]
+
+    def add(self, config: Config, *, key: Key | None = None, ca: Path | None = None, insecure: bool = False) -> Node:
+        """Launch one more SuperNode; ask it whether it is `connected` or `refused`.
+
+        It is registered with a key of its own. With another `key` it is a stranger, with another `ca` it takes the
+        SuperLink for one, and with `insecure` it speaks without TLS, and so without a key.
+        """
+        node = self._member(len(self.nodes), config, key, ca, insecure)
+        self.nodes.append(node)
+        node.launch()
+        return node
+
+    def close(self) -> None:
+        """End all processes."""
+        for node in self.nodes:
+            node.kill()
+        self.superlink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _member(
+        self, number: int, config: Config, key: Key | None = None, ca: Path | None = None, insecure: bool = False
+    ) -> Node:
+        name = f"node-{number}"
+        if insecure or self.tls is None:
+            return Node(self.superlink, name, config, ["--insecure", *(PATIENCE if self.tls else ())])
+        if key is None and self.auth:
+            key = supernode_key(self.folder / "keys", name)
+            self.superlink.register(key.public)
+        security = ["--root-certificates", str(ca or self.tls.ca)]
+        security += ["--auth-supernode-private-key", str(key.private)] if key else []
+        return Node(self.superlink, name, config, security)

@@ -1,0 +1,147 @@
+"""A grid whose nodes live in this process: what a ServerApp sends is answered at once, node after node.
+
+A round costs what the ClientApp costs. Nothing is shared that a network would not share: every
+message and reply is a copy of its records, and only the bytes of arrays, which cannot be changed,
+are the same objects.
+"""
+
+import random
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity  # a Message cannot be made in a process that has none
+
+RAISED, UNAVAILABLE = 2, 5  # Flower's codes of an app that raised, and of a node that is not there
+Tamper = Callable[[Message], Message | None]  # a reply as the server will see it, None for one that is lost
+Config = Mapping[str, Any]
+
+
+class LocalGrid(Grid):
+    """`LocalGrid(app, 10)`: ten nodes, with partition-id and num-partitions as the simulation gives them.
+
+    `tamper` sees each reply on its way; `errors` keeps the traceback of what the app raised last.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: int | Sequence[Config] = 10,
+        run_config: Config | None = None,
+        *,
+        seed: int | None = None,
+        tamper: Tamper | None = None,
+    ) -> None:
+        self.app, self.run_config, self.tamper = app, dict(run_config or {}), tamper
+        self._draw = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._run: Any = SimpleNamespace(run_id=self._draw.getrandbits(63), override_config=dict(self.run_config))
+        self.contexts: dict[int, Context] = {}
+        self.away: set[int] = set()
+        self.errors: list[str] = []
+        self._replies: dict[str, Message] = {}
+        if TaskIdentity._run_id is None:
+            TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run.run_id, 1, 1
+        if isinstance(nodes, int):
+            nodes = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+        for config in nodes:
+            self.join(config)
+
+    def join(self, config: Config) -> int:
+        """One node more; its id."""
+        node = self._draw.randrange(2, 1 << 64)
+        self.contexts[node] = Context(self._run.run_id, node, dict(config), RecordDict(), dict(self.run_config))
+        return node
+
+    def leave(self, node: int) -> None:
+        """The node is off: it is in no list, and what is sent to it comes back as an error."""
+        self.away.add(node)
+
+    def back(self, node: int, *, anew: bool = False) -> int:
+        """The node is on again: as it was, or restarted, with a new id and nothing that it remembered; its id."""
+        self.away.discard(node)
+        return self.join(self.contexts.pop(node).node_config) if anew else node
+
+    def node_of(self, partition: int) -> int:
+        """The node with this partition-id, on or off."""
+        return next(node for node, x in self.contexts.items() if x.node_config.get("partition-id") == partition)
+
+    def set_run(self, run: Any) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.contexts if node not in self.away]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Each is answered before the next is looked at."""
+        pushed = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids do
+            pushed.append(message.metadata.message_id)
+            reply = self._answer(message)
+            seen = self.tamper(reply) if self.tamper else reply
+            if seen is not None:
+                about = seen.metadata.__dict__  # what was put in place of the reply answers the same message
+                about |= {key: reply.metadata.__dict__[key] for key in ("_reply_to_message_id", "_src_node_id")}
+                self._replies[pushed[-1]] = seen
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(one) for one in message_ids if one in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """The replies, in the order of the messages."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        context = self.contexts.get(message.metadata.dst_node_id)
+        if context is None or context.node_id in self.away:
+            return _stamped(Message(Error(UNAVAILABLE, "the node is not there"), reply_to=message))
+        configs = dict(context.node_config), copied(context.state), dict(context.run_config)
+        own = Context(context.run_id, context.node_id, *configs)
+        try:
+            reply = self.app(_delivered(message), own)
+            answered = Message(copied(reply.content), reply_to=message) if reply.has_content() else reply
+        except Exception as problem:  # a node's state is as it was, and the server gets what Flower would send
+            self.errors.append(traceback.format_exc())
+            return _stamped(Message(Error(RAISED, f"{type(problem)}:<'{problem}'>"), reply_to=message))
+        context.state = copied(own.state)
+        return _stamped(answered)
+
+
+def copied(content: RecordDict) -> RecordDict:
+    """The same records in new objects; bytes are shared."""
+    return RecordDict({name: _record(record) for name, record in content.items()})
+
+
+def _record(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+    if isinstance(record, ArrayRecord):
+        return ArrayRecord({name: Array(x.dtype, x.shape, x.stype, x.data) for name, x in record.items()})
+    values: Any = {name: list(x) if isinstance(x, list) else x for name, x in record.items()}
+    return type(record)(values)
+
+
+def _delivered(message: Message) -> Message:
+    """What the node sees of a message."""
+    about = message.metadata
+    seen = Message(copied(message.content), about.dst_node_id, about.message_type, ttl=about.ttl)
+    seen.metadata.__dict__.update(about.__dict__)
+    return seen
+
+
+def _stamped(reply: Message) -> Message:
+    reply.metadata.__dict__["_message_id"] = str(uuid4())
+    return reply

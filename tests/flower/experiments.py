@@ -1,0 +1,48 @@
+"""Experiments on a grid in this process, and what the same comes to without Flower."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedshift.data.datasets import Dataset
+from fedshift.federation import Outcome
+from fedshift.flower.app import begin, client_app
+from fedshift.flower.testing import LocalGrid
+from fedshift.running import Run
+from fedshift.settings import Experiment
+from tests.federations import points
+
+DATA = points()
+
+
+def own(model: nn.Module | None = None, data: Dataset = DATA) -> dict[str, Any]:
+    return {"model": model, "data": data, "loss": None, "metric": None}
+
+
+def grid_of(
+    experiment: Experiment, nodes: int = 12, model: nn.Module | None = None, state_dir: Path | None = None, **more: Any
+) -> LocalGrid:
+    return LocalGrid(client_app(experiment, **own(model), state_dir=state_dir), nodes, **more)
+
+
+def on_flower(
+    experiment: Experiment,
+    grid: LocalGrid | None = None,
+    out: Path | None = None,
+    *,
+    model: nn.Module | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+    **limits: float,
+) -> Run:
+    return begin(experiment, out, grid or grid_of(experiment, model=model), own(model), tell=tell, **limits)
+
+
+def in_process(experiment: Experiment, out: Path | None = None, model: nn.Module | None = None) -> Run:
+    return Run(experiment, out, **own(model))
+
+
+def plain(outcomes: list[Outcome]) -> list[Outcome]:
+    """Without times."""
+    return [outcome._replace(seconds={}, uplink_seconds=None) for outcome in outcomes]

@@ -1,0 +1,299 @@
+"""Experiments on nodes that fail, leave, come back, forget or lie: a client is left out, and the others count."""
+
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import torch
+import torch.nn.functional as F
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from torch import Tensor
+
+from fedshift.flower.app import client_app
+from fedshift.flower.arrays import enclose
+from fedshift.flower.testing import LocalGrid
+from fedshift.settings import Experiment
+from fedshift.wire import EXACT, header, pack
+from tests.federations import same, settings
+from tests.flower.experiments import DATA, grid_of, in_process, on_flower, plain
+
+SENT = settings(algorithm={"name": "scaffold", "control": "sent"}, data={"clients": 5}, train={"rounds": 2})
+BAD = 3  # the client that everything happens to, on the node of its own
+Edit = Callable[[RecordDict], None]
+
+
+def without(experiment: Experiment, client: int, at: int) -> tuple[Any, list[Any]]:
+    """What the run comes to if a client is left out of one round, in one process."""
+    run = in_process(experiment)
+    train = run.engine.train
+
+    def leave_out(jobs: Any) -> Any:
+        uploads = train(jobs)[0]
+        gone = jobs[0].number == at
+        return ([one._replace(failure="x", frame=b"") if gone and one.client == client else one for one in uploads],)
+
+    run.engine.train = leave_out  # type: ignore[method-assign]
+    return run, [outcome._replace(failed={}) for outcome in plain(list(run))]
+
+
+def frame(edit: Callable[[bytes], bytes], name: str = str(BAD)) -> Edit:
+    def change(content: RecordDict) -> None:
+        arrays = dict(content.array_records["frames"])
+        arrays[name] = enclose(edit(arrays[name].data))
+        content["frames"] = ArrayRecord(arrays)
+
+    return change
+
+
+def told(**changes: Any) -> Edit:
+    def change(content: RecordDict) -> None:
+        report = json.loads(str(content.config_records["config"][str(BAD)])) | changes
+        content["config"] = ConfigRecord({str(BAD): json.dumps(report)})
+
+    return change
+
+
+def put(name: str, record: Any) -> Edit:
+    return lambda content: content.__setitem__(name, record)
+
+
+def sealed(data: bytes) -> bytes:
+    return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
+
+
+def of_round(number: int) -> Callable[[bytes], bytes]:
+    return lambda data: sealed(data[:24] + struct.pack("<I", number) + data[28:])
+
+
+def nan(data: bytes) -> bytes:
+    return sealed(data[:-8] + struct.pack("<f", float("nan")) + data[-4:])
+
+
+def of_another_model(_: bytes) -> bytes:
+    return pack(EXACT, {"w": torch.zeros(3)}, base=1)
+
+
+def large(data: bytes) -> bytes:
+    return pack(EXACT, {f"w{i}": torch.zeros(10_000) for i in range(4)}, base=1)
+
+
+HOSTILE: dict[str, tuple[Edit, str]] = {
+    "truncated": (frame(lambda data: data[:-9]), "the frame says it has"),
+    "empty": (frame(lambda data: b""), "too few for a frame"),
+    "flipped": (frame(lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]), "the checksum does not match"),
+    "not a number": (frame(nan), "holds NaN"),
+    "of another round": (frame(of_round(7)), "an upload of round 7 came in round 1"),
+    "of another version": (frame(lambda data: sealed(data[:4] + b"\x09\x00" + data[6:])), "has version 9"),
+    "of another model": (frame(of_another_model), "the frame has 1 tensors"),
+    "oversized": (frame(large), "not the model's"),
+    "control truncated": (frame(lambda data: data[:50], f"{BAD}/extra"), "the frame says it has"),
+    "control not a number": (frame(nan, f"{BAD}/extra"), "holds NaN"),
+    "control of another model": (frame(of_another_model, f"{BAD}/extra"), "the frame has 1 tensors"),
+    "plain array": (
+        put("frames", ArrayRecord({str(BAD): Array(torch.zeros(3).numpy())})),
+        "'numpy.ndarray' came where",
+    ),
+    "no frames": (put("frames", ArrayRecord({})), "its node's reply lacks '3'"),
+    "frames are none": (put("frames", ConfigRecord({"a": 1})), "its node's reply lacks 'frames'"),
+    "no report": (put("config", ConfigRecord({})), "its node's reply lacks '3'"),
+    "no records": (lambda content: content.clear(), "its node's reply lacks 'config'"),
+    "garbage report": (put("config", ConfigRecord({str(BAD): "{"})), "its report cannot be read"),
+    "number for report": (put("config", ConfigRecord({str(BAD): 5})), "its report cannot be read"),
+    "deep report": (put("config", ConfigRecord({str(BAD): "[" * 100_000})), "its report cannot be read"),
+    "drift of NaN": (told(drift=[[0.1, float("nan")]] * 2), "its report cannot be read"),
+    "drift too short": (told(drift=[]), "its report cannot be read"),
+    "negative time": (told(seconds=[-1, 0]), "its report cannot be read"),
+    "endless time": (told(seconds=[float("inf"), 0]), "its report cannot be read"),
+    "strange histogram": (told(histograms=[["x", 0, 1, [0] * 64, [0] * 64]]), "its report cannot be read"),
+    "failure": (told(failure="no\nwill", drift=[]), "no will"),
+}
+
+
+def tampered(experiment: Experiment, edit: Edit, at: int = 1) -> LocalGrid:
+    """A grid where the reply of one node is changed in one round."""
+    grid = grid_of(experiment, experiment.data.clients)
+
+    def tamper(reply: Message) -> Message:
+        bad = reply.metadata.src_node_id == grid.node_of(BAD) and reply.metadata.group_id == str(at)
+        if bad:
+            edit(reply.content)
+        return reply
+
+    grid.tamper = tamper
+    return grid
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_reply_leaves_no_trace(name: str) -> None:
+    edit, why = HOSTILE[name]
+    reference, expected = without(SENT, BAD, at=1)
+    run = on_flower(SENT, tampered(SENT, edit))
+    outcomes = list(run)
+    assert list(outcomes[0].failed) == [BAD]
+    assert why in outcomes[0].failed[BAD]
+    assert not outcomes[1].failed
+    assert [outcome._replace(failed={}) for outcome in plain(outcomes)] == expected
+    assert same(run.params, reference.params)
+    assert same(run.state.out.control, reference.state.out.control)
+
+
+def test_controls_that_add_up_to_infinity_are_refused() -> None:
+    grid, control = grid_of(SENT, 5), in_process(SENT).state.out.control
+    huge = enclose(pack(EXACT, {name: torch.full(x.shape, 3e38) for name, x in control.items()}))
+
+    def tamper(reply: Message) -> Message:
+        if reply.metadata.group_id == "1":
+            arrays = dict(reply.content.array_records["frames"])
+            reply.content["frames"] = ArrayRecord({name: huge if "/" in name else x for name, x in arrays.items()})
+        return reply
+
+    grid.tamper = tamper
+    outcome = next(on_flower(SENT, grid))
+    assert outcome.arrived == 1
+    assert len(outcome.failed) == 4
+    assert all("the control that follows from the upload is NaN or infinite" in why for why in outcome.failed.values())
+
+
+ANSWERS: dict[str, Callable[[Message], Message | None]] = {
+    "its node answered with error 2: some reason": lambda reply: Message(Error(2, "some\nreason"), reply_to=reply),
+    "its node did not answer within 0.2 s": lambda reply: None,
+}
+
+
+@pytest.mark.parametrize("why", ANSWERS)
+def test_errors_and_silence_are_the_clients_failure(why: str) -> None:
+    grid = grid_of(SENT, 5)
+
+    def tamper(reply: Message) -> Message | None:
+        bad = reply.metadata.src_node_id == grid.node_of(BAD) and reply.metadata.group_id == "1"
+        return ANSWERS[why](reply) if bad else reply
+
+    grid.tamper = tamper
+    reference, expected = without(SENT, BAD, at=1)
+    run = on_flower(SENT, grid, timeout=0.2)
+    outcomes = list(run)
+    assert outcomes[0].failed == {BAD: why}
+    assert [outcome._replace(failed={}) for outcome in plain(outcomes)] == expected
+    assert same(run.params, reference.params)
+
+
+def test_what_a_client_raises_is_its_failure_and_not_its_nodes() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and len(targets) == 4:  # in the last batch of an epoch
+            raise KeyError("not today")
+        return F.cross_entropy(outputs, targets)
+
+    experiment = settings(data={"clients": 5, "partition": "dirichlet", "least": 2}, train={"rounds": 1})
+    sizes = in_process(experiment).fed.partition.sizes
+    raising = [client for client in range(5) if int(sizes[client]) % 8 == 4]
+    assert raising
+    assert len(raising) < 5
+    grid = LocalGrid(client_app(experiment, data=DATA, loss=loss), 1)
+    (outcome,) = on_flower(experiment, grid)
+    assert list(outcome.failed) == raising
+    assert all("KeyError: 'not today'" in why and "test_faults.py" in why for why in outcome.failed.values())
+
+
+SCAFFOLD = settings(
+    algorithm={"name": "scaffold"},
+    uplink={"bits": "32+4", "feedback": True},
+    data={"clients": 5},
+    train={"rounds": 6, "selection": "stratified"},
+)
+
+
+def test_a_node_that_leaves_is_left_out_and_is_known_again_when_it_comes_back() -> None:
+    reference, expected = without(SCAFFOLD, BAD, at=3)
+    grid = grid_of(SCAFFOLD, 5)
+    run, outcomes = on_flower(SCAFFOLD, grid), []
+    for outcome in run:
+        outcomes.append(outcome)
+        if outcome.number == 2:
+            grid.leave(grid.node_of(BAD))
+        if outcome.number == 3:
+            grid.back(grid.node_of(BAD))
+    assert outcomes[2].failed == {BAD: f"its node, partition {BAD}, is not connected"}
+    assert [outcome._replace(failed={}) for outcome in plain(outcomes)] == expected
+    assert same(run.params, reference.params)
+    assert same(run.state.out.control, reference.state.out.control)
+
+
+def test_a_node_that_was_restarted_starts_anew_along_the_plain_gradient_and_says_so() -> None:
+    reference = in_process(SCAFFOLD)
+    for outcome in reference:
+        if outcome.number == 3:  # its error starts at zero, its control at the server's
+            reference.memory.put(BAD, dict(reference.state.out.control))
+    grid, told, resets = grid_of(SCAFFOLD, 5), list[str](), list[tuple[str, str]]()
+
+    def look(reply: Message) -> Message:
+        for name, array in reply.content.array_records.get("frames", ArrayRecord()).items():
+            if header(array.data).reset:
+                resets.append((reply.metadata.group_id, name))
+        return reply
+
+    grid.tamper = look
+    run = on_flower(SCAFFOLD, grid, tell=told.append)
+    for outcome in run:
+        assert not outcome.failed
+        if outcome.number == 3:
+            grid.back(grid.node_of(BAD), anew=True)
+    assert resets == [("4", str(BAD))]
+    assert told == [f"round 4: client {BAD} had lost its memory and starts anew (1 so far)"]
+    assert same(run.params, reference.params)
+    assert same(run.state.out.control, reference.state.out.control)
+
+
+def test_all_nodes_restarted_with_files_lose_nothing(tmp_path: Path) -> None:
+    reference = in_process(SCAFFOLD)
+    list(reference)
+    grid, told = grid_of(SCAFFOLD, 5, state_dir=tmp_path / "state"), list[str]()
+    run = on_flower(SCAFFOLD, grid, tell=told.append)
+    for _ in run:
+        for node in list(grid.contexts):
+            grid.back(node, anew=True)
+    assert told == []
+    assert same(run.params, reference.params)
+
+
+def test_a_run_waits_for_all_nodes() -> None:
+    class Late(LocalGrid):
+        calls = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.calls += 1
+            return super().get_node_ids()[: 2 * self.calls]
+
+    experiment = settings(train={"rounds": 1})
+    reference = in_process(experiment)
+    list(reference)
+    run = on_flower(experiment, Late(client_app(experiment, data=DATA), 5), wait=2.0)
+    list(run)
+    assert same(run.params, reference.params)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ([], r"no node has connected after 0.1 s"),
+        ([{}], r"no node has connected; node \d+ takes no part: it has no partition-id and num-partitions in its node"),
+        (
+            [{"partition-id": 1, "num-partitions": 3}],
+            r"1 of 3 nodes have connected, partitions 0, 2 are missing after 0.1 s",
+        ),
+        (
+            [{"partition-id": 0, "num-partitions": 2}, {"partition-id": 0, "num-partitions": 3}],
+            r"1 of 2 nodes have connected, partitions 1 are missing; node \d+ takes no part: it says it is partition 0",
+        ),
+    ],
+)
+def test_a_run_that_waited_in_vain_says_for_whom(nodes: list[dict[str, Any]], why: str) -> None:
+    experiment = settings()
+    with pytest.raises(ConnectionError, match=why):
+        next(on_flower(experiment, LocalGrid(client_app(experiment, data=DATA), nodes), wait=0.1))

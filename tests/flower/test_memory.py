@@ -1,0 +1,191 @@
+"""What nodes remember, in Flower's state and on disk, and what happens when it is not what the server counts on."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift import Codec, KMeans, Params, Stochastic, Uplink, Zstd
+from fedshift.flower import FedShift, QuantizeMod
+from fedshift.flower.arrays import to_params, to_record
+from fedshift.flower.memory import Memory, Recalled, Told
+from fedshift.flower.testing import LocalGrid
+from fedshift.uplink import send
+from tests.flower.apps import client_app, model, moved, run, same
+
+ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
+
+
+def context(node: int = 5) -> Context:
+    return Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+
+
+def memory_of(number: int) -> Params:
+    return {"w": torch.full((2,), float(number))}
+
+
+@pytest.fixture(params=["state", "disk"])
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Memory:
+    return Memory(context(), tmp_path / "states" if request.param == "disk" else None)
+
+
+def recalled(memory: Memory, accepted: int, saved: int, session: str = "a") -> tuple[float | None, bool]:
+    found, lost = memory.recall("mod", Told(session, accepted, saved))
+    return float(found["w"][0]) if found else None, lost
+
+
+def test_a_node_that_never_trained_has_nothing_and_has_lost_nothing(memory: Memory) -> None:
+    assert memory.recall("mod", Told("a", 0, 0)) == Recalled({}, False)
+
+
+def test_the_memory_of_the_upload_that_was_used_is_taken_not_that_of_the_newest(memory: Memory) -> None:
+    memory.keep("mod", "a", 3, memory_of(3))
+    memory.keep("mod", "a", 5, memory_of(5))
+    assert recalled(memory, accepted=3, saved=3) == (3.0, False)  # the upload of round 5 never arrived
+    assert recalled(memory, accepted=5, saved=5) == (None, True)  # and its memory is gone for good
+
+
+def test_a_server_may_go_back_to_what_it_saved(memory: Memory) -> None:
+    for number in (2, 4, 6):
+        memory.keep("mod", "a", number, memory_of(number))
+        assert recalled(memory, accepted=number, saved=3) == (number, False)
+    assert recalled(memory, accepted=2, saved=3) == (2.0, False)  # it went back: later rounds are forgotten
+    assert recalled(memory, accepted=4, saved=4) == (None, True)
+
+
+def test_what_is_not_needed_any_more_is_removed(memory: Memory) -> None:
+    for number in (2, 4, 6):
+        memory.keep("mod", "a", number, memory_of(number))
+    recalled(memory, accepted=6, saved=5)
+    assert memory._rounds("mod", "a") == [4, 6]
+    recalled(memory, accepted=6, saved=6)
+    assert memory._rounds("mod", "a") == [6]
+
+
+def test_another_training_finds_nothing_of_the_first_and_leaves_it_alone(memory: Memory) -> None:
+    memory.keep("mod", "a", 3, memory_of(3))
+    assert recalled(memory, accepted=3, saved=3, session="b") == (None, True)
+    assert recalled(memory, accepted=3, saved=3) == (3.0, False)
+
+
+def test_damage_on_disk_is_a_loss_and_not_a_wrong_memory(tmp_path: Path) -> None:
+    memory = Memory(context(), tmp_path)
+    memory.keep("mod", "a", 3, memory_of(3))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert recalled(memory, accepted=3, saved=3) == (None, True)
+
+
+def test_nodes_share_a_folder(tmp_path: Path) -> None:
+    one, other = Memory(context(1), tmp_path), Memory(context(2), tmp_path)
+    one.keep("mod", "a", 3, memory_of(1))
+    other.keep("mod", "a", 3, memory_of(2))
+    assert recalled(one, 3, 3) == (1.0, False)
+    assert recalled(other, 3, 3) == (2.0, False)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=12))
+def test_whatever_happens_both_ends_agree_or_the_loss_is_told(events: list[tuple[bool, bool, int]]) -> None:
+    """A node in rounds whose upload may be lost, on a server that saves now and then, and may go back to that."""
+    memory, accepted, saved = Memory(context()), 0, (0, 0)  # (round, what was accepted then)
+    number = 0
+    for arrives, saves, back in events:
+        if back == 3:
+            number, accepted = saved
+        number += 1
+        found, lost = recalled(memory, accepted, saved[0])
+        assert not lost
+        assert found == (float(accepted) if accepted else None)
+        memory.keep("mod", "a", number, memory_of(number))
+        accepted = number if arrives else accepted
+        saved = (number, accepted) if saves else saved
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_error_feedback_is_that_of_the_uplink(disk: bool, tmp_path: Path) -> None:
+    """Two rounds of one client, beside the two worked out with `send`."""
+    seen: list[bytes] = []
+
+    def watch(message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        seen.append(reply.content["arrays"]["fedshift"].data)  # type: ignore[union-attr]
+        return reply
+
+    mod = QuantizeMod(2, error_feedback=True, updates=True, state_dir=tmp_path if disk else None)
+    strategy = FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1), max_share=0.0)
+    run(strategy, [watch, mod], nodes=1, rounds=3)
+    uplink = Uplink(Codec(KMeans(2)), update=True, feedback=True)
+    start, error = to_params(model()), Params()
+    for number in (1, 2, 3):
+        w, _ = moved(start, 0, None)  # type: ignore[arg-type]
+        sent = send(uplink, w, start, error, list(w), number=number, examples=10, key=None)
+        assert sent.frame == seen[number - 1]
+        start, error = sent.decoded, sent.error
+
+
+def test_a_restarted_node_says_that_its_memory_is_lost_unless_it_is_on_disk(tmp_path: Path, caplog: Any) -> None:
+    for state_dir, resets in ((None, 1), (tmp_path, 0)):
+        strategy = FedShift(FedAvg(**ALL))
+        grid = LocalGrid(client_app([QuantizeMod(4, error_feedback=True, state_dir=state_dir)]), 6, seed=1)
+        strategy.start(grid, model(), num_rounds=1)
+        node = grid.node_of(2)
+        grid.contexts[node].state = RecordDict()  # as a SuperNode that was restarted under its own key
+        messages = strategy.configure_train(2, model(), ConfigRecord(), grid)
+        strategy.aggregate_train(2, grid.send_and_receive(messages))
+        assert strategy.rounds[1].reset == [node] * resets
+        assert (f"node {node} had lost its memory" in caplog.text) == bool(resets)
+        caplog.clear()
+
+
+def losing(strategy: FedShift) -> Any:
+    """The first two uploads never arrive."""
+    return lambda reply: None if strategy.skipped < 2 and not strategy.accepted else reply
+
+
+def test_an_upload_that_was_refused_is_not_remembered() -> None:
+    """The error of a refused upload must not be fed back: what it was the error of was never used."""
+    alone: list[Any] = []
+    for lose in (False, True):
+        random.seed(3)
+        strategy = FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1), patience=9)
+        mod = QuantizeMod(2, error_feedback=True)
+        grid = LocalGrid(client_app([mod]), 1, seed=1, tamper=losing(strategy) if lose else None)
+        result = strategy.start(grid, model(), num_rounds=3 if lose else 1)
+        alone.append(result.arrays)
+    assert same(*alone)
+
+
+def test_codecs_that_round_at_random_draw_anew_in_every_round_and_alike_in_every_run() -> None:
+    codec = Codec(Stochastic(4), Zstd())
+    results = []
+    for _ in range(2):
+        random.seed(3)
+        results.append(run(FedShift(FedAvg(**ALL)), [QuantizeMod(codec=codec)], rounds=2).arrays)
+    assert same(*results)
+    assert QuantizeMod(codec=codec).bits == 4
+    assert QuantizeMod(codec=codec).uplink(7).codec == Codec(Stochastic(7), Zstd())
+
+
+def test_statistics_of_a_normalisation_travel_exactly() -> None:
+    start = to_record({"bn.weight": torch.randn(50), "bn.running_var": torch.rand(50)})
+    codec = Codec(KMeans(1), min_axes=1)
+    result = run(FedShift(FedAvg(**ALL)), [QuantizeMod(codec=codec)], start=start, rounds=1)
+    bare = run(FedAvg(**ALL), start=start, rounds=1)
+    error = {name: (to_params(result.arrays)[name] - to_params(bare.arrays)[name]).abs().max() for name in start}
+    assert error["bn.running_var"] < 1e-6 < error["bn.weight"]
+
+
+@pytest.mark.parametrize("bits", [0, 9, 33, True, "4", 4.0])
+def test_bits_that_make_no_sense_are_refused(bits: Any) -> None:
+    with pytest.raises(ValueError, match="is none of 1 to 8"):
+        QuantizeMod(bits)
+    strategy = FedShift(FedAvg(**ALL), patience=1)
+    if isinstance(bits, int) and not isinstance(bits, bool):
+        with pytest.raises(Exception, match=f"bits in the run's config: {bits!r} is none of 1 to 8"):
+            run(strategy, [QuantizeMod(4)], run_config={"bits": bits}, rounds=1)

@@ -1,0 +1,124 @@
+"""A training that was stopped goes on, with every strategy, to the bit as if it had not been."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg
+
+from fedshift.files import RunError
+from fedshift.flower import FedShift, QuantizeMod, Scaffold, ScaffoldMod, Seeded, introduce
+from fedshift.flower.arrays import to_record
+from fedshift.flower.testing import LocalGrid
+from tests.flower.apps import client_app, model, same
+from tests.flower.test_scaffold import moved_a_known_way
+from tests.flower.test_strategy import MODS, STRATEGIES
+
+
+class CrashError(Exception): ...
+
+
+def train(strategy: FedShift, rounds: int, grid: LocalGrid, crash: int = -1) -> ArrayRecord:
+    """Every round has its own draws, so that a resumed run can repeat them."""
+
+    def before(number: int, arrays: ArrayRecord) -> None:
+        if number == crash:
+            raise CrashError
+        random.seed(number)
+        np.random.seed(number)
+
+    return strategy.start(grid, model(), num_rounds=rounds, evaluate_fn=before).arrays
+
+
+CASES = {name: (make, [QuantizeMod(4, error_feedback=True), *MODS.get(name, [])]) for name, make in STRATEGIES.items()}
+
+
+@pytest.mark.parametrize("name", [*CASES, "scaffold"])
+def test_a_resumed_run_ends_in_the_bytes_of_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
+    make, mods = CASES.get(name, (lambda: Scaffold(FedAvg(fraction_evaluate=0.0, min_train_nodes=6)), []))
+    app = client_app(mods or [ScaffoldMod(4, error_feedback=True)], moved_a_known_way)
+    whole = train(FedShift(make(), checkpoint=tmp_path / "whole"), 5, LocalGrid(app, 6, seed=1))
+    grid = LocalGrid(app, 6, seed=1)  # its nodes stay, and remember, while the server is started anew
+    with pytest.raises(CrashError):
+        train(FedShift(make(), checkpoint=tmp_path / "run"), 5, grid, crash=3)
+    resumed = FedShift(make(), checkpoint=tmp_path / "run")
+    assert same(whole, train(resumed, 5, grid))
+    assert [x.number for x in resumed.rounds] == [4, 5]
+    assert all(not x.reset for x in resumed.rounds)
+
+
+def test_a_finished_run_gives_its_model_again_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
+    done = train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 2, grid)
+    again = FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path)
+    assert same(done, train(again, 2, grid))
+    assert again.rounds == []
+    train(again, 3, grid)
+    assert [x.number for x in again.rounds] == [3]
+
+
+def test_a_setting_that_was_changed_on_purpose_counts_and_one_that_the_strategy_changed_goes_on(tmp_path: Path) -> None:
+    def make(rate: float) -> flower.DifferentialPrivacyServerSideAdaptiveClipping:
+        inner = flower.FedAdam(fraction_evaluate=0.0, min_train_nodes=6, eta=rate)
+        return flower.DifferentialPrivacyServerSideAdaptiveClipping(inner, 0.01, 6)
+
+    grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
+    first, second = make(0.1), make(0.2)
+    train(FedShift(first, checkpoint=tmp_path), 2, grid)
+    train(FedShift(second, checkpoint=tmp_path), 2, grid)
+    assert second.clipping_norm == first.clipping_norm != make(0.1).clipping_norm
+    assert second.strategy.eta == 0.2  # type: ignore[attr-defined]
+    assert second.strategy.m_t.keys() == first.strategy.m_t.keys()  # type: ignore[attr-defined]
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused_by_name_before_anything_is_trained(tmp_path: Path) -> None:
+    class Odd(FedAvg):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn = {1, 2}
+
+    with pytest.raises(ValueError, match=r"Odd\.drawn is of type set, which a checkpoint cannot hold"):
+        FedShift(Odd(), checkpoint=tmp_path)
+    FedShift(Odd())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_two_are_refused(tmp_path: Path) -> None:
+    grid = LocalGrid(client_app([QuantizeMod(4, error_feedback=True)]), 6, seed=1)
+    whole = train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 3, grid)
+    _, new = sorted(tmp_path.iterdir())
+    new.write_bytes(new.read_bytes()[:-1])
+    again = FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path)
+    assert same(whole, train(again, 3, grid))
+    assert [(x.number, x.reset) for x in again.rounds] == [(3, [])]
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(RunError, match="damaged"):
+        train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 3, grid)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
+    train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 1, grid)
+    with pytest.raises(RunError, match="was saved with FedAvg, not FedAdam"):
+        train(FedShift(STRATEGIES["FedAdam"](), checkpoint=tmp_path), 2, grid)
+    with pytest.raises(RunError, match="holds another model"):
+        FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path).start(
+            grid, to_record({"w": torch.zeros(2)}), num_rounds=2
+        )
+
+
+def test_the_draw_of_nodes_goes_on_too(tmp_path: Path) -> None:
+    def make() -> FedShift:
+        return FedShift(Seeded(FedAvg(fraction_evaluate=0.0, fraction_train=0.5), seed=4), checkpoint=tmp_path)
+
+    app: Any = introduce(client_app([QuantizeMod(4)]))
+    grid = LocalGrid(app, 6, seed=1)
+    with pytest.raises(CrashError):
+        train(make(), 3, grid, crash=2)
+    assert train(make(), 3, grid)

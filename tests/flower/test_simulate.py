@@ -1,0 +1,107 @@
+"""`fedshift run --engine flower`: the command, and real simulations under it."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedshift import command
+from fedshift.flower.events import Desk, Event
+from fedshift.flower.simulate import write_app
+from fedshift.flower.superlink import Config
+from fedshift.flower.testing import Deployment
+from fedshift.loop import DivergedError
+from fedshift.running import Run
+from fedshift.settings import Experiment
+from tests.runs import COMMAND, fedshift, file_of, record, small
+
+BOTH = {"uplink": {"bits": "32+4", "feedback": True}, "algorithm": {"name": "scaffold"}}
+
+
+def test_events_are_read_once_and_whole(tmp_path: Path) -> None:
+    said, heard = Desk(tmp_path), Desk(tmp_path)
+    assert list(heard.heard()) == []
+    said.say(Event("told", "a\nb"))
+    said.say(Event("round", "", 1, None, 0.5, 7))
+    assert list(heard.heard()) == [Event("told", "a\nb"), Event("round", "", 1, None, 0.5, 7)]
+    with open(said.file, "ab") as file:
+        file.write(b'["do')
+    assert list(heard.heard()) == []
+    with open(said.file, "ab") as file:
+        file.write(b'ne"]\n')
+    assert list(heard.heard()) == [Event("done")]
+
+
+def test_what_ends_a_simulation_reaches_the_user_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulate(*_: Any) -> Iterator[Event]:
+        yield Event("told", "client 3 had lost its memory")
+        yield Event("round", "", 1, 0.5, 1.5, 100)
+        raise DivergedError("no usable upload")
+
+    monkeypatch.setattr(command, "simulation", lambda: simulate)
+    path = file_of(tmp_path / "a.toml", small())
+    done = fedshift("run", path, "--engine", "flower", "--out", tmp_path / "run", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout) == {"run": "run", "round": 1, "score": 0.5, "loss": 1.5, "bytes_up": 100}
+    assert done.stderr.splitlines() == ["client 3 had lost its memory", "fedshift: no usable upload"]
+
+
+def same_as_here(experiment: Experiment, out: Path, folder: Path) -> bool:
+    """Whether a run on Flower tells what one in this process does, but for times and the name of its engine."""
+    list(Run(experiment, folder))
+    there, here = record(out), record(folder)
+    assert there.pop("settings.toml") == here.pop("settings.toml").replace('"sequential"', '"flower"')
+    return there == here
+
+
+def test_a_simulation_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
+    experiment = small(BOTH, {"train": {"rounds": 3}})
+    path = file_of(tmp_path / "a.toml", experiment)
+    begun = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(begun, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    *rounds, end = map(json.loads, done.stdout.splitlines())
+    assert [told["round"] for told in rounds] == [1, 2, 3]
+    assert end["out"] == str(tmp_path / "run")
+    assert same_as_here(experiment, tmp_path / "run", tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_simulation_that_is_stopped_and_resumed_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
+    experiment, out = small(BOTH), tmp_path / "run"
+    path = file_of(tmp_path / "a.toml", experiment)
+    begun = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(out), "--json"]
+    with subprocess.Popen(begun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["round"] == 1
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[0].startswith("Stopping after this round")
+    assert "goes on after round" in errors.splitlines()[1]
+    done = subprocess.run([COMMAND, "resume", out, "--quiet"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert same_as_here(experiment, out, tmp_path / "here")
+    assert not (out / "nodes").exists()
+
+
+@pytest.mark.slow
+def test_supernodes_that_connect_end_in_the_bytes_of_one_process(tmp_path: Path) -> None:
+    """Two real SuperNodes play twelve clients; each message is a process of its own, so memory is in Flower's state."""
+    experiment = small(BOTH, {"train": {"rounds": 3}})
+    nodes: list[Config] = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
+    with Deployment(tmp_path / "flower", nodes) as deployment:
+        config = {"experiment": experiment.toml(), "out": str(tmp_path / "run")}
+        status, log = deployment.wait(deployment.run(write_app(tmp_path / "app"), config), timeout=400)
+    assert status == "finished:completed", log
+    assert same_as_here(experiment, tmp_path / "run", tmp_path / "here")

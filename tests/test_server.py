@@ -1,0 +1,78 @@
+"""What arrives in a round: an upload is checked whole, its second frame included, before any of it counts."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from fedshift.engines import Job, Sequential, Upload
+from fedshift.federation import Federation
+from fedshift.types import Params
+from fedshift.wire import EXACT, pack
+from tests.federations import federation, same, train
+
+Edit = Callable[[Upload, Federation], Upload]
+
+
+class Edited(Sequential):
+    """One client of the cohort sends something else."""
+
+    def __init__(self, fed: Federation, edit: Edit, all_of_them: bool = False) -> None:
+        super().__init__(fed.task)
+        self.fed, self.edit, self.all = fed, edit, all_of_them
+
+    def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
+        return [
+            (self.edit(one, self.fed) if i == 2 or self.all else one for i, one in enumerate(uploads))
+            for uploads in super().train(jobs)
+        ]
+
+
+def full(like: Params, value: float) -> bytes:
+    return pack(EXACT, {name: torch.full_like(x, value) for name, x in like.items()})
+
+
+HOSTILE: dict[str, tuple[str, Edit, str]] = {
+    "no control": ("sent", lambda u, fed: u._replace(extra=b""), "0 bytes are too few for a frame"),
+    "cut control": ("sent", lambda u, fed: u._replace(extra=u.extra[:-3]), "the frame says it has"),
+    "damaged control": (
+        "sent",
+        lambda u, fed: u._replace(extra=u.extra[:-9] + bytes([u.extra[-9] ^ 1]) + u.extra[-8:]),
+        "the checksum does not match",
+    ),
+    "control of another model": (
+        "sent",
+        lambda u, fed: u._replace(extra=pack(EXACT, {"w": torch.zeros(2)})),
+        "the frame has 1 tensors",
+    ),
+    "derived control beyond float32": (
+        "derived",
+        lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
+        "the control that follows from the upload is NaN or infinite",
+    ),
+    "cut weights": ("derived", lambda u, fed: u._replace(frame=u.frame[:-3]), "the frame says it has"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_upload_fails_and_leaves_no_trace(name: str) -> None:
+    control, edit, why = HOSTILE[name]
+    fed = federation(algorithm={"name": "scaffold", "control": control}, train={"lr": 0.001})
+    reference, expected, remembered = train(fed, 2, Edited(fed, lambda u, _: u._replace(failure="x")))
+    state, outcomes, memory = train(fed, 2, Edited(fed, edit))
+    for outcome, other in zip(outcomes, expected, strict=True):
+        assert list(outcome.failed) == list(other.failed)
+        assert all(why in said for said in outcome.failed.values())
+        assert (outcome.bytes_up, outcome.arrived, outcome.layers) == (other.bytes_up, other.arrived, other.layers)
+    assert same(state.out.params, reference.out.params)
+    assert same(state.out.control, reference.out.control)
+    assert memory.held.keys() == remembered.held.keys()
+
+
+def test_controls_are_refused_where_their_sum_would_be_infinite() -> None:
+    fed = federation(algorithm={"name": "scaffold", "control": "sent"})
+    huge = full(fed.start().out.control, 3e38)
+    state, (outcome,), _ = train(fed, 1, Edited(fed, lambda u, _: u._replace(extra=huge), all_of_them=True))
+    assert outcome.arrived == 1
+    assert all("NaN or infinite" in why for why in outcome.failed.values())
+    assert all(bool(x.isfinite().all()) for x in state.out.control.values())

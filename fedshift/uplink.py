@@ -18,6 +18,8 @@ from fedshift.tree import tmap
 from fedshift.types import Params
 from fedshift.wire import EXACT, Choice, Writer, choose, header, unpack
 
+ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
+
 
 @dataclass(frozen=True)
 class Uplink:
@@ -62,7 +64,7 @@ def send(
     writer = writer or Writer(quantized(uplink, trained), u)
     frame = writer.pack(u, Header(uplink.update, number, examples, reset), key)
     if not uplink.lossy:
-        return Sent(frame, u, tmap(_sum, u, start) if uplink.update else w, {})
+        return Sent(frame, u, tmap(_sum, u, start) if uplink.update else u, {})
     arrived = unpack(frame, like=u)
     lossy = [name for name in trained if choose(uplink.codec, name, u[name]).quantizer.lossy]
     lost = {name: u[name] - arrived[name] for name in lossy}

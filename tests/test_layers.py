@@ -31,7 +31,8 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-ADDED = "mod", "scaffold", "seeded", "strategy", "replies", "nested", "saved", "arrays", "memory"  # to others' apps
+# added to others' apps
+ADDED = ["mod", "scaffold", "seeded", "strategy", "replies", "nested", "outcome", "saved", "arrays", "memory"]
 
 
 def imported(file: Path) -> set[str]:

@@ -16,10 +16,9 @@ from fedshift.engines.base import Histogram, Job, Task, TrainingError, Upload, t
 from fedshift.evaluate import Score
 from fedshift.tree import take, tmap
 from fedshift.types import Broadcast, Params
-from fedshift.uplink import Sent, Uplink, quantized, send
+from fedshift.uplink import ERROR, Sent, Uplink, quantized, send
 from fedshift.wire import EXACT, Writer, pack
 
-ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
 BINS = 64
 
 

@@ -13,9 +13,10 @@ except ImportError:
 
 from fedshift.flower.app import client_app, server_app
 from fedshift.flower.mod import QuantizeMod
+from fedshift.flower.outcome import Aggregated, NoUploadsError
 from fedshift.flower.scaffold import Scaffold, ScaffoldMod, correction
 from fedshift.flower.seeded import Seeded, introduce
-from fedshift.flower.strategy import Aggregated, FedShift, NoUploadsError
+from fedshift.flower.strategy import FedShift
 
 __all__ = [
     "Aggregated",

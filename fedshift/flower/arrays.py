@@ -5,7 +5,7 @@ not know it fails loudly, and one object is one request where many small ones ar
 """
 
 from io import BytesIO
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from fedshift.types import Params
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 FRAME = "fedshift.frame"  # the serialisation type
 KEY = "fedshift"  # the only key of a record that holds a frame
+OURS = "fedshift."  # records and config keys that are not the app's begin so
+CONTROL = f"{OURS}control"  # the record with SCAFFOLD's c in a message
 
 
 def to_params(record: ArrayRecord) -> Params:
@@ -34,8 +36,9 @@ def enclose(frame: bytes) -> Array:
 
 
 def only(message: Message, kind: type[Record]) -> tuple[str, Record]:
-    """The one record of a kind in a message, and its name."""
-    found = [(name, record) for name, record in message.content.items() if isinstance(record, kind)]
+    """The one record of a kind in a message that is the app's, and its name."""
+    mine = [(name, record) for name, record in message.content.items() if not name.startswith(OURS)]
+    found = [(name, record) for name, record in mine if isinstance(record, kind)]
     if len(found) != 1:
         raise ValueError(f"the message holds {len(found)} records of type {kind.__name__}, not one")
     return found[0]
@@ -57,22 +60,25 @@ def checked(record: ArrayRecord, like: Params) -> Params:
 
 
 def _checked(name: str, array: Array, x: Tensor) -> Tensor:
-    """One array, looked at before any memory is taken for it."""
-    expected = x.numpy().dtype
-    try:
-        if array.stype != "numpy.ndarray":
-            raise ValueError(f"unknown serialization type {array.stype[:40]!r}")
-        file = BytesIO(array.data)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if shape != tuple(x.shape) or dtype != expected:
-            raise ValueError(f"{dtype} {shape} where {expected} {tuple(x.shape)} is expected")
-        if len(array.data) - file.tell() != x.numel() * expected.itemsize:
-            raise ValueError(f"{len(array.data)} bytes are not what the array takes")
-    except (ValueError, SyntaxError, TypeError) as problem:
-        raise WireError(f"{name}: {' '.join(str(problem).split())}") from None
-    values = np.frombuffer(array.data, expected, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
-    if expected.kind in "fc" and not np.isfinite(values).all():
-        raise WireError(f"{name}: holds NaN or infinity")
-    return torch.from_numpy(np.array(values, order="C"))
+    """One array: its bytes must begin as numpy would write one like x, so nothing of them has to be interpreted."""
+    dtype, shape = x.numpy().dtype, tuple(x.shape)
+    if array.stype != "numpy.ndarray":
+        raise WireError(f"{name}: unknown serialization type {array.stype[:40]!r}")
+    if array.shape != shape or array.dtype != str(dtype):
+        raise WireError(f"{name}: {array.dtype[:40]} {array.shape[:8]} where {dtype} {shape} is expected")
+    orders: tuple[Literal["C", "F"], ...] = "C", "F"
+    for order in orders:
+        begin = _header(dtype, shape, order == "F")
+        if array.data.startswith(begin) and len(array.data) - len(begin) == x.numel() * dtype.itemsize:
+            values = np.frombuffer(array.data, dtype, offset=len(begin)).reshape(shape, order=order)
+            if dtype.kind == "f" and not np.isfinite(values).all():
+                raise WireError(f"{name}: holds NaN or infinity")
+            return torch.from_numpy(np.array(values, order="C"))
+    raise WireError(f"{name}: its {len(array.data)} bytes are not those of such an array")
+
+
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> bytes:
+    file = BytesIO()
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, about)
+    return file.getvalue()

@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 from fedshift.engines.base import Job, Task, Upload
 from fedshift.engines.sequential import Sequential
 from fedshift.evaluate import Score
-from fedshift.flower.arrays import FRAME, KEY, enclose
+from fedshift.flower.arrays import CONTROL, FRAME, KEY, enclose
 from fedshift.flower.nodes import Nodes, Post
-from fedshift.flower.turns import ARRAYS, CONFIG, CONTROL, EXTRA, FRAMES, TRAIN, Order, read_report, remembers
+from fedshift.flower.turns import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, Order, read_report, remembers
 from fedshift.frame import WireError
 from fedshift.types import Params
 from fedshift.wire import EXACT, header, pack
@@ -104,8 +104,8 @@ class Flower:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
             if upload.failure:
                 return failed(client, upload.failure, upload.seconds)
-            frame = frame_of(reply, str(client))
-            extra = frame_of(reply, f"{client}{EXTRA}") if job.rule.extra == "sent" else b""
+            frame = _frame(reply, str(client))
+            extra = _frame(reply, f"{client}{EXTRA}") if job.rule.extra == "sent" else b""
             said = header(frame)
             if said.base != job.number:
                 raise WireError(f"an upload of round {said.base} came in round {job.number}")
@@ -120,7 +120,7 @@ class Flower:
         return upload._replace(frame=frame, extra=extra, memory=kept)
 
 
-def frame_of(reply: Message, name: str) -> bytes:
+def _frame(reply: Message, name: str) -> bytes:
     array = reply.content.array_records[FRAMES][name]
     if array.stype != FRAME:
         raise WireError(f"an array of type {array.stype[:40]!r} came where a frame is expected")

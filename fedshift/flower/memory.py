@@ -7,14 +7,15 @@ node takes the memory of just that round, or says that it is lost.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Context
 from safetensors.torch import load, save
 
 from fedshift.files import RunError, read_content, write_tensors
-from fedshift.flower.arrays import KEY
+from fedshift.flower.arrays import KEY, OURS
 from fedshift.types import Params
 
 PREFIX = "fedshift"
@@ -23,9 +24,18 @@ PREFIX = "fedshift"
 class Told(NamedTuple):
     """What the server says to a node about its memory."""
 
+    number: int  # of the round that is on
     session: str  # one training, across restarts of the server
-    accepted: int  # the round of the node's last upload that was used; 0 for none
+    accepted: int  # the round of the node's last upload that was used; 0 for none, -1 for a node that is new to it
     saved: int  # a round the server may go back to
+
+    def config(self) -> dict[str, int | str]:
+        return {f"{OURS}{name}": value for name, value in self._asdict().items()}
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Told":
+        """KeyError where nothing was told."""
+        return cls(*(config[f"{OURS}{name}"] for name in cls._fields))
 
 
 class Recalled(NamedTuple):
@@ -48,8 +58,8 @@ class Memory:
         for number in rounds:
             if not needed <= number <= told.accepted:
                 self._remove(name, told.session, number)
-        if not told.accepted:
-            return Recalled({}, False)
+        if told.accepted <= 0:  # where a node is new to the server, but not the server to it, the node has a new id
+            return Recalled({}, told.accepted < 0 and any(number < told.number for number in rounds))
         memory = self._read(name, told.session, told.accepted) if told.accepted in rounds else None
         return Recalled(memory or {}, memory is None)
 

@@ -5,47 +5,22 @@ import zlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from fedshift import rng
 from fedshift.codecs import Cast, Codec, KMeans
-from fedshift.flower.arrays import KEY, enclose, only, to_params
+from fedshift.flower.arrays import CONTROL, KEY, OURS, enclose, frame_of, only, to_params
 from fedshift.flower.memory import Memory, Recalled, Told
 from fedshift.types import Params
-from fedshift.uplink import Sent, Uplink, send
+from fedshift.uplink import ERROR, Sent, Uplink, send
 from fedshift.wire import EXACT
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
 BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they travel exactly
-ERROR = "error/"  # in a client's memory, what is of the uplink
-
-
-class Order(NamedTuple):
-    """What `FedShift` on the server says in a message's config."""
-
-    number: int  # of the round
-    session: str
-    accepted: int
-    saved: int
-
-    @property
-    def told(self) -> Told:
-        return Told(self.session, self.accepted, self.saved)
-
-    def config(self) -> dict[str, int | str]:
-        return {f"fedshift.{name}": value for name, value in self._asdict().items()}
-
-    @classmethod
-    def read(cls, config: dict[str, Any]) -> "Order":
-        try:
-            return cls(*(config[f"fedshift.{name}"] for name in cls._fields))
-        except KeyError:
-            wrap = "wrap the server's: FedShift(FedAvg(...))"
-            raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
 
 
 class QuantizeMod:
@@ -73,29 +48,34 @@ class QuantizeMod:
         seed: int = 0,
     ) -> None:
         """`exact`: patterns of names that are never quantized; `seed`: of codecs that round at random."""
+        if codec is not None and not isinstance(codec, Codec):
+            raise TypeError(f"QuantizeMod(codec={codec!r}): needs a Codec, for example Codec(KMeans(4))")
         self.codec = codec or Codec(KMeans(4))
         self.bits = as_bits("QuantizeMod(bits=...)", self.codec.quantizer.bits if bits is None else bits)
         self.updates, self.error_feedback, self.seed = updates, error_feedback, seed
-        self.state_dir, self.exact = state_dir, tuple(exact)
+        self.state_dir, self.exact = state_dir, (exact,) if isinstance(exact, str) else tuple(exact)
+        self.uplink(self.bits)  # refuses a codec that cannot have them
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        config = {key: value for record in message.content.config_records.values() for key, value in record.items()}
-        order, uplink = Order.read(config), self.uplink(self.bits_of(context, config))
+        config = self._taken(message)
+        told, uplink = self.told(config), self.uplink(self.bits_of(context, config))
         remembered = Memory(context, self.state_dir)
-        memory, lost = remembered.recall("mod", order.told) if self.remembers else Recalled({}, False)
+        memory, lost = remembered.recall("mod", told) if self.remembers else Recalled({}, False)
         own = self.enter(message, context, memory, lost)
         received = dict(only(message, ArrayRecord)[1])
         reply = call_next(message, context)
         if reply.has_error():
             return reply
         name, record = only(reply, ArrayRecord)
+        if frame_of(record) is not None:
+            raise ValueError("QuantizeMod: the reply is encoded already; an app needs one such mod")
         w = to_params(record)
         if set(received) != set(w):
             raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
-        begun = to_params(ArrayRecord(received))  # some strategies make float64 of a model
-        start = {name: begun[name].to(x.dtype) for name, x in w.items()}
+        begun = to_params(ArrayRecord(received))
+        start = {n: begun[n].to(x.dtype) for n, x in w.items()}  # some strategies make float64 of a model
         metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
         error = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
         sent = send(
@@ -104,17 +84,31 @@ class QuantizeMod:
             start,
             error,
             self.coded(w),
-            number=order.number,
+            number=told.number,
             examples=whole(metrics.get("num-examples")),
-            key=self.key(context, order) if uplink.codec.quantizer.random else None,
+            key=self.key(context, told.number) if uplink.codec.quantizer.random else None,
             reset=lost,
         )
-        kept = {ERROR + n: e for n, e in sent.error.items()} if uplink.feedback else {}
-        kept |= self.leave(sent, start, own, metrics)
-        if kept:
-            remembered.keep("mod", order.session, order.number, kept)
+        if self.remembers:  # nothing, too: an exact upload leaves no error
+            kept = {ERROR + n: e for n, e in sent.error.items()} if uplink.feedback else {}
+            remembered.keep("mod", told.session, told.number, kept | self.leave(sent, start, own, metrics))
         reply.content[name] = ArrayRecord({KEY: enclose(sent.frame)})
         return reply
+
+    def _taken(self, message: Message) -> dict[str, Any]:
+        """The config of a message, out of which what is ours is taken: the app need not know of it."""
+        config: dict[str, Any] = {}
+        for name, record in list(message.content.config_records.items()):
+            config |= record
+            message.content[name] = ConfigRecord({key: x for key, x in record.items() if not key.startswith(OURS)})
+        return config
+
+    def told(self, config: Mapping[str, Any]) -> Told:
+        try:
+            return Told.read(config)
+        except KeyError:
+            wrap = "wrap the server's: FedShift(FedAvg(...))"
+            raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
 
     @property
     def remembers(self) -> bool:
@@ -128,25 +122,30 @@ class QuantizeMod:
         return self.bits
 
     def uplink(self, bits: int) -> Uplink:
-        codec = self.codec
+        """How to send with so many bits: by the codec as it is, or as it would be with them."""
+        codec, quantizer = self.codec, self.codec.quantizer
         if bits == 32:
-            codec = dataclasses.replace(EXACT, coder=codec.coder) if codec.coder != EXACT.coder else EXACT
-        elif bits == 16:
+            codec = Codec(EXACT.quantizer, codec.coder)
+        elif bits != quantizer.bits and bits == 16:
             codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
-        elif bits != codec.quantizer.bits:
-            codec = dataclasses.replace(codec, quantizer=dataclasses.replace(codec.quantizer, bits=bits))  # type: ignore[type-var]
-        return Uplink(codec, self.updates, self.error_feedback and codec.quantizer.lossy)
+        elif bits != quantizer.bits:
+            if not any(field.name == "bits" for field in dataclasses.fields(quantizer)):  # type: ignore[arg-type]
+                raise ValueError(f"QuantizeMod: {quantizer} cannot have {bits} bits; give a codec that can")
+            codec = dataclasses.replace(codec, quantizer=dataclasses.replace(quantizer, bits=bits))  # type: ignore[type-var]
+        return Uplink(codec, self.updates, self.error_feedback)
 
     def coded(self, w: Params) -> list[str]:
         """Names of what is quantized."""
         return [n for n, x in w.items() if x.is_floating_point() and not any(fnmatchcase(n, p) for p in self.exact)]
 
-    def key(self, context: Context, order: Order) -> Tensor:
+    def key(self, context: Context, number: int) -> Tensor:
         node = zlib.crc32(f"{context.node_config.get('partition-id', context.node_id)}".encode())
-        return rng.key(self.seed, "flower", node, order.number)
+        return rng.key(self.seed, "flower", node, number)
 
     def enter(self, message: Message, context: Context, memory: Params, lost: bool) -> Any:
         """Before the client trains."""
+        if CONTROL in message.content:
+            raise ValueError("QuantizeMod: the server's strategy is Scaffold, whose clients need a ScaffoldMod")
 
     def leave(self, sent: Sent, start: Params, own: Any, metrics: dict[str, Any]) -> Params:
         """After its upload is made: what else to remember, given what `enter` returned."""

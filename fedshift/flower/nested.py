@@ -7,21 +7,37 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, QFedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, QFedAvg, Strategy
+from torch import Tensor
 
 from fedshift.flower.arrays import only
+from fedshift.flower.scaffold import Scaffold
 
 
 def layers_of(strategy: Strategy) -> list[Strategy]:
     """The strategy, the one it wraps, and so on; TypeError or ValueError for one that cannot be wrapped."""
     found: list[Strategy] = []
     inner: object = strategy
-    while inner is not None:
+    while True:
         _check(inner)
         assert isinstance(inner, Strategy)
         found.append(inner)
-        inner = getattr(inner, "strategy", None)
+        wrapped = [x for name, x in vars(inner).items() if isinstance(x, Strategy) or name == "strategy"]
+        if len(wrapped) > 1:
+            raise ValueError(f"FedShift({type(inner).__name__}): wraps {len(wrapped)} strategies, and may wrap one")
+        if not wrapped:
+            break
+        inner = wrapped[0]
+    names = [type(one).__name__ for one in found]
+    if any(name.startswith("DifferentialPrivacyServerSide") for name in names[: _place(found, Scaffold)]):
+        raise ValueError(
+            "FedShift: a control follows from the upload as it came: Scaffold(DifferentialPrivacy...(...))"
+        )
     return found
+
+
+def _place(strategies: list[Strategy], kind: type[Strategy]) -> int:
+    return next((i for i, strategy in enumerate(strategies) if isinstance(strategy, kind)), 0)
 
 
 def _check(strategy: object) -> None:
@@ -41,17 +57,27 @@ def weighting_key(strategies: list[Strategy]) -> str | None:
     return next((key for key in keys if isinstance(key, str)), None)
 
 
+def alike(strategies: list[Strategy]) -> bool:
+    """Whether replies must hold the same records: Flower's own strategies end the run over one that differs."""
+    return any(isinstance(strategy, FedAvg) for strategy in strategies)
+
+
 def checks(strategies: list[Strategy]) -> list[Callable[[Message], None]]:
-    """What else an upload must pass, a ValueError otherwise: strategies of ours say it, and a loss may be a weight."""
-    own = [strategy.check for strategy in strategies if hasattr(strategy, "check")]
-    return own + [_finite_loss(strategy.train_loss_key) for strategy in strategies if isinstance(strategy, QFedAvg)]
+    """What else an upload must pass, a ValueError otherwise."""
+    found: list[Callable[[Message], None]] = []
+    for strategy in strategies:
+        if isinstance(strategy, Scaffold):
+            found.append(strategy.check)
+        elif isinstance(strategy, QFedAvg):
+            found.append(_usable_loss(strategy.train_loss_key))
+    return found
 
 
-def _finite_loss(key: str) -> Callable[[Message], None]:
+def _usable_loss(key: str) -> Callable[[Message], None]:
     def check(reply: Message) -> None:
         loss = only(reply, MetricRecord)[1].get(key)
-        if isinstance(loss, list | None) or not math.isfinite(loss):
-            raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which must be a number")
+        if isinstance(loss, list | None) or not (math.isfinite(loss) and loss >= 0):
+            raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which must be 0 or more")
 
     return check
 
@@ -67,8 +93,8 @@ def write_back(strategies: list[Strategy], arrays: ArrayRecord) -> None:
 
 
 def snapshot(strategies: list[Strategy]) -> list[dict[str, Any]]:
-    """Attributes as they are, to go back to; strategies put new arrays in place of old ones."""
-    return [dict(vars(strategy)) for strategy in strategies]
+    """Attributes as they are, to go back to."""
+    return [{name: _copied(value) for name, value in vars(strategy).items()} for strategy in strategies]
 
 
 def go_back(strategies: list[Strategy], before: list[dict[str, Any]]) -> None:
@@ -77,10 +103,48 @@ def go_back(strategies: list[Strategy], before: list[dict[str, Any]]) -> None:
         vars(strategy).update(attributes)
 
 
+def _copied(value: Any) -> Any:
+    """Containers and arrays anew, which may be changed in place; all else is the strategy's own."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, ArrayRecord):
+        return value.copy()  # the bytes of arrays do not change
+    if type(value) in (list, tuple):
+        return type(value)(_copied(x) for x in value)
+    return {key: _copied(x) for key, x in value.items()} if type(value) is dict else value
+
+
+def not_finite(strategies: list[Strategy], arrays: ArrayRecord) -> str | None:
+    """What became NaN or infinite: an array, or what a strategy will work with in the next round."""
+    for name, array in arrays.items():
+        if not np.isfinite(array.numpy()).all():
+            return name
+    for strategy in strategies:
+        for name, value in vars(strategy).items():
+            if not all(_finite(x) for x in _numbers(value)):
+                return f"{type(strategy).__name__}.{name}"
+    return None
+
+
+def _numbers(value: Any) -> list[Any]:
+    if isinstance(value, ArrayRecord):
+        return [array.numpy() for array in value.values()]
+    return list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, list) else [value]
+
+
+def _finite(x: Any) -> bool:
+    if isinstance(x, Tensor):
+        return bool(torch.isfinite(x).all())
+    return not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "fc" or bool(np.isfinite(x).all())
+
+
 def integers_restored(arrays: ArrayRecord, dtypes: Mapping[str, torch.dtype]) -> ArrayRecord:
     """Integers of the model as integers again: averaging makes floats of them."""
     changed = {}
     for name, array in arrays.items():
-        if not dtypes[name].is_floating_point and (values := array.numpy()).dtype.kind == "f":
-            changed[name] = Array(torch.from_numpy(np.asarray(np.rint(values))).to(dtypes[name]).numpy())
+        dtype = dtypes.get(name, torch.float32)
+        if not dtype.is_floating_point and (values := array.numpy()).dtype.kind == "f":
+            changed[name] = Array(torch.from_numpy(np.asarray(np.rint(values))).to(dtype).numpy())
     return ArrayRecord({**arrays, **changed}) if changed else arrays

@@ -11,9 +11,9 @@ from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.engines.base import Job, TrainingError, Upload, one_thread
 from fedshift.engines.client import Client
 from fedshift.federation import Federation
-from fedshift.flower.arrays import KEY, enclose
+from fedshift.flower.arrays import CONTROL, KEY, enclose
 from fedshift.flower.memory import Memory, Recalled, Told
-from fedshift.flower.turns import ARRAYS, CONFIG, CONTROL, EXTRA, FRAMES, Order, digest, remembers, report
+from fedshift.flower.turns import ARRAYS, CONFIG, EXTRA, FRAMES, Order, digest, remembers, report
 from fedshift.settings import Experiment
 from fedshift.tree import take
 from fedshift.types import Broadcast
@@ -35,7 +35,9 @@ class Node:
         memory, frames, reports = Memory(context, folder), dict[str, Array](), dict[str, Any]()
         for client, accepted in zip(order.clients, order.accepted, strict=True):
             with one_thread():
-                upload = self._play(client, order, sent, memory, Told(order.session, accepted, order.saved))
+                upload = self._play(
+                    client, order, sent, memory, Told(order.number, order.session, accepted, order.saved)
+                )
             reports[str(client)] = report(upload)
             if upload.frame:
                 frames[str(client)] = enclose(upload.frame)

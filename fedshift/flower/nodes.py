@@ -69,6 +69,7 @@ class Nodes:
         """Partition -> node of those that are there; nodes not seen before are asked who they are."""
         there = dict.fromkeys(self.grid.get_node_ids())
         self.parts = {node: part for node, part in self.parts.items() if node in there}
+        self.strange = {node: why for node, why in self.strange.items() if node in there}  # it may come back mended
         self._ask([node for node in there if node not in self.parts and node not in self.strange])
         return {part: node for node, part in self.parts.items() if part < self.partitions}  # of two, the newer
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
+from fedshift.codecs.base import finite
 from fedshift.flower.arrays import checked, frame_of, only, to_record
 from fedshift.frame import Header, WireError
 from fedshift.types import Params
@@ -46,10 +47,13 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
     for start in sent:
         try:
             # in the model's order, which some strategies count on
-            arrays = to_record(checked(record, start) if frame is None else read(frame, start))
+            decoded = checked(record, start) if frame is None else read(frame, start)
         except WireError as wrong:
             problem = problem or wrong
             continue
+        if broken := [n for n, x in decoded.items() if said.update and x.is_floating_point() and not finite(x)]:
+            raise WireError(f"{broken[0]}: became infinite when the update was added")
+        arrays = to_record(decoded)
         reply.content = RecordDict({n: arrays if n == name else other for n, other in reply.content.items()})
         return Usable(reply, weight, said.lossy, said.reset, bytes_up)
     raise problem or WireError("nothing was sent")
@@ -73,8 +77,10 @@ def weight_of(reply: Message, key: str | None) -> float:
     return float(weight)
 
 
-def sort_out(replies: Iterable[Message], asked: Mapping[int, Message], open_: Callable[[Message], Usable]) -> Sorted:
-    """Open every reply, and leave out what strategies would end the run over; `asked` are the messages by node."""
+def sort_out(
+    replies: Iterable[Message], asked: Mapping[int, Message], open_: Callable[[Message], Usable], alike: bool
+) -> Sorted:
+    """Open every reply; `asked` are the messages by node, and where all must be alike, one that is not is left out."""
     place = {node: i for i, node in enumerate(asked)}
     ordered = sorted(replies, key=lambda reply: place.get(_node(reply, asked), len(place)))
     nodes = [_node(reply, asked) for reply in ordered]
@@ -87,11 +93,13 @@ def sort_out(replies: Iterable[Message], asked: Mapping[int, Message], open_: Ca
                 raise ValueError("it answers no message of this round")
             found[i] = open_(reply)
         except ValueError as problem:
-            failed[node] = str(problem)
+            failed[node] = brief(problem)
+        except Exception as problem:  # whatever somebody sent, it is their upload that fails
+            failed[node] = brief(f"{type(problem).__name__}: {problem}")
     counts = Counter(_signature(one.message) for one in found.values())
     common = max(counts, key=lambda signature: counts[signature], default=())  # the first of equals
     for i, one in list(found.items()):
-        if _signature(one.message) != common:
+        if alike and _signature(one.message) != common:
             failed[nodes[i]] = "its records are not those that most nodes sent"
             del found[i]
     if found and not any(one.weight for one in found.values()):
@@ -99,9 +107,13 @@ def sort_out(replies: Iterable[Message], asked: Mapping[int, Message], open_: Ca
         found = {}
     failed |= dict.fromkeys((node for node in asked if node not in nodes), "it did not reply")
     errors = {node: Message(Error(0, why), reply_to=asked[node]) for node, why in failed.items() if node in asked}
-    answered = enumerate(zip(nodes, ordered, strict=True))
-    messages = [found[i].message if i in found else errors.get(node, reply) for i, (node, reply) in answered]
+    messages = [found[i].message if i in found else errors[node] for i, node in enumerate(nodes) if node in asked]
     return Sorted(list(found.values()), failed, messages)
+
+
+def brief(problem: object) -> str:
+    """In one line, and not as long as whoever sent it would have it."""
+    return " ".join(str(problem)[:500].split())
 
 
 def _node(reply: Message, asked: Mapping[int, Message]) -> int:

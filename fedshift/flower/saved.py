@@ -2,14 +2,17 @@
 
     flower.ROUND.CHECKSUM.safetensors     the model, and arrays and numbers of the strategies; the two newest are kept
 
-Nothing is pickled. What a strategy holds beside arrays and numbers that change cannot be kept, and is
-refused by name before the first round.
+Nothing is pickled. What a strategy holds beside arrays, numbers and text cannot be kept, and is refused by
+name: before the first round, or as soon as it is there.
 """
 
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
+from logging import getLogger
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +21,13 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedshift.files import RunError, read_tensors, write_tensors
+from fedshift.files import TEMPORARY, RunError, read_tensors, write_tensors
 from fedshift.flower.arrays import to_params, to_record
 from fedshift.types import Params
 
 KEPT = 2
+LOG = getLogger("flwr.fedshift")
+FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, type, partial  # settings, which do not change
 SCALARS = bool, int, float, str, type(None)
 
 
@@ -30,7 +35,7 @@ class Saved(NamedTuple):
     number: int  # rounds done
     arrays: ArrayRecord
     session: str
-    accepted: dict[int, int]
+    accepted: dict[str, int]
     skipped: int
 
 
@@ -42,6 +47,9 @@ class Saver:
         self.first = [_numbers(strategy) for strategy in chain]  # as the strategies were made
         for strategy in chain:
             _arrays(strategy)  # refuses what cannot be kept
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"{folder}: must be a folder for checkpoints, and is a file")
+        self.oldest = min((number for number, _ in self._newest_first()), default=0)  # training may go back to it
 
     def save(self, state: Saved) -> None:
         tensors: Params = {f"model/{name}": x for name, x in to_params(state.arrays).items()}
@@ -57,7 +65,7 @@ class Saver:
             "number": state.number,
             "order": list(state.arrays),
             "session": state.session,
-            "accepted": {str(node): number for node, number in state.accepted.items()},
+            "accepted": state.accepted,
             "skipped": state.skipped,
             "kinds": kinds,
             "changed": changed,
@@ -68,21 +76,32 @@ class Saver:
         except OSError as problem:
             raise RunError(f"{self.folder}: cannot be made: {problem.strerror}") from None
         write_tensors(self.folder, f"flower.{state.number:06d}", tensors, {"state": json.dumps(about)})
-        for path in self._newest_first()[KEPT:]:
+        kept = self._newest_first()
+        for _, path in kept[KEPT:]:
             path.unlink(missing_ok=True)
+        self.oldest = kept[:KEPT][-1][0]
 
     def restore(self, like: ArrayRecord) -> Saved | None:
-        """The newest whole checkpoint, with the strategies as they were then; None where there is none."""
-        problems = []
-        for path in self._newest_first():
+        """The newest whole checkpoint, with the strategies as they were then; None where there is none.
+
+        Those that cannot be read are put aside, not removed; when no other is left, nothing is changed.
+        """
+        damaged: dict[Path, str] = {}
+        for _, path in self._newest_first():
             try:
                 tensors, about = read_tensors(path)
             except RunError as problem:
-                problems.append(str(problem))
+                damaged[path] = str(problem)
                 continue
-            return self._set(path, tensors, json.loads(about["state"]), like)
-        if problems:
-            raise RunError(f"{problems[0]}; there is no whole checkpoint to go on from")
+            saved = self._set(path, tensors, json.loads(about["state"]), like)
+            for other, why in damaged.items():
+                LOG.warning("%s; going on from round %d", why, saved.number)
+                other.rename(other.with_suffix(".damaged"))
+            for rest in self.folder.glob(f"flower.*{TEMPORARY}"):
+                rest.unlink()
+            return saved
+        if damaged:
+            raise RunError(f"{next(iter(damaged.values()))}; there is no whole checkpoint to go on from")
         return None
 
     def _set(self, path: Path, tensors: Params, about: dict[str, Any], like: ArrayRecord) -> Saved:
@@ -98,16 +117,11 @@ class Saver:
             setattr(self.chain[int(i)], name, REBUILD[kind]({key: tensors[f"{place}/{key}"] for key in keys}))
         for strategy, numbers in zip(self.chain, about["changed"], strict=True):
             vars(strategy).update(numbers)
-        accepted = {int(node): number for node, number in about["accepted"].items()}
-        return Saved(about["number"], to_record(model), about["session"], accepted, about["skipped"])
+        return Saved(about["number"], to_record(model), about["session"], about["accepted"], about["skipped"])
 
-    @property
-    def oldest(self) -> int:
-        """The round of the oldest checkpoint there is: should the newest be damaged, training goes back to it."""
-        return min((int(path.name.split(".")[1]) for path in self._newest_first()), default=0)
-
-    def _newest_first(self) -> list[Path]:
-        return sorted(self.folder.glob("flower.*.*.safetensors"), reverse=True)
+    def _newest_first(self) -> list[tuple[int, Path]]:
+        found = [(path.name.split(".")[1], path) for path in self.folder.glob("flower.*.*.safetensors")]
+        return sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
 
 
 def _numbers(strategy: Strategy) -> dict[str, Any]:
@@ -131,20 +145,20 @@ def _arrays(strategy: Strategy) -> dict[str, tuple[str, Params]]:
     """Attributes that are arrays: how they are held, and the arrays by name."""
     found = {}
     for name, value in vars(strategy).items():
-        if _plain(value) or isinstance(value, np.generic | Strategy) or callable(value):
+        if _plain(value) or isinstance(value, (np.generic, Strategy, *FUNCTIONS)):
             continue
         if isinstance(value, ArrayRecord):
             found[name] = "record", to_params(value)
         elif isinstance(value, np.ndarray):
             found[name] = "array", {"0": _tensor(value)}
         elif isinstance(value, Tensor):
-            found[name] = "tensor", {"0": value}
-        elif isinstance(value, list | tuple) and all(isinstance(x, np.ndarray) for x in value):
+            found[name] = "tensor", {"0": value.clone()}
+        elif isinstance(value, list | tuple) and all(isinstance(x, np.ndarray | np.generic) for x in value):
             found[name] = "list", {str(i): _tensor(x) for i, x in enumerate(value)}
-        elif isinstance(value, dict) and all(isinstance(x, np.ndarray) for x in value.values()):
+        elif isinstance(value, dict) and all(isinstance(x, np.ndarray | np.generic) for x in value.values()):
             found[name] = "arrays", {key: _tensor(x) for key, x in value.items()}
         elif isinstance(value, dict) and all(isinstance(x, Tensor) for x in value.values()):
-            found[name] = "tensors", dict(value)
+            found[name] = "tensors", {key: x.clone() for key, x in value.items()}
         else:
             held = type(value).__name__
             raise ValueError(
@@ -154,7 +168,7 @@ def _arrays(strategy: Strategy) -> dict[str, tuple[str, Params]]:
     return found
 
 
-def _tensor(x: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(x: Any) -> Tensor:
     return torch.from_numpy(np.array(x, order="C"))
 
 

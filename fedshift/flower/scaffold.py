@@ -2,7 +2,8 @@
 
     server_app.py    strategy = FedShift(Scaffold(FedAvg()))
     client_app.py    app = ClientApp(mods=[ScaffoldMod(bits=4)])
-                     for p, d in zip(model.parameters(), correction(context).values()): p.grad += d
+                     d = correction(context)
+                     for name, p in model.named_parameters(): p.grad += d[name]
                      metrics = {"num-examples": n, "travel": lr * steps, ...}
 
 The change of a client's control follows from its decoded upload, on both ends: nothing else goes up.
@@ -22,13 +23,12 @@ from torch import Tensor
 
 from fedshift.algorithms.scaffold import Controlled
 from fedshift.codecs.base import finite
-from fedshift.flower.arrays import frame_of, only, to_params, to_record
+from fedshift.flower.arrays import CONTROL, frame_of, only, to_params, to_record
 from fedshift.flower.mod import BUFFERS, QuantizeMod
 from fedshift.tree import take, tmap, zeros
 from fedshift.types import Broadcast, Params
 from fedshift.uplink import Sent
 
-CONTROL = "control"  # the record with c in a message
 CORRECTION = "fedshift.correction"  # in the client's state, while it trains
 OWN = "control/"  # in its memory
 LOG = getLogger("flwr.fedshift")
@@ -89,6 +89,8 @@ class Scaffold(Strategy):
 
     def __init__(self, strategy: Strategy, population: int | None = None, exact: tuple[str, ...] = BUFFERS) -> None:
         """`population`: the N clients there are, those connected if it is not given; `exact`: not trained."""
+        if population is not None and population < 1:
+            raise ValueError(f"Scaffold(population={population}): population must be 1 or more clients")
         self.strategy, self.population, self.exact = strategy, population, exact
         self.control: dict[str, Tensor] | None = None
         self.connected = 0

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 WHO, ABOUT = "fedshift_who", "about"  # the question, and the record with the answer
+UNKNOWN = "query function registered"  # in the error of an app that does not know the question
 LOG = getLogger("flwr.fedshift")
 
 
@@ -33,13 +34,18 @@ def introduce(app: ClientApp) -> ClientApp:
     return app
 
 
-def partitions(grid: Grid, nodes: Iterable[int], timeout: float = 60.0) -> dict[int, int]:
-    """The partition-id of each node that says it."""
+def partitions(grid: Grid, nodes: Iterable[int], timeout: float = 60.0) -> dict[int, int | None]:
+    """The partition-id of each node that answers, None for one that has none or does not know the question."""
     questions = [Message(RecordDict(), node, f"query.{WHO}") for node in nodes]
     answers = grid.send_and_receive(questions, timeout=timeout) if questions else ()
-    told = {reply.metadata.src_node_id: reply.content.get(ABOUT) for reply in answers if reply.has_content()}
-    found = {node: record.get("partition-id") for node, record in told.items() if isinstance(record, ConfigRecord)}
-    return {node: number for node, number in found.items() if isinstance(number, int)}
+    known = (reply for reply in answers if reply.has_content() or UNKNOWN in (reply.error.reason or ""))
+    return {reply.metadata.src_node_id: _partition(reply) for reply in known}
+
+
+def _partition(reply: Message) -> int | None:
+    about = reply.content.config_records.get(ABOUT) if reply.has_content() else None
+    number = about.get("partition-id") if about is not None else None
+    return number if isinstance(number, int) else None
 
 
 class Seeded(Strategy):
@@ -60,7 +66,7 @@ class Seeded(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with _seeded(f"{self.seed}/train/{server_round}") as seed:
+        with _undisturbed(f"{self.seed}/train/{server_round}") as seed:
             view = _Ordered(grid, self.names, seed)
             return list(self.strategy.configure_train(server_round, arrays, config, view))
 
@@ -72,7 +78,7 @@ class Seeded(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with _seeded(f"{self.seed}/evaluate/{server_round}") as seed:
+        with _undisturbed(f"{self.seed}/evaluate/{server_round}") as seed:
             view = _Ordered(grid, self.names, seed)
             return list(self.strategy.configure_evaluate(server_round, arrays, config, view))
 
@@ -81,7 +87,7 @@ class Seeded(Strategy):
 
 
 @contextmanager
-def _seeded(seed: str) -> Iterator[str]:
+def _undisturbed(seed: str) -> Iterator[str]:
     """Python's own generator, which Flower draws nodes with, is left as it was found."""
     before = random.getstate()
     try:
@@ -99,13 +105,12 @@ class _Ordered(Grid):
     def get_node_ids(self) -> list[int]:
         nodes = list(self.grid.get_node_ids())
         if new := [node for node in nodes if str(node) not in self.names]:
-            told = partitions(self.grid, new)
-            self.names.update({str(node): told.get(node) for node in new})
+            self.names.update({str(node): name for node, name in partitions(self.grid, new).items()})
         random.seed(self.seed)  # last: waiting for nodes may have drawn from it
         return sorted(nodes, key=self._place)
 
     def _place(self, node: int) -> tuple[bool, int]:
-        name = self.names[str(node)]
+        name = self.names.get(str(node))  # one that did not answer is asked again
         return name is None, node if name is None else name
 
     @property

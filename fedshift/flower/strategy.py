@@ -9,42 +9,25 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedshift.algorithms.fedshift import Shift
+from fedshift.algorithms.fedshift import Shift, layers
 from fedshift.flower import nested
-from fedshift.flower.arrays import to_params, to_record
-from fedshift.flower.mod import Order, as_bits
+from fedshift.flower.arrays import only, to_params, to_record
+from fedshift.flower.memory import Told
+from fedshift.flower.mod import as_bits
+from fedshift.flower.outcome import Aggregated, aggregated, check_hope
 from fedshift.flower.replies import Usable, evaluated, opened, sort_out
 from fedshift.flower.saved import Saved, Saver
+from fedshift.flower.seeded import Seeded
 from fedshift.types import Broadcast, Params, Round
 
 LOG = getLogger("flwr.fedshift")
-WRONG_ORDER = "expects the keys in the ArrayRecord of the reply message to match"  # what Flower's DP mods say
 BitsFor = Callable[[int, int], int | None]  # of a node and a round
-
-
-class NoUploadsError(RuntimeError):
-    """Several rounds in a row had no upload that could be used."""
-
-
-class Aggregated(NamedTuple):
-    """What there is to tell about a round."""
-
-    number: int
-    used: int
-    lossy: int
-    share: float  # of the weight that quantized uploads had, before `max_share` and `warmup`
-    failed: dict[int, str]  # nodes whose upload was left out, and why
-    reset: list[int]  # nodes that had lost their memory
-    bytes_up: int  # of arrays that were used
 
 
 class FedShift(Strategy):
@@ -73,17 +56,27 @@ class FedShift(Strategy):
     ) -> None:
         if patience < 1:
             raise ValueError(f"FedShift(patience={patience}): patience must be 1 or more rounds")
+        if bits_for is not None and not callable(bits_for):
+            raise TypeError(f"FedShift(bits_for={bits_for!r}): needs a function of a node and a round")
+        tensors = (tensors,) if isinstance(tensors, str) else tensors
         self.strategy, self.bits_for, self.patience = strategy, bits_for, patience
         self.rule = Shift(max_share, warmup, None if tensors is None else tuple(tensors))
         self.chain = nested.layers_of(strategy)
         self.key = nested.weighting_key(self.chain)
         self.saver = None if checkpoint is None else Saver(Path(checkpoint), self.chain)
-        self.session, self.skipped = uuid4().hex[:16], 0
-        self.accepted: dict[int, int] = {}  # node -> the round of its last upload that was used
-        self.rounds: list[Aggregated] = []
-        self.dtypes: dict[str, torch.dtype] = {}  # of the model at the start
-        self.sent: tuple[Params, Params] = {}, {}  # the last model, as it was sent and in its first dtypes
+        if any(isinstance(one, FedShift) for one in self.chain):
+            raise ValueError("FedShift(FedShift(...)): once is enough")
+        self.seeded = next((one for one in self.chain if isinstance(one, Seeded)), None)
         self.asked: dict[int, Message] = {}  # the last messages, by node
+        self._begin({})
+
+    def _begin(self, model: Params) -> None:
+        self.session, self.skipped = uuid4().hex[:16], 0
+        self.accepted: dict[str, int] = {}  # node -> the round of its last upload that was used, 0 for none
+        self.rounds: list[Aggregated] = []
+        self.dtypes = {name: x.dtype for name, x in model.items()}  # of the model at the start
+        if model and self.rule.tensors is not None and not layers(model, self.rule.tensors):
+            raise ValueError(f"FedShift(tensors={self.rule.tensors}): there is no such tensor among {', '.join(model)}")
 
     def summary(self) -> None:
         LOG.info("\t├──> FedShift settings:")
@@ -94,9 +87,8 @@ class FedShift(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        sent = to_params(arrays)
-        self.dtypes = self.dtypes or {name: x.dtype for name, x in sent.items()}
-        self.sent = sent, {name: x.to(self.dtypes[name]) for name, x in sent.items()}
+        if not self.dtypes:  # not from `start`
+            self._begin(to_params(arrays))
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         for message in messages:
             self._address(message, server_round)
@@ -107,7 +99,8 @@ class FedShift(Strategy):
         """Give a message its own config: strategies put one and the same record into all."""
         node = message.metadata.dst_node_id
         saved = number - 1 if self.saver is None else self.saver.oldest
-        words = Order(number, self.session, self.accepted.get(node, 0), saved).config()
+        words = Told(number, self.session, self.accepted.get(self._name(node), -1), saved).config()
+        self.accepted.setdefault(self._name(node), 0)
         if self.bits_for is not None and (bits := self.bits_for(node, number)) is not None:
             words["bits"] = as_bits(f"bits_for({node}, {number})", bits)
         content = RecordDict(dict(message.content))
@@ -118,32 +111,42 @@ class FedShift(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        usable, failed, messages = sort_out(replies, self.asked, self._open(server_round))
+        usable, failed, messages = sort_out(replies, self.asked, self._open(server_round), nested.alike(self.chain))
         before = nested.snapshot(self.chain)
         arrays, metrics = self.strategy.aggregate_train(server_round, messages) if usable else (None, None)
+        share, why = 0.0, next(iter(failed.values()), "")
         if arrays is not None:
             arrays = nested.integers_restored(arrays, self.dtypes)
-            if broken := [name for name, array in arrays.items() if not np.isfinite(array.numpy()).all()]:
-                LOG.error("round %d: %s became NaN or infinite; the round is left out", server_round, broken[0])
+            if broken := nested.not_finite(self.chain, arrays):
+                why = f"{broken} became NaN or infinite"
+                LOG.error("round %d: %s; the round is left out", server_round, why)
                 nested.go_back(self.chain, before)
                 arrays = None
-        share = 0.0
         if arrays is not None:
-            self.accepted |= dict.fromkeys((one.message.metadata.src_node_id for one in usable), server_round)
+            self.accepted |= {self._name(one.message.metadata.src_node_id): server_round for one in usable}
             share = sum(one.weight for one in usable if one.lossy) / sum(one.weight for one in usable)
             arrays = self._shift(arrays, server_round, share, len(usable))
-        self._tell(server_round, usable if arrays is not None else [], share, failed)
-        self.skipped = 0 if arrays is not None else self.skipped + 1
-        if self.skipped:
-            self._stop_if_hopeless(server_round, failed, bool(usable))
+        self.rounds.append(aggregated(server_round, usable if arrays is not None else [], share, failed))
+        self.skipped = 0 if arrays is not None else self.skipped + bool(why)  # strategies may wait, or ask nobody
+        if why and arrays is None:
+            check_hope(server_round, failed, bool(usable), why, self.skipped, self.patience)
         return arrays, metrics
+
+    def _name(self, node: int) -> str:
+        """What a node is known by from one start of the server to the next: as it calls itself, if it was asked."""
+        name = self.seeded.names.get(str(node)) if self.seeded else None
+        return str(node) if name is None else f"partition {name}"
 
     def _open(self, number: int) -> Callable[[Message], Usable]:
         """How an upload is opened: by us, and then by strategies that have a say in it."""
-        checks = nested.checks(self.chain)
+        checks, begun = nested.checks(self.chain), dict[int, tuple[Params, Params]]()
 
         def open_(reply: Message) -> Usable:
-            upload = opened(reply, self.sent, number, self.key)
+            _, record = only(self.asked[reply.metadata.src_node_id], ArrayRecord)
+            if id(record) not in begun:  # messages share it
+                sent = to_params(record)
+                begun[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
+            upload = opened(reply, begun[id(record)], number, self.key)
             for check in checks:
                 check(upload.message)
             return upload
@@ -153,33 +156,11 @@ class FedShift(Strategy):
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int) -> ArrayRecord:
         if not share:
             return arrays
-        rnd = Round(number, arrived, arrived, Broadcast(self.sent[0], {}), {}, {}, share)
+        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
         out, _ = self.rule.apply(Broadcast(to_params(arrays), {}), {}, rnd)
         shifted = to_record(out.params)
         nested.write_back(self.chain, shifted)
         return shifted
-
-    def _stop_if_hopeless(self, number: int, failed: dict[int, str], arrived: bool) -> None:
-        """After a round that changed nothing."""
-        if not arrived and any(WRONG_ORDER in why for why in failed.values()):
-            raise NoUploadsError(
-                f"round {number}: the clients' mods are in the wrong order; QuantizeMod must be the first: "
-                "ClientApp(mods=[QuantizeMod(...), fixedclipping_mod])"
-            )
-        if self.skipped >= self.patience:
-            why = next(iter(failed.values()), "the strategy aggregated nothing" if arrived else "no node was asked")
-            raise NoUploadsError(f"round {number}: no usable upload in {self.skipped} rounds in a row; the last: {why}")
-
-    def _tell(self, number: int, used: Sequence[Usable], share: float, failed: dict[int, str]) -> None:
-        reset = [one.message.metadata.src_node_id for one in used if one.reset]
-        lossy, size = sum(one.lossy for one in used), sum(one.bytes_up for one in used)
-        self.rounds.append(Aggregated(number, len(used), lossy, share, failed, reset, size))
-        for node, why in failed.items():
-            LOG.warning("round %d: the upload of node %d is left out: %s", number, node, why)
-        for node in reset:
-            LOG.warning("round %d: node %d had lost its memory and started anew", number, node)
-        told = f"{len(used)} uploads, {lossy} of them quantized (share {share:.2f}), {len(failed)} left out"
-        LOG.info("\t└──> FedShift: %s, %.1f kB up", told, size / 1000)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -190,7 +171,8 @@ class FedShift(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy does it, without replies that would end the run."""
-        _, failed, messages = sort_out(replies, self.asked, lambda reply: evaluated(reply, self.key))
+        alike = nested.alike(self.chain)
+        _, failed, messages = sort_out(replies, self.asked, lambda reply: evaluated(reply, self.key), alike)
         for node, why in failed.items():
             LOG.warning("round %d: the evaluation of node %d is left out: %s", server_round, node, why)
         return self.strategy.aggregate_evaluate(server_round, messages)
@@ -209,7 +191,7 @@ class FedShift(Strategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         begin, arrays, first = time.monotonic(), initial_arrays, 1
-        self.dtypes = {name: x.dtype for name, x in to_params(initial_arrays).items()}
+        self._begin(to_params(initial_arrays))
         if self.saver and (saved := self.saver.restore(initial_arrays)):
             arrays, first = saved.arrays, saved.number + 1
             self.session, self.accepted, self.skipped = saved.session, saved.accepted, saved.skipped

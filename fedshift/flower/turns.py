@@ -18,7 +18,7 @@ from fedshift.settings import Experiment
 from fedshift.uplink import Uplink
 
 TRAIN = "train"
-ARRAYS, CONTROL, CONFIG = "arrays", "control", "config"  # records of a message; the last is of a reply as well
+ARRAYS, CONFIG = "arrays", "config"  # records of a message; the last is of a reply as well
 FRAMES = "frames"
 EXTRA = "/extra"  # after a client's number, the name of its second frame
 
@@ -79,7 +79,7 @@ def read_report(client: int, text: object, layers: Sequence[str]) -> Upload:
         if len(drift) != (0 if failure else len(layers)):
             raise ValueError
         return Upload(client, b"", b"", {}, drift, _measure(told["error"]), seconds, failure, histograms)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
         raise ValueError("its report cannot be read") from None
 
 

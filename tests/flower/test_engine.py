@@ -77,7 +77,7 @@ def test_an_order_holds_the_very_same_arrays_for_all_nodes_and_no_memory() -> No
             return super().push_messages(messages)
 
     list(on_flower(experiment, Watched(client_app(experiment, **own()), 12)))
-    assert {tuple(content) for content in seen} == {("arrays", "control", "config")}
+    assert {tuple(content) for content in seen} == {("arrays", "fedshift.control", "config")}
     assert len({id(content["arrays"]) for content in seen}) == experiment.train.rounds
 
 

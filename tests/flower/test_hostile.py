@@ -2,6 +2,7 @@
 
 import random
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,22 @@ def raw(x: Any) -> Array:
     return Array(np.asarray(x, np.float32))
 
 
+def headed(text: bytes) -> Array:
+    """An array whose header is anything: numpy's own reader fails on these in as many ways."""
+    return Array("float32", (8,), "numpy.ndarray", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+
+
+def one(array: Array) -> Edit:
+    return arrays(lambda w: w | {"one.bias": array})
+
+
+HEADERS = (
+    b"-" * 9000 + b"1",
+    b"(" * 9000,
+    b"1+" * 3000 + b"1",
+    b"{'descr': (), 'fortran_order': False, 'shape': (8,)}",
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,)}",
+)
 ATTACKS: dict[str, tuple[Edit, str]] = {
     "truncated": (frame(lambda data: data[:-100]), "bytes, but"),
     "empty": (frame(lambda data: b""), "0 bytes are too few"),
@@ -96,9 +113,10 @@ ATTACKS: dict[str, tuple[Edit, str]] = {
         arrays(lambda w: w | {"one.bias": Array("float32", (8,), "numpy.ndarray", b"garbage")}),
         "one.bias",
     ),
+    **{f"plain, header {i}": (one(headed(text)), "such an array") for i, text in enumerate(HEADERS)},
     "plain, truncated": (
         arrays(lambda w: w | {"one.bias": Array("float32", (8,), "numpy.ndarray", w["one.bias"].data[:-3])}),
-        "bytes are not what the array takes",
+        "bytes are not those of such an array",
     ),
     "plain, pickled": (
         arrays(lambda w: w | {"one.bias": Array("object", (8,), "numpy.ndarray", pickled())}),
@@ -241,9 +259,7 @@ def test_a_run_without_usable_uploads_ends_with_the_reason() -> None:
 @pytest.mark.parametrize("mod", [fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 0.1)])
 def test_mods_in_the_wrong_order_are_found_in_the_first_round(mod: Any) -> None:
     inner = flower.DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.01, 1.0, 6)
-    with pytest.raises(
-        NoUploadsError, match="round 1: the clients' mods are in the wrong order; QuantizeMod must be"
-    ):
+    with pytest.raises(NoUploadsError, match="round 1: the clients' mods are in the wrong order; QuantizeMod must be"):
         run(FedShift(inner), [mod, QuantizeMod(4)])
 
 
@@ -256,14 +272,15 @@ def test_privacy_is_not_weakened_by_a_bad_upload() -> None:
     assert [(x.used, len(x.failed)) for x in strategy.rounds] == [(0, 1), (0, 1)]
 
 
-def test_a_loss_that_is_a_weight_must_be_a_number() -> None:
+@pytest.mark.parametrize("loss", [float("nan"), -1.0])
+def test_a_loss_that_is_a_weight_must_be_a_number(loss: float) -> None:
     strategy = FedShift(flower.QFedAvg(0.1, fraction_evaluate=0.0, min_train_nodes=6))
     random.seed(3)
-    hostile = Hostile(edited(metrics({"num-examples": 13, "train_loss": float("nan")})))
+    hostile = Hostile(edited(metrics({"num-examples": 13, "train_loss": loss})))
     grid = LocalGrid(client_app([QuantizeMod(32)]), 6, seed=1, tamper=hostile)
     hostile.node = grid.node_of(BAD)
     result = strategy.start(grid, model(), num_rounds=1)
-    assert "train_loss=nan" in strategy.rounds[0].failed[hostile.node]
+    assert f"train_loss={loss}" in strategy.rounds[0].failed[hostile.node]
     assert np.isfinite(result.arrays["one.weight"].numpy()).all()
 
 
@@ -278,3 +295,81 @@ def test_a_frame_of_a_bigger_codebook_or_other_codec_is_just_another_upload() ->
     survivors(strategy, Hostile(edited(change)), rounds=1)
     assert strategy.rounds[0].failed == {}
     assert to_record(to_params(model())) == model()
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_finite_upload_that_would_poison_the_strategys_state_for_good_costs_one_round() -> None:
+    """1e30 is finite, its square is not: v_t of FedAdam would stay infinite, and the model would never move again."""
+
+    def once(start: Any, client: int, context: Any) -> Any:
+        w = {name: x + (1e30 if client == 0 and not strategy.rounds else 0.1) for name, x in start.items()}
+        return w, {"num-examples": 1}
+
+    inner = flower.FedAdam(fraction_evaluate=0.0, min_train_nodes=6)
+    strategy = FedShift(inner)
+    result = run(strategy, [QuantizeMod(32)], train=once, rounds=3)
+    assert [x.used for x in strategy.rounds] == [0, 6, 6]
+    assert not same(result.arrays, model())
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_state_that_is_changed_in_place_is_taken_back_too() -> None:
+    class Summing(InOrder):
+        def __init__(self) -> None:
+            super().__init__(fraction_evaluate=0.0)
+            self.total: dict[str, Any] = {}
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            assert arrays is not None
+            for name, array in arrays.items():
+                self.total[name] = self.total.get(name, 0) + array.numpy() * (
+                    np.float32(1e30) if server_round == 1 else 1
+                )
+            return ArrayRecord({name: Array(np.asarray(x)) for name, x in self.total.items()}), metrics
+
+    def large(start: Any, client: int, context: Any) -> Any:
+        return {name: x * 0 + (1e10 if not strategy.rounds else 1) for name, x in start.items()}, {"num-examples": 1}
+
+    strategy = FedShift(Summing())
+    result = run(strategy, [QuantizeMod(32)], train=large, rounds=2)
+    assert [x.used for x in strategy.rounds] == [0, 6]
+    assert np.allclose(result.arrays["one.bias"].numpy(), 1)
+
+
+def test_an_update_that_becomes_infinite_on_its_base_is_left_out_alone() -> None:
+    start = to_record({"w": torch.full((2, 2), 100.0, dtype=torch.float16)})
+
+    def beyond(start: Any, client: int, context: Any) -> Any:
+        return {"w": start["w"] + 1}, {"num-examples": 1}
+
+    def huge(content: RecordDict) -> None:
+        packed = pack(Codec(Identity()), {"w": torch.full((2, 2), 65504.0, dtype=torch.float16)}, base=1, update=True)
+        content["arrays"] = ArrayRecord({KEY: enclose(packed)})
+
+    strategy, hostile = FedShift(InOrder(fraction_evaluate=0.0)), Hostile(edited(huge))
+    grid = LocalGrid(client_app([QuantizeMod(32, updates=True)], beyond), 6, seed=1, tamper=hostile)
+    hostile.node = grid.node_of(BAD)
+    strategy.start(grid, start, num_rounds=1)
+    assert strategy.rounds[0].used == 5
+    assert "became infinite" in strategy.rounds[0].failed[hostile.node]
+
+
+def test_a_reply_to_no_message_is_not_passed_on() -> None:
+    def elsewhere(reply: Message) -> Message:
+        reply.metadata.__dict__["_src_node_id"] = reply.metadata.__dict__["_dst_node_id"] = 12345
+        return reply
+
+    strategy = FedShift(InOrder(fraction_evaluate=0.0))
+    survivors(strategy, Hostile(elsewhere), rounds=1)
+    assert strategy.rounds[0].failed[12345] == "it answers no message of this round"
+    assert strategy.rounds[0].used == 5
+
+
+def test_a_long_reason_is_cut() -> None:
+    def wordy(start: Any, client: int, context: Any) -> Any:
+        raise ValueError("x" * 100_000)
+
+    with pytest.raises(NoUploadsError) as problem:
+        run(FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=6), patience=1), [QuantizeMod(4)], train=wordy)
+    assert len(str(problem.value)) < 700

@@ -1,6 +1,7 @@
 """What nodes remember, in Flower's state and on disk, and what happens when it is not what the server counts on."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift import Codec, KMeans, Params, Stochastic, Uplink, Zstd
-from fedshift.flower import FedShift, QuantizeMod
+from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.arrays import to_params, to_record
 from fedshift.flower.memory import Memory, Recalled, Told
 from fedshift.flower.testing import LocalGrid
@@ -36,12 +37,12 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Memory:
 
 
 def recalled(memory: Memory, accepted: int, saved: int, session: str = "a") -> tuple[float | None, bool]:
-    found, lost = memory.recall("mod", Told(session, accepted, saved))
+    found, lost = memory.recall("mod", Told(99, session, accepted, saved))
     return float(found["w"][0]) if found else None, lost
 
 
 def test_a_node_that_never_trained_has_nothing_and_has_lost_nothing(memory: Memory) -> None:
-    assert memory.recall("mod", Told("a", 0, 0)) == Recalled({}, False)
+    assert memory.recall("mod", Told(1, "a", 0, 0)) == Recalled({}, False)
 
 
 def test_the_memory_of_the_upload_that_was_used_is_taken_not_that_of_the_newest(memory: Memory) -> None:
@@ -145,7 +146,7 @@ def test_a_restarted_node_says_that_its_memory_is_lost_unless_it_is_on_disk(tmp_
 
 def losing(strategy: FedShift) -> Any:
     """The first two uploads never arrive."""
-    return lambda reply: None if strategy.skipped < 2 and not strategy.accepted else reply
+    return lambda reply: None if strategy.skipped < 2 and not any(strategy.accepted.values()) else reply
 
 
 def test_an_upload_that_was_refused_is_not_remembered() -> None:
@@ -189,3 +190,59 @@ def test_bits_that_make_no_sense_are_refused(bits: Any) -> None:
     if isinstance(bits, int) and not isinstance(bits, bool):
         with pytest.raises(Exception, match=f"bits in the run's config: {bits!r} is none of 1 to 8"):
             run(strategy, [QuantizeMod(4)], run_config={"bits": bits}, rounds=1)
+
+
+@pytest.mark.parametrize("bits", [lambda node, number: 32 if number % 2 else 4, lambda node, number: 32])
+def test_a_round_at_full_precision_is_no_loss_of_memory(bits: Any) -> None:
+    strategy = FedShift(FedAvg(**ALL), bits_for=bits)
+    run(strategy, [QuantizeMod(error_feedback=True)], rounds=4)
+    assert [x.reset for x in strategy.rounds] == [[]] * 4
+
+
+def test_an_exact_upload_makes_good_for_what_was_lost_before() -> None:
+    """Updates of 2 bits and then of 32: their sum is the client's own, as if all had been exact."""
+    ends = []
+    for first in (32, 2):
+        inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+        strategy = FedShift(inner, max_share=0.0, bits_for=by_round(first, 32))
+        mod = QuantizeMod(updates=True, error_feedback=True)
+        ends.append(to_params(run(strategy, [mod], nodes=1, rounds=2, train=one_step).arrays))
+    for name, w in ends[0].items():
+        assert torch.allclose(w, ends[1][name], atol=1e-5)
+
+
+def by_round(*bits: int) -> Callable[[int, int], int]:
+    return lambda node, number: bits[number - 1]
+
+
+def one_step(start: Params, client: int, context: Context) -> tuple[Params, dict[str, Any]]:
+    """An update that does not depend on where it starts."""
+    own, metrics = moved(to_params(model()), client, context)
+    return {name: start[name] + own[name] - x for name, x in to_params(model()).items()}, metrics
+
+
+def test_a_node_with_a_new_id_says_that_its_memory_is_not_what_the_server_knows(tmp_path: Path) -> None:
+    """Without a key, and in simulations, ids are new: the server cannot know the node, but the node its files."""
+    strategy = FedShift(FedAvg(**ALL))
+    grid = LocalGrid(client_app([QuantizeMod(4, error_feedback=True, state_dir=tmp_path)]), 6, seed=1)
+    strategy.start(grid, model(), num_rounds=1)
+    new = grid.back(grid.node_of(2), anew=True)
+    strategy.aggregate_train(2, grid.send_and_receive(strategy.configure_train(2, model(), ConfigRecord(), grid)))
+    assert strategy.rounds[1].reset == [new]
+
+
+def test_nodes_that_say_who_they_are_keep_their_memory_under_new_ids(tmp_path: Path) -> None:
+    """A simulation that was stopped goes on, with new ids for all, to the bytes of one that was not."""
+
+    def make(folder: str) -> tuple[FedShift, Any]:
+        inner = Seeded(FedAvg(fraction_evaluate=0.0, fraction_train=0.5, min_train_nodes=3), seed=4)
+        mod = QuantizeMod(2, error_feedback=True, state_dir=tmp_path / folder / "nodes")
+        return FedShift(inner, checkpoint=tmp_path / folder), introduce(client_app([mod]))
+
+    whole, app = make("whole")
+    expected = whole.start(LocalGrid(app, 6), model(), num_rounds=6).arrays
+    first, app = make("parts")
+    first.start(LocalGrid(app, 6), model(), num_rounds=3)
+    second, app = make("parts")
+    assert same(second.start(LocalGrid(app, 6), model(), num_rounds=6).arrays, expected)
+    assert [x.reset for x in second.rounds] == [[]] * 3

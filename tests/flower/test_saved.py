@@ -23,7 +23,9 @@ from tests.flower.test_strategy import MODS, STRATEGIES
 class CrashError(Exception): ...
 
 
-def train(strategy: FedShift, rounds: int, grid: LocalGrid, crash: int = -1) -> ArrayRecord:
+def train(
+    strategy: FedShift, rounds: int, grid: LocalGrid, crash: int = -1, start: ArrayRecord | None = None
+) -> ArrayRecord:
     """Every round has its own draws, so that a resumed run can repeat them."""
 
     def before(number: int, arrays: ArrayRecord) -> None:
@@ -32,7 +34,7 @@ def train(strategy: FedShift, rounds: int, grid: LocalGrid, crash: int = -1) -> 
         random.seed(number)
         np.random.seed(number)
 
-    return strategy.start(grid, model(), num_rounds=rounds, evaluate_fn=before).arrays
+    return strategy.start(grid, start or model(), num_rounds=rounds, evaluate_fn=before).arrays
 
 
 CASES = {name: (make, [QuantizeMod(4, error_feedback=True), *MODS.get(name, [])]) for name, make in STRATEGIES.items()}
@@ -42,12 +44,13 @@ CASES = {name: (make, [QuantizeMod(4, error_feedback=True), *MODS.get(name, [])]
 def test_a_resumed_run_ends_in_the_bytes_of_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     make, mods = CASES.get(name, (lambda: Scaffold(FedAvg(fraction_evaluate=0.0, min_train_nodes=6)), []))
     app = client_app(mods or [ScaffoldMod(4, error_feedback=True)], moved_a_known_way)
-    whole = train(FedShift(make(), checkpoint=tmp_path / "whole"), 5, LocalGrid(app, 6, seed=1))
+    start = model(counter=name != "QFedAvg")  # with a tensor of no axes, which QFedAvg itself cannot take
+    whole = train(FedShift(make(), checkpoint=tmp_path / "whole"), 5, LocalGrid(app, 6, seed=1), start=start)
     grid = LocalGrid(app, 6, seed=1)  # its nodes stay, and remember, while the server is started anew
     with pytest.raises(CrashError):
-        train(FedShift(make(), checkpoint=tmp_path / "run"), 5, grid, crash=3)
+        train(FedShift(make(), checkpoint=tmp_path / "run"), 5, grid, crash=3, start=start)
     resumed = FedShift(make(), checkpoint=tmp_path / "run")
-    assert same(whole, train(resumed, 5, grid))
+    assert same(whole, train(resumed, 5, grid, start=start))
     assert [x.number for x in resumed.rounds] == [4, 5]
     assert all(not x.reset for x in resumed.rounds)
 
@@ -85,6 +88,16 @@ def test_what_a_checkpoint_cannot_hold_is_refused_by_name_before_anything_is_tra
     with pytest.raises(ValueError, match=r"Odd\.drawn is of type set, which a checkpoint cannot hold"):
         FedShift(Odd(), checkpoint=tmp_path)
     FedShift(Odd())
+
+    class Deep(FedAvg):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match=r"Deep\.net is of type Linear"):
+        FedShift(Deep(), checkpoint=tmp_path)
+    with pytest.raises(RunError, match="must be a folder"):
+        FedShift(FedAvg(), checkpoint=__file__)
     assert not list(tmp_path.iterdir())
 
 
@@ -96,7 +109,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_two_are_refused(tm
     again = FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path)
     assert same(whole, train(again, 3, grid))
     assert [(x.number, x.reset) for x in again.rounds] == [(3, [])]
-    for path in tmp_path.iterdir():
+    assert new.with_suffix(".damaged").exists()
+    (tmp_path / "flower.old.x.safetensors").write_bytes(b"of somebody else")
+    for path in tmp_path.glob("flower.0*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(RunError, match="damaged"):
         train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 3, grid)
@@ -111,6 +126,23 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path).start(
             grid, to_record({"w": torch.zeros(2)}), num_rounds=2
         )
+
+
+def test_a_wrapper_of_ones_own_is_looked_into_whatever_it_calls_the_strategy_inside(tmp_path: Path) -> None:
+    class Around(FedAvg):
+        def __init__(self, inner: flower.FedAvgM) -> None:
+            super().__init__(fraction_evaluate=0.0)
+            self.inner = inner
+            self.configure_train = inner.configure_train  # type: ignore[method-assign]
+            self.aggregate_train = inner.aggregate_train  # type: ignore[method-assign]
+
+    grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
+    first, second = (flower.FedAvgM(min_train_nodes=6, server_momentum=0.9) for _ in range(2))
+    train(FedShift(Around(first), checkpoint=tmp_path), 2, grid)
+    train(FedShift(Around(second), checkpoint=tmp_path), 2, grid)
+    assert first.momentum_vector is not None
+    assert second.momentum_vector is not None
+    assert all(np.array_equal(a, b) for a, b in zip(first.momentum_vector, second.momentum_vector, strict=True))
 
 
 def test_the_draw_of_nodes_goes_on_too(tmp_path: Path) -> None:

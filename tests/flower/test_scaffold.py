@@ -12,10 +12,10 @@ from safetensors.torch import load
 from fedshift import Params
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod, correction
 from fedshift.flower.arrays import KEY, to_params, to_record
-from fedshift.flower.mod import ERROR
 from fedshift.flower.scaffold import OWN
 from fedshift.flower.testing import LocalGrid
 from fedshift.tree import tmap
+from fedshift.uplink import ERROR
 from tests.flower.apps import client_app, model, moved, run
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
@@ -153,7 +153,7 @@ def test_a_hostile_travel_leaves_the_control_alone() -> None:
 def test_ends_that_do_not_fit_are_told_so() -> None:
     with pytest.raises(NoUploadsError, match=r"the server's strategy must be FedShift\(Scaffold"):
         run(FedShift(FedAvg(**ALL), patience=1), [ScaffoldMod(4)], train=quadratic)
-    with pytest.raises(NoUploadsError, match="records of type ArrayRecord, not one"):
+    with pytest.raises(NoUploadsError, match="whose clients need a ScaffoldMod"):
         run(FedShift(Scaffold(FedAvg(**ALL)), patience=1), [QuantizeMod(4)])
     with pytest.raises(ValueError, match="there is none outside of training"):
         correction(Context(1, 1, {}, RecordDict(), {}))

@@ -1,0 +1,53 @@
+"""What comes of a round: what there is to tell, and when to give up."""
+
+from collections.abc import Sequence
+from logging import getLogger
+from typing import NamedTuple
+
+from fedshift.flower.replies import Usable
+
+LOG = getLogger("flwr.fedshift")
+WRONG_ORDER = (  # what Flower's own mods say of a frame, or of a control
+    "expects the keys in the ArrayRecord of the reply message to match",
+    "expects exactly one ArrayRecord, but found 2",
+)
+
+
+class NoUploadsError(RuntimeError):
+    """Several rounds in a row had no upload that could be used."""
+
+
+class Aggregated(NamedTuple):
+    """What there is to tell about a round."""
+
+    number: int
+    used: int
+    lossy: int
+    share: float  # of the weight that quantized uploads had, before `max_share` and `warmup`
+    failed: dict[int, str]  # nodes whose upload was left out, and why
+    reset: list[int]  # nodes that had lost their memory
+    bytes_up: int  # of arrays that were used
+
+
+def aggregated(number: int, used: Sequence[Usable], share: float, failed: dict[int, str]) -> Aggregated:
+    """The round, and its lines in the log."""
+    reset = [one.message.metadata.src_node_id for one in used if one.reset]
+    lossy, size = sum(one.lossy for one in used), sum(one.bytes_up for one in used)
+    for node, why in failed.items():
+        LOG.warning("round %d: the upload of node %d is left out: %s", number, node, why)
+    for node in reset:
+        LOG.warning("round %d: node %d had lost its memory and started anew", number, node)
+    told = f"{len(used)} uploads, {lossy} of them quantized (share {share:.2f}), {len(failed)} left out"
+    LOG.info("\t└──> FedShift: %s, %.1f kB up", told, size / 1000)
+    return Aggregated(number, len(used), lossy, share, failed, reset, size)
+
+
+def check_hope(number: int, failed: dict[int, str], arrived: bool, why: str, skipped: int, patience: int) -> None:
+    """NoUploadsError after so many rounds that changed nothing, the last one because of `why`."""
+    if not arrived and any(sentence in reason for reason in failed.values() for sentence in WRONG_ORDER):
+        raise NoUploadsError(
+            f"round {number}: the clients' mods are in the wrong order; QuantizeMod must be the first: "
+            "ClientApp(mods=[QuantizeMod(...), fixedclipping_mod])"
+        )
+    if skipped >= patience:
+        raise NoUploadsError(f"round {number}: no usable upload in {skipped} rounds in a row; the last: {why}")

@@ -1,14 +1,17 @@
-# make demo: see it work.  make test: the tests.  make check: style and types.
+# make demo: see it work.  make test: the tests.  make slow: faults of real deployments.  make check: style and types.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check install clean
+.PHONY: demo test slow check install clean
 
 demo: .venv/.core
 	$(BIN)/fedshift run
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -q
+
+slow: .venv/.dev
+	$(BIN)/python -m pytest -q -m slow
 
 check: .venv/.dev
 	$(BIN)/ruff check .

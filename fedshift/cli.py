@@ -136,6 +136,23 @@ def engines(
     measured(report.measure_engines, quick, repeats, as_json)
 
 
+@bench.command()
+def flower(
+    quick: Annotated[bool, typer.Option("--quick", help="Without a deployment, which takes minutes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
+) -> None:
+    """What Flower adds to a round, and what a node sends in one, counted at the level of TCP."""
+    try:
+        import fedshift.flower  # noqa: F401
+    except ImportError as missing:
+        typer.echo(f"fedshift: {missing}", err=True)
+        raise typer.Exit(2) from None
+    from fedshift.bench import report
+
+    measured(report.measure_flower, quick, repeats, as_json)
+
+
 def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:
     from fedshift.bench import report
 

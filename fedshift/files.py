@@ -9,16 +9,55 @@ import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from safetensors.torch import load, save
 
 from fedshift.types import Params
 
-TEMPORARY = ".unfinished"
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, two processes in one folder are not told apart
+    fcntl = None  # type: ignore[assignment]
+
+TEMPORARY, LOCK = ".unfinished", ".lock"
+_held: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
 
 
 class RunError(RuntimeError):
     """What went wrong with the files of a run, in a sentence."""
+
+
+class Lock:
+    """A folder, made if it is not there, that nobody else writes to until this is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        if self.path in _held:  # before the file is opened: closing it again would give up the lock
+            raise RunError(f"{path}: another run is writing to this folder")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.path / LOCK, "a")  # noqa: SIM115 (held until close)
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
+        try:
+            if fcntl:
+                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.file.close()
+            raise RunError(f"{path}: another run is writing to this folder") from None
+        _held.add(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self.file.closed:  # once: by the second time the folder may be another run's
+            self.file.close()
+            _held.discard(self.path)
 
 
 def write(path: Path, content: bytes, sync: bool = False) -> None:

@@ -24,17 +24,11 @@ from safetensors.torch import save
 
 from fedshift.columns import client_header, client_rows, header, row
 from fedshift.federation import Federation, Outcome
-from fedshift.files import RunError, write
+from fedshift.files import LOCK, Lock, RunError, write
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, two processes in one folder are not told apart
-    fcntl = None  # type: ignore[assignment]
-
 SETTINGS, SWEEP, MODEL = "settings.toml", "sweep.toml", "model.safetensors"
-_open: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
 
 
 class Folder:
@@ -45,21 +39,8 @@ class Folder:
         self.rounds = self.path / "rounds.csv"
         self.histograms = self.path / "histograms.jsonl"
         self.model = self.path / MODEL
-        if self.path in _open:  # before the lock file is opened: closing it again would give up the lock
-            raise RunError(f"{path}: another run is writing to this folder")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.known = (self.path / ".lock").exists()  # whether a run or a sweep was begun here before
-            self._lock = open(self.path / ".lock", "a")  # noqa: SIM115 (held until close)
-        except OSError as problem:
-            raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
-        try:
-            if fcntl:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise RunError(f"{path}: another run is writing to this folder") from None
-        _open.add(self.path)
+        self.known = (self.path / LOCK).exists()  # whether a run or a sweep was begun here before
+        self._lock = Lock(path)
 
     def __enter__(self) -> Self:
         return self
@@ -68,9 +49,7 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        if not self._lock.closed:  # once: by the second time the folder may be another run's
-            self._lock.close()
-            _open.discard(self.path)
+        self._lock.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_lock"):
@@ -84,13 +63,13 @@ class Folder:
     @property
     def foreign(self) -> str:
         """The name of something that is no run's, '' for none; a run killed at its start leaves what is its own."""
-        others = sorted(path.name for path in self.path.iterdir() if path.name != ".lock")
+        others = sorted(path.name for path in self.path.iterdir() if path.name != LOCK)
         return others[0] if others and not self.known else ""
 
     def leave(self) -> None:
         """Go as if never here."""
         if not self.known:
-            (self.path / ".lock").unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
         self.close()
 
     def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any]) -> None:

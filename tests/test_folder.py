@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import fedshift.record as record_module
+import fedshift.files as files_module
 from fedshift.files import RunError
 from fedshift.running import resume
 from fedshift.toml import SettingsError
@@ -176,7 +176,7 @@ def test_a_folder_is_the_same_by_another_path(tmp_path: Path) -> None:
 
 
 def _refused(out: Path) -> None:
-    record_module._open.discard(out.absolute())  # a fork's copy: another process would not have it
+    files_module._held.discard(out.absolute())  # a fork's copy: another process would not have it
     with pytest.raises(RunError, match="another run is writing to this folder"):
         resume(out, data=digits()).close()
 

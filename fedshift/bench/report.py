@@ -1,6 +1,7 @@
 """The figures of `fedshift bench codecs`, measured and shown."""
 
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -14,16 +15,30 @@ from fedshift.bench.timing import medians
 from fedshift.engines.base import one_thread
 
 
+class Listing(NamedTuple):
+    """A table of text: its first column says what, the others are figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+    def as_dicts(self) -> list[dict[str, str]]:
+        names = [column.replace("\n", " ") for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+
 class Result(NamedTuple):
     machine: dict[str, str]
     rows: list[Row]
     bars: list[Bar]
+    listings: tuple[Listing, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
             "codecs": [row._asdict() for row in self.rows],
             "bars": [bar._asdict() for bar in self.bars],
+            **{listing.title: listing.as_dicts() for listing in self.listings},
         }
 
 
@@ -56,6 +71,23 @@ def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> R
     return Result(about, [], bars)
 
 
+def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+    """Quick: without the deployment; its processes alone take a minute or two."""
+    from fedshift.bench import deployed, flower
+
+    about = machine() | {"flwr": version("flwr")}
+    with one_thread():
+        bars, times = flower.overhead(repeats, tick)
+    columns = "ms of CPU time, ten clients, 1.3 million weights", *(f"{bits} bit" for bits in flower.CODECS)
+    listings = [Listing("A round in one process", columns, times)]
+    if not quick:
+        more, bytes_up = deployed.uplinks(tick)
+        bars += more
+        columns = "bytes up, a node and round", "all", "arrays", "polling", "other", "connec-\ntions", "seconds"
+        listings.append(Listing("A deployment, 1.3 million weights, TCP with TLS", columns, bytes_up))
+    return Result(about, [], bars, tuple(listings))
+
+
 def show(result: Result, console: Console) -> None:
     table = _table("The paper's CNN, 2,155,872 weights, as one upload")
     for column in ("codec", "bits", "bytes", "encode\nms", "decode\nms", "SNR\ndB", "paper\nKB", "paper\nms"):
@@ -73,9 +105,16 @@ def show(result: Result, console: Console) -> None:
         )
     if result.rows:
         console.print(table)
+    for listing in result.listings:
+        texts = _table(listing.title)
+        for i, column in enumerate(listing.columns):
+            texts.add_column(column, justify="right" if i else "left")
+        for cells in listing.rows:
+            texts.add_row(*cells)
+        console.print(texts)
     if result.bars:
         bars = _table("What is promised")
-        for column in ("what", "asked", "measured", "", "/ copyto"):
+        for column in ("what", "asked", "measured", "", "/ copyto" if any(bar.steady for bar in result.bars) else " "):
             bars.add_column(column, justify="left" if column in ("what", "") else "right")
         for bar in result.bars:
             steady = f"{bar.steady:.3g}x" if bar.steady else ""

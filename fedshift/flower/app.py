@@ -35,6 +35,10 @@ from fedshift.toml import SettingsError, read
 logger = logging.getLogger("flwr")  # what is said here is in the log of the Flower run
 
 
+class FinishedError(RunError):
+    """A run is asked for whose model is there already."""
+
+
 def client_app(
     experiment: Experiment | None = None,
     *,
@@ -95,6 +99,8 @@ def server_app(
             said = experiment or experiment_of(config)
             own: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
             drive(begin(said, where, grid, own, timeout, wait, tell), desk)
+        except FinishedError as done:  # there is nothing left to do
+            logger.info(str(done))
         except Exception as problem:
             if desk:
                 desk.say(Event("failed", f"{type(problem).__name__}: {problem}"))
@@ -130,10 +136,10 @@ def begin(
     folder = None if out is None else Path(out)
     again = folder is not None and begun(folder)
     if folder is not None and again:
-        if finished(folder):
-            raise RunError(f"{folder}: this run is finished")
         if (folder / SETTINGS).read_text(encoding="utf-8") != experiment.toml():
             raise RunError(f"{folder}: was run with other settings; choose another folder")
+        if finished(folder):
+            raise FinishedError(f"{folder}: this run is finished")
 
     def engine(run: Run) -> Flower:
         journal = run.journal
@@ -148,7 +154,10 @@ def begin(
             tell=tell,
         )
 
-    return Run(experiment, folder, again=again, tell=tell, on=engine, **own)
+    run = Run(experiment, folder, again=again, tell=tell, on=engine, **own)
+    if again:
+        logger.info(f"going on after round {run.state.number}")
+    return run
 
 
 def drive(run: Run, desk: Desk | None) -> None:

@@ -27,19 +27,21 @@ class Aggregated(NamedTuple):
     failed: dict[int, str]  # nodes whose upload was left out, and why
     reset: list[int]  # nodes that had lost their memory
     bytes_up: int  # of arrays that were used
+    bytes_exact: int  # what they would have been at full precision
 
 
 def aggregated(number: int, used: Sequence[Usable], share: float, failed: dict[int, str]) -> Aggregated:
     """The round, and its lines in the log."""
     reset = [one.message.metadata.src_node_id for one in used if one.reset]
     lossy, size = sum(one.lossy for one in used), sum(one.bytes_up for one in used)
+    exact = sum(one.bytes_exact for one in used)
     for node, why in failed.items():
         LOG.warning("round %d: the upload of node %d is left out: %s", number, node, why)
     for node in reset:
         LOG.warning("round %d: node %d had lost its memory and started anew", number, node)
     told = f"{len(used)} uploads, {lossy} of them quantized (share {share:.2f}), {len(failed)} left out"
-    LOG.info("\t└──> FedShift: %s, %.1f kB up", told, size / 1000)
-    return Aggregated(number, len(used), lossy, share, failed, reset, size)
+    LOG.info("\t└──> FedShift: %s, %.1f kB up in place of %.1f", told, size / 1000, exact / 1000)
+    return Aggregated(number, len(used), lossy, share, failed, reset, size, exact)
 
 
 def check_hope(number: int, failed: dict[int, str], arrived: bool, why: str, skipped: int, patience: int) -> None:

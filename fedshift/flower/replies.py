@@ -23,6 +23,7 @@ class Usable(NamedTuple):
     lossy: bool
     reset: bool  # its node had lost its memory
     bytes_up: int  # of arrays, as they came
+    bytes_exact: int  # as they would have come at full precision
 
 
 class Sorted(NamedTuple):
@@ -55,13 +56,15 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
             raise WireError(f"{broken[0]}: became infinite when the update was added")
         arrays = to_record(decoded)
         reply.content = RecordDict({n: arrays if n == name else other for n, other in reply.content.items()})
-        return Usable(reply, weight, said.lossy, said.reset, bytes_up)
+        return Usable(
+            reply, weight, said.lossy, said.reset, bytes_up, sum(len(array.data) for array in arrays.values())
+        )
     raise problem or WireError("nothing was sent")
 
 
 def evaluated(reply: Message, key: str | None) -> Usable:
     """One reply with metrics only."""
-    return Usable(reply, weight_of(reply, key), False, False, 0)
+    return Usable(reply, weight_of(reply, key), False, False, 0, 0)
 
 
 def weight_of(reply: Message, key: str | None) -> float:
@@ -105,10 +108,11 @@ def sort_out(
     if found and not any(one.weight for one in found.values()):
         failed |= {nodes[i]: "it weighs nothing, like all others" for i in found}
         found = {}
-    failed |= dict.fromkeys((node for node in asked if node not in nodes), "it did not reply")
+    silent = [node for node in asked if node not in nodes]
+    failed |= dict.fromkeys(silent, "it did not reply")
     errors = {node: Message(Error(0, why), reply_to=asked[node]) for node, why in failed.items() if node in asked}
     messages = [found[i].message if i in found else errors[node] for i, node in enumerate(nodes) if node in asked]
-    return Sorted(list(found.values()), failed, messages)
+    return Sorted(list(found.values()), failed, messages + [errors[node] for node in silent])
 
 
 def brief(problem: object) -> str:
@@ -117,9 +121,12 @@ def brief(problem: object) -> str:
 
 
 def _node(reply: Message, asked: Mapping[int, Message]) -> int:
-    """Whose reply it is: the errors of Flower's own mods are addressed the wrong way round."""
-    source, target = reply.metadata.src_node_id, reply.metadata.dst_node_id
-    return target if source not in asked and target in asked else source
+    """Whose reply it is: errors of the SuperLink are its own, and Flower's mods address theirs the wrong way round."""
+    source, target, to = reply.metadata.src_node_id, reply.metadata.dst_node_id, reply.metadata.reply_to_message_id
+    if source in asked:
+        return source
+    answered = (node for node, message in asked.items() if to and message.metadata.message_id == to)
+    return next(answered, target if target in asked else source)
 
 
 def _signature(reply: Message) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedshift.files import TEMPORARY, RunError, read_tensors, write_tensors
+from fedshift.files import TEMPORARY, Lock, RunError, read_tensors, write_tensors
 from fedshift.flower.arrays import to_params, to_record
 from fedshift.types import Params
 
@@ -51,6 +51,10 @@ class Saver:
             raise RunError(f"{folder}: must be a folder for checkpoints, and is a file")
         self.oldest = min((number for number, _ in self._newest_first()), default=0)  # training may go back to it
 
+    def lock(self) -> Lock:
+        """Of the folder, while training writes to it: a server that was thought dead may be alive."""
+        return Lock(self.folder)
+
     def save(self, state: Saved) -> None:
         tensors: Params = {f"model/{name}": x for name, x in to_params(state.arrays).items()}
         kinds: dict[str, tuple[str, list[str]]] = {}  # how each attribute holds its arrays, and their order
@@ -71,10 +75,6 @@ class Saver:
             "changed": changed,
             "strategies": [type(strategy).__name__ for strategy in self.chain],
         }
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise RunError(f"{self.folder}: cannot be made: {problem.strerror}") from None
         write_tensors(self.folder, f"flower.{state.number:06d}", tensors, {"state": json.dumps(about)})
         kept = self._newest_first()
         for _, path in kept[KEPT:]:

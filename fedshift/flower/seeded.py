@@ -105,7 +105,12 @@ class _Ordered(Grid):
     def get_node_ids(self) -> list[int]:
         nodes = list(self.grid.get_node_ids())
         if new := [node for node in nodes if str(node) not in self.names]:
-            self.names.update({str(node): name for node, name in partitions(self.grid, new).items()})
+            told = partitions(self.grid, new)
+            self.names.update({str(node): name for node, name in told.items()})
+            if nameless := [node for node in new if told.get(node) is None]:
+                LOG.warning(
+                    "%d nodes do not say who they are and are ordered by their ids: introduce(app)", len(nameless)
+                )
         random.seed(self.seed)  # last: waiting for nodes may have drawn from it
         return sorted(nodes, key=self._place)
 

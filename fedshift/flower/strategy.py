@@ -5,8 +5,8 @@
 Uploads are decoded and checked before the strategy aggregates them; what it makes of them is shifted.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from logging import getLogger
 from pathlib import Path
 from uuid import uuid4
@@ -190,35 +190,39 @@ class FedShift(Strategy):
         """Train to round `num_rounds`, from the start or from the checkpoint there is."""
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        begin, arrays, first = time.monotonic(), initial_arrays, 1
-        self._begin(to_params(initial_arrays))
-        if self.saver and (saved := self.saver.restore(initial_arrays)):
-            arrays, first = saved.arrays, saved.number + 1
-            self.session, self.accepted, self.skipped = saved.session, saved.accepted, saved.skipped
-            LOG.info("Going on after round %d, from %s", saved.number, self.saver.folder)
-        LOG.info("Starting FedShift around %s, rounds %d to %d", type(self.strategy).__name__, first, num_rounds)
-        self.summary()
-        result = Result(arrays=arrays)
-        if evaluate_fn and (score := evaluate_fn(first - 1, arrays)) is not None:
-            result.evaluate_metrics_serverapp[first - 1] = score
-        for number in range(first, num_rounds + 1):
-            LOG.info("[ROUND %d/%d]", number, num_rounds)
-            messages = self.configure_train(number, arrays, train_config, grid)
-            new, metrics = self.aggregate_train(number, grid.send_and_receive(messages, timeout=timeout))
-            arrays = arrays if new is None else new
-            result.arrays = arrays
-            if metrics is not None:
-                LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
-                result.train_metrics_clientapp[number] = metrics
-            if self.saver:
-                self.saver.save(Saved(number, arrays, self.session, self.accepted, self.skipped))
-            messages = self.configure_evaluate(number, arrays, evaluate_config, grid)
-            told = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
-            if told is not None:
-                LOG.info("\t└──> Aggregated evaluation: %s", told)
-                result.evaluate_metrics_clientapp[number] = told
-            if evaluate_fn and (score := evaluate_fn(number, arrays)) is not None:
-                LOG.info("\t└──> Global evaluation: %s", score)
-                result.evaluate_metrics_serverapp[number] = score
-        LOG.info("Finished in %.1f s", time.monotonic() - begin)
+        with self.saver.lock() if self.saver else nullcontext():
+            first, arrays = self._restored(initial_arrays)
+            LOG.info("Starting FedShift around %s, rounds %d to %d", type(self.strategy).__name__, first, num_rounds)
+            self.summary()
+            result = Result(arrays=arrays)
+            if evaluate_fn and (score := evaluate_fn(first - 1, arrays)) is not None:
+                result.evaluate_metrics_serverapp[first - 1] = score
+            for number in range(first, num_rounds + 1):
+                LOG.info("[ROUND %d/%d]", number, num_rounds)
+                messages = self.configure_train(number, result.arrays, train_config, grid)
+                new, metrics = self.aggregate_train(number, grid.send_and_receive(messages, timeout=timeout))
+                result.arrays = result.arrays if new is None else new
+                if metrics is not None:
+                    LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
+                    result.train_metrics_clientapp[number] = metrics
+                if self.saver:
+                    self.saver.save(Saved(number, result.arrays, self.session, self.accepted, self.skipped))
+                messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
+                told = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
+                if told is not None:
+                    LOG.info("\t└──> Aggregated evaluation: %s", told)
+                    result.evaluate_metrics_clientapp[number] = told
+                if evaluate_fn and (score := evaluate_fn(number, result.arrays)) is not None:
+                    LOG.info("\t└──> Global evaluation: %s", score)
+                    result.evaluate_metrics_serverapp[number] = score
         return result
+
+    def _restored(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
+        """The round to begin with, and the model: from the checkpoint, if there is one."""
+        self._begin(to_params(initial))
+        saved = self.saver.restore(initial) if self.saver else None
+        if saved is None:
+            return 1, initial
+        self.session, self.accepted, self.skipped = saved.session, saved.accepted, saved.skipped
+        LOG.info("Going on after round %d", saved.number)
+        return saved.number + 1, saved.arrays

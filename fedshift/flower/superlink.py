@@ -144,7 +144,7 @@ class SuperLink:
         self.process.kill()
 
     def restart(self) -> None:
-        """Again at the same address, with what is in the database; a run that was going on is not taken up again."""
+        """Again at the same address, with what is in the database; a run whose ServerApp died is not taken up again."""
         self.process.kill()
         self.process = self._start()
 

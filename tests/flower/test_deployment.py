@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from fedshift.flower.processes import ProcessError, descendants
 from fedshift.flower.superlink import Config, SuperLink, Tls, environment
 from fedshift.flower.testing import Deployment
@@ -45,6 +43,7 @@ def test_a_deployment_runs_an_app_refuses_strangers_and_leaves_nothing(app: Path
     assert alive(before) == running() == []
 
 
+@pytest.mark.slow
 def test_a_simulation_runs_an_app_and_leaves_nothing(app: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with SuperLink(tmp_path / "test", supernodes=4) as link:

@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.app import Context, Message, RecordDict
 
 from fedshift.flower.app import client_app, experiment_of, server_app

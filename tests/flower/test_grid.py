@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-pytest.importorskip("flwr")
-
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp

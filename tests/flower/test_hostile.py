@@ -263,11 +263,12 @@ def test_mods_in_the_wrong_order_are_found_in_the_first_round(mod: Any) -> None:
         run(FedShift(inner), [mod, QuantizeMod(4)])
 
 
-def test_privacy_is_not_weakened_by_a_bad_upload() -> None:
+@pytest.mark.parametrize("attack", [edited(ATTACKS["truncated"][0]), lambda reply: None])
+def test_privacy_is_not_weakened_by_an_upload_that_is_bad_or_lost(attack: Any) -> None:
     """Noise is made for so many clients: with fewer, the wrapper of Flower skips the round, and so must we."""
     inner = flower.DifferentialPrivacyServerSideFixedClipping(InOrder(fraction_evaluate=0.0), 0.01, 1.0, 6)
     strategy = FedShift(inner)
-    after = survivors(strategy, Hostile(edited(ATTACKS["truncated"][0])), rounds=2)
+    after = survivors(strategy, Hostile(attack), rounds=2)
     assert same(after, model())
     assert [(x.used, len(x.failed)) for x in strategy.rounds] == [(0, 1), (0, 1)]
 
@@ -357,7 +358,7 @@ def test_an_update_that_becomes_infinite_on_its_base_is_left_out_alone() -> None
 
 def test_a_reply_to_no_message_is_not_passed_on() -> None:
     def elsewhere(reply: Message) -> Message:
-        reply.metadata.__dict__["_src_node_id"] = reply.metadata.__dict__["_dst_node_id"] = 12345
+        reply.metadata.__dict__.update(_src_node_id=12345, _dst_node_id=12345, _reply_to_message_id="")
         return reply
 
     strategy = FedShift(InOrder(fraction_evaluate=0.0))

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from fedshift.flower.testing import LocalGrid
 from fedshift.running import Run
 from tests.federations import settings

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from fedshift import command
 from fedshift.flower.events import Desk, Event
 from fedshift.flower.simulate import write_app

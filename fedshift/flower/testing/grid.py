@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # a Message cannot be made in a process that has none
 
+SUPERLINK = 1  # its node id
 RAISED, UNAVAILABLE = 2, 5  # Flower's codes of an app that raised, and of a node that is not there
 Tamper = Callable[[Message], Message | None]  # a reply as the server will see it, None for one that is lost
 Config = Mapping[str, Any]
@@ -45,7 +46,7 @@ class LocalGrid(Grid):
         self.errors: list[str] = []
         self._replies: dict[str, Message] = {}
         if TaskIdentity._run_id is None:
-            TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run.run_id, 1, 1
+            TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run.run_id, SUPERLINK, 1
         if isinstance(nodes, int):
             nodes = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
         for config in nodes:
@@ -109,7 +110,9 @@ class LocalGrid(Grid):
     def _answer(self, message: Message) -> Message:
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None or context.node_id in self.away:
-            return _stamped(Message(Error(UNAVAILABLE, "the node is not there"), reply_to=message))
+            reply = _stamped(Message(Error(UNAVAILABLE, "the node is not there"), reply_to=message))
+            reply.metadata.__dict__.update(_src_node_id=SUPERLINK, _dst_node_id=SUPERLINK)  # it is the SuperLink's word
+            return reply
         configs = dict(context.node_config), copied(context.state), dict(context.run_config)
         own = Context(context.run_id, context.node_id, *configs)
         try:

@@ -1,0 +1,119 @@
+"""A figure of `fedshift bench flower`: a round of a Flower app in one process, against a plain loop."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedshift.algorithms.fedshift import Shift, shift
+from fedshift.bench.codecs import Bar
+from fedshift.bench.timing import Job, medians
+from fedshift.codecs import Codec, KMeans
+from fedshift.flower.bench import on_grid
+from fedshift.types import Params
+from fedshift.wire import EXACT, pack, unpack
+
+CLIENTS, STEPS, BATCH = 10, 10, 32
+CODECS = {4: Codec(KMeans(4)), 32: EXACT}
+Tick = Callable[[str], None]
+Train = Callable[[Params, int], Params]
+
+
+class Work:
+    """Ten clients with an MLP of 1.3 million weights, each of which takes ten steps of SGD on batches of 32."""
+
+    def __init__(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.x = torch.randn(CLIENTS, STEPS, BATCH, 1000, generator=g)
+        self.y = torch.randint(0, 10, (CLIENTS, STEPS, BATCH), generator=g)
+        one, two, three = nn.Linear(1000, 1000), nn.Linear(1000, 300), nn.Linear(300, 10)
+        self.model = nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), three)
+        self.start: Params = {
+            name: torch.randn(w.shape, generator=g) * w.shape[-1] ** -0.5 for name, w in self.model.state_dict().items()
+        }
+
+    def train(self, params: Params, client: int) -> Params:
+        self.model.load_state_dict(params)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        for x, y in zip(self.x[client], self.y[client], strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(self.model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return {name: w.detach().clone() for name, w in self.model.state_dict().items()}
+
+
+def idle(params: Params, client: int) -> Params:
+    """A client that costs nothing, so that what is left is the cost of everything else."""
+    return params
+
+
+def by_hand(start: Params, train: Train, codec: Codec) -> Params:
+    """Train, encode, decode, average and shift, client after client, as one would write it without Flower."""
+    uploads = (unpack(pack(codec, train(start, client), base=1), start) for client in range(CLIENTS))
+    return averaged(uploads, start, codec)
+
+
+def averaged(uploads: Iterator[Params], start: Params, codec: Codec) -> Params:
+    total = {name: torch.zeros_like(w) for name, w in start.items()}
+    for upload in uploads:
+        for name, w in upload.items():
+            total[name] += w / CLIENTS
+    return shift(total, Shift().max_share if codec.quantizer.lossy else 0.0)
+
+
+def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
+    """A round on the grid over the plain loop, and where the time goes in milliseconds."""
+    work = Work()
+    jobs: dict[str, Job] = {"train": lambda: [work.train(work.start, client) for client in range(CLIENTS)]}
+    for bits, codec in CODECS.items():
+        frame = pack(codec, work.start, base=1)
+        jobs[f"encode, {bits}"] = partial(ten_times, partial(pack, codec, work.start, base=1))
+        jobs[f"decode, {bits}"] = partial(ten_times, partial(unpack, frame, work.start))
+        jobs[f"average, {bits}"] = partial(average_ten, work.start, codec)
+        for training, train in ("trained", work.train), ("idle", idle):
+            jobs[f"grid, {training}, {bits}"] = on_grid(work.start, train, bits, CLIENTS)
+            jobs[f"plain, {training}, {bits}"] = partial(by_hand, work.start, train, codec)
+    with quiet():
+        took = medians(jobs, repeats, tick)
+    bars = []
+    for what, training, asked in ("round on the grid", "trained", "<= 2x"), ("the same without training", "idle", "-"):
+        for bits in CODECS:
+            ratio = took[f"grid, {training}, {bits}"] / took[f"plain, {training}, {bits}"]
+            bars.append(Bar(f"{what}, {bits} bit / plain loop", asked, ratio, asked == "-" or ratio <= 2))
+    return bars, [(what, *(f"{1e3 * seconds:.0f}" for seconds in figures)) for what, figures in parts(took)]
+
+
+def parts(took: dict[str, float]) -> Iterator[tuple[str, list[float]]]:
+    """Seconds for each number of bits."""
+    yield "local training", [took["train"]] * len(CODECS)
+    for what, job in ("encoding", "encode"), ("decoding", "decode"), ("average and shift", "average"):
+        yield what, [took[f"{job}, {bits}"] for bits in CODECS]
+    plain, grid = ([took[f"{way}, trained, {bits}"] for bits in CODECS] for way in ("plain", "grid"))
+    yield "round of the plain loop", plain
+    yield "round on the grid", grid
+    yield "what Flower's records and messages add", [g - p for g, p in zip(grid, plain, strict=True)]
+
+
+def ten_times(job: Job) -> None:
+    for _ in range(CLIENTS):
+        job()
+
+
+def average_ten(upload: Params, codec: Codec) -> None:
+    averaged(iter([upload] * CLIENTS), upload, codec)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Flower says of every round."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,117 @@
+"""The app of tests.flower.trial: in a folder, deployed, and on a grid in this process as the reference."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from flwr.app import Message, RecordDict
+
+from fedshift.flower.arrays import KEY
+from fedshift.flower.testing import Deployment, LocalGrid
+from fedshift.wire import header
+from tests.flower import trial
+from tests.flower.trial import client, server
+
+CONFIG: dict[str, Any] = {
+    "num-server-rounds": 3,
+    "nodes": 3,  # as many as have to be there
+    "timeout": 120.0,
+    "out": "",
+    "checkpoint": False,
+    "error-feedback": False,
+    "state-dir": "",
+    "hostile": False,
+    "wait-in": 0,
+    "pause-after": -1,
+}
+
+
+@dataclass(frozen=True)
+class Learnt:
+    model: bytes
+    rounds: list[dict[str, Any]]
+
+
+def write_app(folder: Path) -> Path:
+    """The folder with the app in it, as `flwr run` wants it."""
+    shutil.copytree(Path(trial.__file__).parent, folder / "trial", ignore=shutil.ignore_patterns("__pycache__"))
+    about = {
+        "project": {"name": "trial", "version": "0.1.0", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedshift",
+                    "components": {"serverapp": "trial.server:app", "clientapp": "trial.client:app"},
+                    "config": CONFIG,
+                }
+            }
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(about))
+    return folder
+
+
+def learnt(out: Path) -> Learnt:
+    return Learnt((out / "model.safetensors").read_bytes(), json.loads((out / "rounds.json").read_text()))
+
+
+def reference(
+    out: Path,
+    nodes: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any],
+    lost: Callable[[int, int], bool] = lambda partition, number: False,
+    forgets: tuple[int, int] = (-1, 0),
+) -> Learnt:
+    """What is learnt when uploads are lost, by partition and round, and one node forgets all after a round."""
+    out.mkdir()
+
+    def tamper(reply: Message) -> Message | None:
+        if reply.metadata.message_type != "train":
+            return reply
+        context = grid.contexts[reply.metadata.src_node_id]
+        partition = int(context.node_config["partition-id"])
+        number = header(reply.content.array_records["arrays"][KEY].data).base
+        if (partition, number) == forgets:
+            context.state = RecordDict()
+        return None if lost(partition, number) else reply
+
+    quiet = {"out": str(out), "checkpoint": False, "hostile": False, "wait-in": 0, "pause-after": -1, "state-dir": ""}
+    settings = {**CONFIG, **config, **quiet}
+    grid = LocalGrid(client.app, nodes, settings, seed=1, tamper=tamper)
+    server.run(grid, settings)
+    return learnt(out)
+
+
+class Trial:
+    """One run of the app on a deployment."""
+
+    def __init__(self, deployment: Deployment, app: Path, out: Path, config: Mapping[str, Any]) -> None:
+        self.deployment, self.app, self.out = deployment, app, out
+        out.mkdir(exist_ok=True)
+        self.config = {**config, "out": str(out)}
+        self.start()
+
+    def start(self) -> None:
+        """Also again: it goes on from its checkpoint."""
+        self.run = self.deployment.run(self.app, self.config)
+
+    def until(self, *names: str, timeout: float = 100.0) -> None:
+        """Until the app says that it is so far."""
+        deadline = time.monotonic() + timeout
+        while not all((self.out / name).exists() for name in names):
+            assert time.monotonic() < deadline, f"{names} did not happen:\n{self.deployment.superlink.log(self.run)}"
+            time.sleep(0.05)
+
+    def go(self) -> None:
+        (self.out / "go").touch()
+
+    def end(self, timeout: float = 300.0) -> tuple[Learnt, str]:
+        """What was learnt, and the log."""
+        status, log = self.deployment.wait(self.run, timeout)
+        assert status == "finished:completed", log
+        return learnt(self.out), log

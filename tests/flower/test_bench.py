@@ -1,0 +1,67 @@
+"""`fedshift bench flower`: both sides of its ratio do the same work, and its relay counts what passes."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from fedshift import Params
+from fedshift.bench import flower
+from fedshift.bench.relay import Relay
+from fedshift.flower.bench import on_grid
+
+COMMAND = "from fedshift.cli import app; app()"
+WITHOUT = f"import sys; sys.modules['flwr'] = None; {COMMAND}"
+
+
+@pytest.mark.parametrize("bits", flower.CODECS)
+def test_the_plain_loop_makes_the_model_that_the_grid_makes(bits: int) -> None:
+    start = {"weight": torch.randn(20, 30, generator=torch.Generator().manual_seed(1)), "bias": torch.ones(20)}
+
+    def train(params: Params, client: int) -> Params:
+        return {name: w + 0.1 * client * w.sin() for name, w in params.items()}
+
+    with flower.quiet():
+        grid = on_grid(start, train, bits, flower.CLIENTS)()
+    plain = flower.by_hand(start, train, flower.CODECS[bits])
+    for name, w in plain.items():
+        torch.testing.assert_close(grid[name], w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_relay_passes_everything_on_and_counts_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            near, _ = server.accept()
+            with near:
+                while data := near.recv(1 << 16):
+                    near.sendall(data[:10])
+
+        threading.Thread(target=answer, daemon=True).start()
+        with Relay(server.getsockname()[1]) as relay:
+            with socket.create_connection(("127.0.0.1", relay.port), timeout=10) as client:
+                client.sendall(b"x" * 1000)
+                assert client.recv(100) == b"x" * 10
+            assert (relay.up, relay.down, relay.connections) == (1000, 10, 1)
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", relay.port), timeout=10)
+
+
+def test_quick_bench_as_json() -> None:
+    command = [sys.executable, "-c", COMMAND, "bench", "flower", "--quick", "--json", "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert len(result["A round in one process"]) == 7
+    assert [bar["asked"] for bar in result["bars"]] == ["<= 2x", "<= 2x", "-", "-"]
+    assert "flwr" in result["machine"]
+
+
+def test_without_flower_a_sentence_names_the_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT, "bench", "flower"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "fedshift: fedshift.flower needs Flower: pip install 'fedshift[flower]'"

@@ -1,0 +1,145 @@
+"""The example apps run simulated and deployed; the Python and the commands of docs/flower.md are run as they stand."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.flower.processes import Process, free_port
+from fedshift.flower.superlink import SuperLink, environment
+from fedshift.flower.testing import Deployment
+from fedshift.running import Run, cores_here
+from fedshift.settings import Experiment
+from fedshift.toml import read
+
+HERE = Path(__file__).parents[2]
+EXAMPLES = HERE / "examples"
+PAGE = HERE / "docs" / "flower.md"
+ARROW = re.compile(r"# <-- (\d)")
+PORTS = "39091", "8000", "9094", "9095"  # those in the documentation
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def apps(tmp_path: Path) -> Path:
+    """A folder with both examples, shortened to two rounds."""
+    for name in "flower-app/experiment.toml", "flower-quantized/pyproject.toml":
+        copy = tmp_path / "examples" / name
+        shutil.copytree(EXAMPLES / copy.parent.name, copy.parent, ignore=shutil.ignore_patterns("__pycache__"))
+        copy.write_text(re.sub(r"rounds = \d+", "rounds = 2", copy.read_text()))
+    return tmp_path / "examples"
+
+
+@pytest.fixture
+def documented(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What each block of Python on the page defines; one of them is about an example."""
+    monkeypatch.syspath_prepend(EXAMPLES / "flower-quantized")
+    spaces: list[dict[str, Any]] = [{"__name__": "documented"} for _ in blocks(PAGE, "python")]
+    for space, code in zip(spaces, blocks(PAGE, "python"), strict=True):
+        exec(code, space)
+    yield spaces
+    for name in [name for name in sys.modules if name.partition(".")[0] == "quantized"]:
+        del sys.modules[name]
+
+
+def in_one_process(apps: Path, out: Path) -> bytes:
+    settings = Experiment(**read(apps / "flower-app" / "experiment.toml"))
+    list(Run(settings.changed(**{"engine.name": "sequential"}), out))
+    return (out / "model.safetensors").read_bytes()
+
+
+def test_five_lines_are_marked_and_all_there_is_of_fedshift() -> None:
+    package = EXAMPLES / "flower-quantized" / "quantized"
+    lines = [line for path in sorted(package.glob("*.py")) for line in path.read_text().splitlines()]
+    assert [found[1] for line in lines if (found := ARROW.search(line))] == list("12345")
+    others = [line for line in lines if not ARROW.search(line) and not line.startswith('"""')]
+    assert not re.search(r"fedshift|FedShift|QuantizeMod|strategy\.rounds", "\n".join(others))
+
+
+@pytest.mark.slow
+def test_both_examples_run_simulated(apps: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with SuperLink(tmp_path / "test", supernodes=3, cpus=cores_here()) as link:  # one at a time: starting costs most
+        status, log = link.wait(link.run(apps / "flower-quantized", {"num-server-rounds": 1}), timeout=200)
+        assert status == "finished:completed", log
+        sent, exact = uploaded(log)
+        assert 3 * 5_000 < sent < exact == 3 * 38_952
+        status, log = link.wait(link.run(apps / "flower-app", {"out": str(tmp_path / "run")}), timeout=200)
+        assert status == "finished:completed", log
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == in_one_process(apps, tmp_path / "here")
+
+
+def uploaded(log: str) -> tuple[int, int]:
+    found = re.search(r"uploads: ([\d,]+) bytes; at 32 bits ([\d,]+)", log)
+    assert found, log
+    return int(found[1].replace(",", "")), int(found[2].replace(",", ""))
+
+
+@pytest.mark.slow
+def test_both_examples_run_deployed_and_nodes_say_their_bits(apps: Path, tmp_path: Path) -> None:
+    bits = [32, 4, 4]
+    nodes: list[Any] = [{"partition-id": i, "num-partitions": 3, "bits": b} for i, b in enumerate(bits)]
+    with Deployment(tmp_path / "test", nodes) as deployment:
+        status, log = deployment.wait(deployment.run(apps / "flower-quantized", {"num-server-rounds": 2}), timeout=300)
+        assert status == "finished:completed", log
+        assert log.count("uploads, 2 of them quantized") == 2
+        sent, exact = uploaded(log)
+        assert sent == 2 * (38_608 + 2 * 5_584)
+        assert exact == 6 * 38_952
+        status, log = deployment.wait(deployment.run(apps / "flower-app", {"out": str(tmp_path / "run")}), timeout=300)
+        assert status == "finished:completed", log
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == in_one_process(apps, tmp_path / "here")
+
+
+def test_the_python_on_the_page_runs(documented: list[dict[str, Any]]) -> None:
+    assert len(documented) > 5
+    defined("LocalGrid", documented)()
+
+
+@pytest.mark.slow
+def test_the_test_of_a_deployment_on_the_page_passes(
+    documented: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    defined("Deployment", documented)(tmp_path)
+
+
+def defined(word: str, documented: list[dict[str, Any]]) -> Callable[..., None]:
+    """The test in the block that imports this."""
+    (space,) = [space for space in documented if word in space]
+    (test,) = [thing for name, thing in space.items() if name.startswith("test_")]
+    return test  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [PAGE, EXAMPLES / "flower-app" / "README.md"], ids=["docs", "example"])
+def test_the_commands_on_a_page_work_as_they_stand(page: Path, apps: Path, tmp_path: Path) -> None:
+    """In one shell, from an empty home; only ports are changed, lest they are taken."""
+    pytest.importorskip("ray")
+    script = "\n".join(["set -e", *blocks(page, "bash")])
+    ports = {port: str(free_port()) for port in PORTS}
+    for port, free in ports.items():
+        assert port in script
+        script = script.replace(port, free)
+    start, home = apps.parent if page == PAGE else apps / "flower-app", tmp_path / "home"
+    (tmp_path / "script.sh").write_text(f"cd {start}\n{script}")
+    home.mkdir()
+    local = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports["39091"], "FLWR_LOCAL_CONTROL_API_PORT": str(free_port())}
+    env = environment(home / ".flwr") | local | {"HOME": str(home)}
+    process = Process(["bash", str(tmp_path / "script.sh")], env, tmp_path / "log", env["RAY_TMPDIR"])
+    try:
+        assert process.wait(500) == 0, process.tail(40)
+    finally:
+        process.kill()
+    assert len(re.findall("at 32 bits", process.text())) == (2 if page == PAGE else 0)
+    models = [*home.rglob("model.safetensors"), *apps.rglob("model.safetensors")]
+    assert len(models) == process.text().count("this run is finished") == (1 if page == PAGE else 2)
+    expected = in_one_process(apps, tmp_path / "here")
+    assert all(path.read_bytes() == expected for path in models)

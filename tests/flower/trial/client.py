@@ -1,0 +1,78 @@
+"""Clients that move the model in directions of their own, wait when they are told to, and lie if they are hostile.
+
+What they send depends on their partition-id, the round, and the model only.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+
+from fedshift import Codec, Identity, Params, pack
+from fedshift.flower import QuantizeMod, introduce
+from fedshift.flower.arrays import KEY, enclose, to_params, to_record
+
+PATIENCE = 100.0  # seconds until a client that waits goes on by itself
+
+
+def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    config: dict[str, Any] = dict(context.run_config)
+    mod = QuantizeMod(4, error_feedback=config["error-feedback"], state_dir=config["state-dir"] or None)
+    return mod(message, context, call_next)
+
+
+def lie(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """In place of an upload, the lie of this round; `lies` in the config of a hostile node names one for each."""
+    reply = call_next(message, context)
+    lies = str(context.node_config.get("lies", "")).split()
+    if context.run_config["hostile"] and lies and message.metadata.message_type == "train":
+        number = number_of(message)
+        frame = reply.content["arrays"][KEY].data  # type: ignore[union-attr]
+        arrays = message.content["arrays"]
+        assert isinstance(arrays, ArrayRecord)
+        reply.content["arrays"] = lied(lies[number - 1], frame, to_params(arrays), number)
+    return reply
+
+
+def lied(lie: str, frame: bytes, sent: Params, number: int) -> ArrayRecord:
+    if lie == "nan":
+        return to_record(sent | {"one.bias": torch.full_like(sent["one.bias"], torch.nan)})
+    changed = {
+        "truncated": lambda: frame[:-100],
+        "oversized": lambda: frame + bytes(50_000_000),
+        "unversioned": lambda: b"GARB" + frame[4:],
+        "wrong-shape": lambda: pack(Codec(Identity()), sent | {"one.weight": sent["one.weight"].T}, base=number),
+    }
+    return ArrayRecord({KEY: enclose(changed[lie]())})
+
+
+app = introduce(ClientApp(mods=[lie, quantize]))
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    arrays = message.content["arrays"]
+    assert isinstance(arrays, ArrayRecord)
+    partition, number = int(context.node_config["partition-id"]), number_of(message)
+    wait(context, partition, number)
+    generator = torch.Generator().manual_seed(100 * number + partition)
+    moved = {name: w + 0.1 * (torch.randn(w.shape, generator=generator) - w) for name, w in to_params(arrays).items()}
+    content = {"arrays": to_record(moved), "metrics": MetricRecord({"num-examples": 10 + partition})}
+    return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
+
+
+def wait(context: Context, partition: int, number: int) -> None:
+    """In the round `wait-in` of the run's config, nodes with `waits` say that they train, and wait for a word."""
+    out, deadline = Path(str(context.run_config["out"])), time.monotonic() + PATIENCE
+    if number == context.run_config["wait-in"] and context.node_config.get("waits"):
+        (out / f"training-{partition}").touch()
+        while not (out / "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def number_of(message: Message) -> int:
+    return int(message.content["config"]["server-round"])  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fedshift.flower.processes import Process, free_port
-from fedshift.flower.superlink import SuperLink, environment
-from fedshift.flower.testing import Deployment
-from fedshift.running import Run, cores_here
+from fedshift.flower.superlink import environment
+from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.toml import read
 
@@ -63,41 +62,6 @@ def test_five_lines_are_marked_and_all_there_is_of_fedshift() -> None:
     assert not re.search(r"fedshift|FedShift|QuantizeMod|strategy\.rounds", "\n".join(others))
 
 
-@pytest.mark.slow
-def test_both_examples_run_simulated(apps: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    with SuperLink(tmp_path / "test", supernodes=3, cpus=cores_here()) as link:  # one at a time: starting costs most
-        status, log = link.wait(link.run(apps / "flower-quantized", {"num-server-rounds": 1}), timeout=200)
-        assert status == "finished:completed", log
-        sent, exact = uploaded(log)
-        assert 3 * 5_000 < sent < exact == 3 * 38_952
-        status, log = link.wait(link.run(apps / "flower-app", {"out": str(tmp_path / "run")}), timeout=200)
-        assert status == "finished:completed", log
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == in_one_process(apps, tmp_path / "here")
-
-
-def uploaded(log: str) -> tuple[int, int]:
-    found = re.search(r"uploads: ([\d,]+) bytes; at 32 bits ([\d,]+)", log)
-    assert found, log
-    return int(found[1].replace(",", "")), int(found[2].replace(",", ""))
-
-
-@pytest.mark.slow
-def test_both_examples_run_deployed_and_nodes_say_their_bits(apps: Path, tmp_path: Path) -> None:
-    bits = [32, 4, 4]
-    nodes: list[Any] = [{"partition-id": i, "num-partitions": 3, "bits": b} for i, b in enumerate(bits)]
-    with Deployment(tmp_path / "test", nodes) as deployment:
-        status, log = deployment.wait(deployment.run(apps / "flower-quantized", {"num-server-rounds": 2}), timeout=300)
-        assert status == "finished:completed", log
-        assert log.count("uploads, 2 of them quantized") == 2
-        sent, exact = uploaded(log)
-        assert sent == 2 * (38_608 + 2 * 5_584)
-        assert exact == 6 * 38_952
-        status, log = deployment.wait(deployment.run(apps / "flower-app", {"out": str(tmp_path / "run")}), timeout=300)
-        assert status == "finished:completed", log
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == in_one_process(apps, tmp_path / "here")
-
-
 def test_the_python_on_the_page_runs(documented: list[dict[str, Any]]) -> None:
     assert len(documented) > 5
     defined("LocalGrid", documented)()
@@ -138,7 +102,9 @@ def test_the_commands_on_a_page_work_as_they_stand(page: Path, apps: Path, tmp_p
         assert process.wait(500) == 0, process.tail(40)
     finally:
         process.kill()
-    assert len(re.findall("at 32 bits", process.text())) == (2 if page == PAGE else 0)
+    saved = re.findall(r"uploads: ([\d,]+) bytes; at 32 bits ([\d,]+)", process.text())
+    assert len(saved) == (2 if page == PAGE else 0)
+    assert all(int(sent.replace(",", "")) < int(exact.replace(",", "")) for sent, exact in saved)
     models = [*home.rglob("model.safetensors"), *apps.rglob("model.safetensors")]
     assert len(models) == process.text().count("this run is finished") == (1 if page == PAGE else 2)
     expected = in_one_process(apps, tmp_path / "here")

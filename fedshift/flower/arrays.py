@@ -24,7 +24,7 @@ CONTROL = f"{OURS}control"  # the record with SCAFFOLD's c in a message
 
 def to_params(record: ArrayRecord) -> Params:
     """The tensors of a record from somebody we trust."""
-    return {name: torch.from_numpy(np.array(array.numpy())) for name, array in record.items()}
+    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
 
 
 def to_record(params: Params) -> ArrayRecord:

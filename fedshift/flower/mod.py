@@ -74,8 +74,8 @@ class QuantizeMod:
         w = to_params(record)
         if set(received) != set(w):
             raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
-        begun = to_params(ArrayRecord(received))
-        start = {n: begun[n].to(x.dtype) for n, x in w.items()}  # some strategies make float64 of a model
+        begun = to_params(ArrayRecord(received)) if self.compares else {}
+        start = {n: x.to(w[n].dtype) for n, x in begun.items()}  # some strategies make float64 of a model
         metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
         error = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
         sent = send(
@@ -113,6 +113,11 @@ class QuantizeMod:
     @property
     def remembers(self) -> bool:
         return self.error_feedback
+
+    @property
+    def compares(self) -> bool:
+        """Whether an upload depends on the model that was sent."""
+        return self.updates
 
     def bits_of(self, context: Context, config: dict[str, Any]) -> int:
         places: dict[str, Mapping[str, Any]] = {"node's config": context.node_config, "message": config}

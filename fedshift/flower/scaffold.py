@@ -46,6 +46,10 @@ class ScaffoldMod(QuantizeMod):
     def remembers(self) -> bool:
         return True
 
+    @property
+    def compares(self) -> bool:
+        return True
+
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
             return super().__call__(message, context, call_next)

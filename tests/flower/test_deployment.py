@@ -20,8 +20,16 @@ def app(tmp_path: Path) -> Path:
     return write_app(tmp_path / "app")
 
 
+EARLIER: set[int] = set()  # processes of tests before
+
+
+@pytest.fixture(autouse=True)
+def _earlier() -> None:
+    EARLIER.update(descendants(os.getpid()))
+
+
 def running() -> list[int]:
-    return descendants(os.getpid())
+    return [pid for pid in descendants(os.getpid()) if pid not in EARLIER]
 
 
 def test_a_deployment_runs_an_app_refuses_strangers_and_leaves_nothing(app: Path, tmp_path: Path) -> None:

@@ -205,7 +205,13 @@ def command(*arguments: str | Path) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heeding,
     )
+
+
+def heeding() -> None:
+    """Ctrl-C counts, also where the tests are a job in the background, for which a shell turns it off."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:

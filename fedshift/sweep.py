@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedshift.engines import workers
+from fedshift.events import Event
 from fedshift.files import RunError, write
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run
@@ -36,18 +37,6 @@ class One(NamedTuple):
     name: str
     experiment: Experiment
     folder: Path
-
-
-class Event(NamedTuple):
-    """What a run has to tell: a round, a sentence, its end, or why it failed."""
-
-    place: int  # in the grid
-    kind: str  # 'round', 'told', 'done', 'stopped', 'failed'
-    text: str = ""
-    number: int = 0
-    score: float | None = None
-    loss: float | None = None
-    bytes_up: int = 0
 
 
 def expand(raw: Mapping[str, Any]) -> list[Experiment]:
@@ -166,7 +155,7 @@ class _Worker:
         except (EOFError, OSError):
             self.process.join()
             why = "its process ended before its time; memory may have been short"
-            return Event(self.place, "failed", f"{self.runs[self.place].name}: {why}")
+            return Event("failed", f"{self.runs[self.place].name}: {why}", place=self.place)
 
     def stop(self) -> None:
         """At the end of its round."""
@@ -195,28 +184,27 @@ def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> N
             one.folder,
             again=begun(one.folder),
             cores=1,
-            tell=lambda sentence: server.send(Event(place, "told", f"{one.name}: {sentence}")),
+            tell=lambda sentence: server.send(Event("told", f"{one.name}: {sentence}", place=place)),
         )
         for outcome in run:
-            figures = outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up)
-            server.send(Event(place, "round", "", *figures))
+            server.send(Event.of(outcome, place))
             if enough.is_set() and not run.finished:
                 run.checkpoint()
                 run.close()
-                server.send(Event(place, "stopped"))
+                server.send(Event("stopped", place=place))
                 return
-        server.send(Event(place, "done"))
+        server.send(Event("done", place=place))
     except BrokenPipeError:
         raise
     except Exception as problem:
-        server.send(Event(place, "failed", f"{one.name}: {problem}"))
+        server.send(Event("failed", f"{one.name}: {problem}", place=place))
 
 
 def _one_on_flower(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
     with closing(simulation()(one.experiment, one.folder, enough.is_set)) as events:
         for event in events:
             text = f"{one.name}: {event.text}" if event.text else ""
-            server.send(Event(place, *event._replace(text=text)))
+            server.send(event._replace(text=text, place=place))
 
 
 def simulation() -> Any:

@@ -17,7 +17,7 @@ LAYERS = [
     {"accumulate", "uplink", "evaluate"},
     {"engines"},
     {"federation", "toml"},
-    {"settings"},
+    {"settings", "events"},
     {"server", "links", "columns"},
     {"loop", "experiment"},
     {"files", "about"},

@@ -20,10 +20,11 @@ from torch import nn
 
 from fedshift.data.datasets import Dataset
 from fedshift.evaluate import Loss, Metric
+from fedshift.events import Event
 from fedshift.experiment import build
 from fedshift.files import RunError
+from fedshift.flower.desk import Desk
 from fedshift.flower.engine import TIMEOUT, WAIT, Flower
-from fedshift.flower.events import Desk, Event
 from fedshift.flower.node import Node
 from fedshift.flower.seeded import introduce
 from fedshift.flower.turns import digest

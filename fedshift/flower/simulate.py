@@ -8,9 +8,10 @@ from pathlib import Path
 
 from fedshift.data import DataError
 from fedshift.engines import TrainingError
+from fedshift.events import Event
 from fedshift.experiment import build
 from fedshift.files import RunError
-from fedshift.flower.events import Desk, Event
+from fedshift.flower.desk import Desk
 from fedshift.flower.processes import ProcessError
 from fedshift.flower.superlink import SuperLink
 from fedshift.loop import DivergedError

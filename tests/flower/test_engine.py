@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedshift.flower.app import client_app, experiment_of, server_app
+from fedshift.flower.desk import Desk
 from fedshift.flower.engine import ROUND
-from fedshift.flower.events import Desk
 from fedshift.flower.testing import LocalGrid
 from fedshift.running import Run
 from fedshift.settings import Experiment

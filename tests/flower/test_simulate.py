@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedshift import command
-from fedshift.flower.events import Desk, Event
+from fedshift.events import Event
+from fedshift.flower.desk import Desk
 from fedshift.flower.simulate import write_app
 from fedshift.flower.superlink import Config
 from fedshift.flower.testing import Deployment

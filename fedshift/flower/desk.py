@@ -1,26 +1,13 @@
-"""What a run in another process has to tell, in a file that grows: lines of JSON, read while they are written."""
+"""Events in a file that grows: lines of JSON, read while they are written."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
-from fedshift.federation import Outcome
+from fedshift.events import Event
 
 EVENTS, ENOUGH = "events.jsonl", "enough"
-
-
-class Event(NamedTuple):
-    kind: str  # 'round', 'told', 'done', 'stopped', 'failed'
-    text: str = ""
-    number: int = 0
-    score: float | None = None
-    loss: float | None = None
-    bytes_up: int = 0
-
-    @classmethod
-    def of(cls, outcome: Outcome) -> Self:
-        return cls("round", "", outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
 
 
 class Desk:

@@ -66,8 +66,7 @@ class Seeded(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with _undisturbed(f"{self.seed}/train/{server_round}") as seed:
-            view = _Ordered(grid, self.names, seed)
+        with self._drawing(grid, f"train/{server_round}") as view:
             return list(self.strategy.configure_train(server_round, arrays, config, view))
 
     def aggregate_train(
@@ -78,22 +77,20 @@ class Seeded(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with _undisturbed(f"{self.seed}/evaluate/{server_round}") as seed:
-            view = _Ordered(grid, self.names, seed)
+        with self._drawing(grid, f"evaluate/{server_round}") as view:
             return list(self.strategy.configure_evaluate(server_round, arrays, config, view))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.strategy.aggregate_evaluate(server_round, replies)
 
-
-@contextmanager
-def _undisturbed(seed: str) -> Iterator[str]:
-    """Python's own generator, which Flower draws nodes with, is left as it was found."""
-    before = random.getstate()
-    try:
-        yield seed
-    finally:
-        random.setstate(before)
+    @contextmanager
+    def _drawing(self, grid: Grid, purpose: str) -> Iterator[Grid]:
+        """The grid to draw from; Python's own generator, which Flower draws with, is left as it was found."""
+        before = random.getstate()
+        try:
+            yield _Ordered(grid, self.names, f"{self.seed}/{purpose}")
+        finally:
+            random.setstate(before)
 
 
 class _Ordered(Grid):

@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 DROPPED = 14  # low bits of a float32 that its key ignores
 BINS = 1 << (32 - DROPPED)
 HALF = BINS // 2  # bins of one sign
+BLUR = 0.02  # squared error of the bins, over that of the codes, above which they are too coarse
+MISPLACED = 0.008  # share of values that the table may give the neighbouring code
 
 
 def keys(row: Tensor) -> Tensor:
@@ -63,3 +65,42 @@ def table(first: Bins) -> Tensor:
     lengths = np.diff(first, prepend=0, append=BINS)
     codes = np.repeat(np.arange(len(lengths), dtype=np.uint8), lengths)
     return torch.from_numpy(np.concatenate([codes[HALF:], codes[:HALF][::-1]]))
+
+
+def slots(x: Tensor) -> Tensor:
+    """Where each value is counted, float32 (rows, n) -> int32 (rows, n): the slots of row r begin at r BINS.
+
+    They are its bins, with the negative ones backwards.
+    """
+    first = torch.arange(len(x), dtype=torch.int32, device=x.device) * BINS + HALF
+    return (x.view(torch.int32) >> DROPPED).add_(first[:, None])
+
+
+def counts(slot: Tensor) -> Tensor:
+    """How many values each bin holds, int32 (rows, BINS), in the order of the numbers."""
+    zero = torch.zeros(len(slot) * BINS, dtype=torch.int32, device=slot.device)
+    one = torch.ones(1, dtype=torch.int32, device=slot.device).expand(slot.numel())
+    counted = zero.index_add_(0, slot.flatten(), one).view(-1, BINS)
+    return torch.cat([counted[:, :HALF].flip(1), counted[:, HALF:]], dim=1)
+
+
+def tables(first: Tensor) -> Tensor:
+    """Slot -> code, uint8 (rows, BINS), where code i + 1 of row r begins at bin first[r, i]; first is int32."""
+    bins = torch.arange(BINS, dtype=torch.int32, device=first.device)
+    slot = torch.cat([bins[:HALF].flip(0), bins[HALF:]]).repeat(len(first), 1)
+    return torch.searchsorted(first, slot, right=True, out_int32=True).to(torch.uint8)
+
+
+def bins_of(values: Tensor) -> Tensor:
+    """float32 -> int32, of the same shape."""
+    key = values.view(torch.int32) >> DROPPED
+    return torch.where(key < 0, ~key, key + HALF)
+
+
+def spans(bins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Middle of each bin, and its least and greatest magnitude, in float64."""
+    key = bins.int() - HALF
+    size = torch.where(key < 0, ~key, key)
+    near, far = ((size + one << DROPPED).view(torch.float32).double() for one in (0, 1))
+    half = (near + far) * 0.5
+    return torch.where(size == 0, 0.0, torch.where(key < 0, -half, half)), near, far

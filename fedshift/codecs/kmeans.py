@@ -2,7 +2,8 @@
 
 A long row is counted into bins first. The means are found on the bins that hold something, some
 ten thousand, and a table from bin to code then assigns every value. A short row, and one too
-narrow for the bins, is sorted instead.
+narrow for the bins, is sorted instead. This is done row after row, or, with the same result, for all
+rows at once: `many`.
 """
 
 from dataclasses import dataclass
@@ -12,15 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs import bins
+from fedshift.codecs import bins, many
 from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
 from fedshift.codecs.lloyd import Floats, kmeans
 
 Singles = NDArray[np.float32]
 
 SHORT = 8192  # values below which sorting a row beats counting it
-BLUR = 0.02  # squared error of the bins, over that of the codes, above which they are too coarse
-MISPLACED = 0.008  # share of values that the table may give the neighbouring code
+MANY, SMALL = 16, 2048  # on a CPU, rows of so few values and codes are encoded together if there are many
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,19 @@ class KMeans(Lookup):
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         rows, n = x.shape
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-        side = torch.empty(rows, self.width(n))
-        for r in range(rows):
+        side = torch.empty(rows, self.width(n), device=x.device)
+        alone = many.encode(x, codes, side, sort=n < SHORT, exact=self.exact) if self._together(x) else range(rows)
+        for r in alone:
             book = self._counted(x[r], codes[r]) if n >= SHORT else None
             if book is None:
                 book = self._sorted(x[r], codes[r])
             side[r] = torch.from_numpy(np.pad(book, (0, self.width(n) - len(book)), mode="edge"))
-        return codes, side.to(x.device)
+        return codes, side
+
+    def _together(self, x: Tensor) -> bool:
+        """Whether all rows at once take less time: on a GPU, and for many short rows with few codes."""
+        rows, n = x.shape
+        return x.is_cuda or (x.device.type == "cpu" and rows >= MANY and n + 16 * self.levels(n) <= SMALL)
 
     def table(self, side: Side) -> Tensor:
         return side
@@ -60,7 +66,7 @@ class KMeans(Lookup):
     def _sorted(self, row: Tensor, codes: Tensor) -> Singles:
         """Fills in the codes and returns the codebook."""
         values = row.cpu().numpy()
-        v = np.sort(values).astype(np.float64)
+        v = np.sort(values).astype(np.float64) + 0.0  # no negative zero
         if not np.isfinite(v[[0, -1]]).all():  # NaN sorts last
             raise ValueError(NOT_FINITE)
         first = np.flatnonzero(np.diff(v, prepend=-np.inf))
@@ -75,14 +81,16 @@ class KMeans(Lookup):
         key = bins.keys(row)
         held, weight = bins.count(key)
         low, high = bins.edges(held)
+        if not np.isfinite([low[0], high[-1]]).all():  # the bins of the largest numbers have no middle
+            return None
         centres, error = kmeans(bins.middle(low, high), weight, self.levels(len(row)))
         blur = (weight * (high - low) ** 2).sum() / 12  # squared error of taking a bin's middle for its values
-        if blur > BLUR * error:
+        if blur > bins.BLUR * error:
             return None
         book = centres.astype(np.float32)
         border = borders(book)
         at = bins.bin_of(border)
-        if self.exact or _misplaced(border, at, held, weight) > MISPLACED:
+        if self.exact or _misplaced(border, at, held, weight) > bins.MISPLACED:
             _assign(row, key, border, at, codes)
         else:
             begins = np.maximum.accumulate(at + (bins.middle(*bins.edges(at)) <= border))

@@ -1,13 +1,14 @@
 """The server's running mean: frames come in one by one, and only their sum is kept."""
 
 import math
+from functools import cached_property
 
 import torch
 
 from fedshift.codecs.base import ends
 from fedshift.frame import Header, WireError
 from fedshift.parts import Reader, as_dtype
-from fedshift.types import Params
+from fedshift.types import CPU, Params
 
 LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
 ROOM = 0.999  # of the largest number, so that rounding cannot go beyond it
@@ -33,15 +34,21 @@ class Mean:
         self._reader = Reader(like)
         self.count, self.weight = 0, 0.0  # frames accepted, and the sum of their p_k
         self.lossy_weight = self.update_weight = 0.0
-        self._sum = {name: torch.zeros(x.numel(), dtype=_wide(x.dtype)) for name, x in like.items()}
+        self._sum: Params = {}
         self._bound = dict.fromkeys(like, 0.0)  # on the magnitude of the sum
         self._most = {
-            name: tuple(ROOM * torch.finfo(dtype).max for dtype in (x.dtype, self._sum[name].dtype))
+            name: tuple(ROOM * torch.finfo(dtype).max for dtype in (x.dtype, _wide(x.dtype)))
             for name, x in like.items()
             if x.is_floating_point()
         }
-        self._base_reach = {} if base is None else _reach(base, like)
         self._taken = False
+        if base is not None and all(x.device == CPU for x in base.values()):
+            _ = self._base_reach  # what is wrong with it is said at once
+
+    @cached_property
+    def _base_reach(self) -> dict[str, float]:
+        """On a GPU looked at when it is needed: it takes time there, and decoded uploads do without."""
+        return {} if self.base is None else _reach(self.base, self.like)
 
     @property
     def share(self) -> float:
@@ -54,6 +61,7 @@ class Mean:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
             raise ValueError("the mean was taken already; the next one begins with a new Mean")
+        self._begin(CPU)
         header, parts = self._reader.open(data)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
@@ -82,6 +90,24 @@ class Mean:
         self.lossy_weight += weight * header.lossy
         self.update_weight += weight * header.update
         return header
+
+    def take(self, params: Params, weight: float = 1.0, lossy: bool = False) -> None:
+        """Add weights that somebody decoded, and found to be finite, where they are."""
+        self._begin(next(iter(params.values())).device)
+        for name, total in self._sum.items():
+            if total.is_floating_point():
+                total.add_(params[name].reshape(-1), alpha=weight)
+            elif not self.count:
+                total.copy_(params[name].reshape(-1))
+        self.count += 1
+        self.weight += weight
+        self.lossy_weight += weight * lossy
+
+    def _begin(self, device: torch.device) -> None:
+        if not self._sum:
+            self._sum = {
+                name: torch.zeros(x.numel(), dtype=_wide(x.dtype), device=device) for name, x in self.like.items()
+            }
 
     def result(self) -> Params:
         """The mean, with the shapes, dtypes and devices of `like`; the sum becomes it, so nothing can follow."""

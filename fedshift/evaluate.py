@@ -36,18 +36,20 @@ def chunks(data: Dataset) -> list[slice]:
 def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metric) -> Score:
     """One chunk; the model is in evaluation mode already."""
     with torch.no_grad():
-        x, y = data.inputs(data.test_x[part]), data.test_y[part]
-        outputs = model(x)
-        predicted = [0] * data.classes
-        if (
-            data.classes and isinstance(outputs, Tensor) and outputs.ndim == 2
-        ):  # labels that data does not have are none
-            predicted = torch.bincount(outputs.argmax(-1), minlength=data.classes)[: data.classes].tolist()
-        each = metric(outputs, y)
-        if not isinstance(each, Tensor) or each.shape != (len(x),):
-            seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-            raise ValueError(f"a metric must give one number for each of {len(x)} examples, a tensor, not {seen}")
-        return Score(len(x), float(each.double().sum()), len(x) * float(loss(outputs, y)), tuple(predicted))
+        outputs = model(data.inputs(data.test_x[part]))
+        return judge(outputs, data.test_y[part], data.classes, loss, metric)
+
+
+def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Metric) -> Score:
+    """What outputs are worth."""
+    n, predicted = len(targets), [0] * classes
+    if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # labels that data does not have are none
+        predicted = torch.bincount(outputs.argmax(-1), minlength=classes)[:classes].tolist()
+    each = metric(outputs, targets)
+    if not isinstance(each, Tensor) or each.shape != (n,):
+        seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        raise ValueError(f"a metric must give one number for each of {n} examples, a tensor, not {seen}")
+    return Score(n, float(each.double().sum()), n * float(loss(outputs, targets)), tuple(predicted))
 
 
 def total(scores: Iterable[Score]) -> Score:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedshift import tree
@@ -60,6 +61,13 @@ class State(NamedTuple):
     out: Broadcast
     server: Params
     skipped: int  # rounds in a row without a usable upload
+
+    def at(self, device: torch.device) -> "State":
+        """The same on a device."""
+        params, control, server = (
+            tree.tmap(lambda x: x.to(device), part) for part in (self.out.params, self.out.control, self.server)
+        )
+        return self._replace(out=Broadcast(params, control), server=server)
 
 
 class Layer(NamedTuple):

@@ -78,7 +78,7 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
 
 def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, str]) -> Path:
     """folder/stem.CHECKSUM.safetensors"""
-    content = save({name: x.contiguous() for name, x in params.items()}, about)
+    content = save({name: x.cpu().contiguous() for name, x in params.items()}, about)
     path = folder / f"{stem}.{zlib.crc32(content):08x}.safetensors"
     write(path, content)
     return path

@@ -1,16 +1,17 @@
 """The algorithm box of the paper: one round, from the draw of the cohort to the next broadcast."""
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import torch
 
-from fedshift.data.cohorts import draw_plan
-from fedshift.engines.base import Engine, Job
+from fedshift.data.cohorts import Plan, draw_plan
+from fedshift.engines.base import Engine, Job, Upload
+from fedshift.evaluate import Score
 from fedshift.federation import Federation, Outcome, State
 from fedshift.server import Uploads
-from fedshift.types import Params
+from fedshift.types import CPU, Params
 
 
 class DivergedError(RuntimeError):
@@ -25,52 +26,97 @@ class Memory(Protocol):
     def put(self, client: int, memory: Params) -> None: ...
 
 
+class Drawn(NamedTuple):
+    """Who trains in a round and on what: it depends on nothing that is learnt, so it can be drawn ahead."""
+
+    clients: list[int]
+    dropped: list[int]
+    plan: Plan | None  # None where all were lost
+
+
+def draw(fed: Federation, number: int, home: torch.device) -> Drawn:
+    """The cohort of a round and its plan, which is made on the device `home`."""
+    clients, dropped = fed.cohorts.draw(number)
+    if not clients:
+        return Drawn(clients, dropped, None)
+    plan = draw_plan(
+        fed.partition.at(home),
+        clients,
+        seed=fed.seed,
+        number=number,
+        epochs=fed.epochs,
+        batch=fed.batch,
+        rate=fed.rate,
+    )
+    return Drawn(clients, dropped, plan)
+
+
+class Turn:
+    """A round that is on: its cohort is drawn, and its job is for an engine to do."""
+
+    def __init__(
+        self, fed: Federation, state: State, memory: Memory, drawn: Drawn | None = None, *, histograms: bool = False
+    ) -> None:
+        self.fed, self.state, self.memory = fed, state, memory
+        self.clock, self.number = Clock(), state.number + 1
+        clients, self.dropped, plan = drawn or draw(fed, self.number, CPU)
+        self.uploads = Uploads(fed, state.out)
+        self.job: Job | None = None
+        if plan:
+            cohort = torch.tensor(clients)
+            self.job = Job(
+                number=self.number,
+                clients=clients,
+                rule=fed.algorithm.client,
+                sent=state.out,
+                recall=memory.get,
+                plan=plan,
+                examples=fed.partition.sizes[cohort].tolist(),
+                uplinks=[fed.groups[g].uplink for g in fed.group[cohort].tolist()],
+                layers=fed.layers,
+                histograms=histograms,
+            )
+        self.clock.lap("draw")
+
+    def take(self, uploads: Iterable[Upload]) -> None:
+        """Fold what arrives into the mean, in the order of the cohort."""
+        assert self.job is not None
+        for i, upload in enumerate(uploads):
+            self.clock.lap("clients")
+            if self.uploads.take(upload, self.job, i):
+                self.memory.put(upload.client, upload.memory)
+            self.clock.lap("aggregate")
+
+    def end(self, score: Callable[[Params], Score] | None) -> tuple[State, Outcome]:
+        """Apply the server's rules to the mean, and evaluate what comes of it."""
+        fed, state, uploads = self.fed, self.state, self.uploads
+        if uploads.mean.count:
+            rnd = uploads.round(self.number, fed.partition.clients)
+            out, server = fed.algorithm.server.apply(state.out, state.server, rnd)
+            told = uploads.layers(rnd, out.params)
+            state = State(self.number, out, server, 0)
+        else:
+            told = {}
+            state = state._replace(number=self.number, skipped=state.skipped + 1)
+            if state.skipped >= fed.patience:
+                why = next(iter(uploads.failed.values()), "every client dropped out")
+                raise DivergedError(
+                    f"round {self.number}: no usable upload in {state.skipped} rounds in a row; the last: {why}"
+                )
+        self.clock.lap("aggregate")
+        found = score(state.out.params) if score else None
+        self.clock.lap("evaluate")
+        return state, uploads.outcome(self.number, found, told, len(self.dropped), self.clock.seconds)
+
+
 def run_round(
     fed: Federation, engine: Engine, state: State, memory: Memory, *, evaluate: bool = True, histograms: bool = False
 ) -> tuple[State, Outcome]:
     """Draw a cohort, let it train and upload, average what arrives, apply the server's rules, evaluate."""
-    clock = Clock()
-    number, sent = state.number + 1, state.out
-    clients, dropped = fed.cohorts.draw(number)
-    uploads = Uploads(fed, sent)
-    if clients:
-        plan = draw_plan(
-            fed.partition, clients, seed=fed.seed, number=number, epochs=fed.epochs, batch=fed.batch, rate=fed.rate
-        )
-        cohort = torch.tensor(clients)
-        job = Job(
-            number=number,
-            clients=clients,
-            rule=fed.algorithm.client,
-            sent=sent,
-            recall=memory.get,
-            plan=plan,
-            examples=fed.partition.sizes[cohort].tolist(),
-            uplinks=[fed.groups[g].uplink for g in fed.group[cohort].tolist()],
-            layers=fed.layers,
-            histograms=histograms,
-        )
-        clock.lap("draw")
-        for i, upload in enumerate(engine.train([job])[0]):
-            clock.lap("clients")
-            if uploads.take(upload, job, i):
-                memory.put(upload.client, upload.memory)
-            clock.lap("aggregate")
-    if uploads.mean.count:
-        rnd = uploads.round(number, fed.partition.clients)
-        out, server = fed.algorithm.server.apply(sent, state.server, rnd)
-        told = uploads.layers(rnd, out.params)
-        state = State(number, out, server, 0)
-    else:
-        told = {}
-        state = state._replace(number=number, skipped=state.skipped + 1)
-        if state.skipped >= fed.patience:
-            why = next(iter(uploads.failed.values()), "every client dropped out")
-            raise DivergedError(f"round {number}: no usable upload in {state.skipped} rounds in a row; the last: {why}")
-    clock.lap("aggregate")
-    score = engine.evaluate(state.out.params) if evaluate else None
-    clock.lap("evaluate")
-    return state, uploads.outcome(number, score, told, len(dropped), clock.seconds)
+    turn = Turn(fed, state, memory, draw(fed, state.number + 1, engine.home), histograms=histograms)
+    if turn.job:
+        turn.take(engine.train([turn.job])[0])
+    return turn.end(engine.evaluate if evaluate else None)
 
 
 class Clock:
@@ -86,3 +132,7 @@ class Clock:
         passed, self.last = now - self.last, now
         self.seconds[phase] = self.seconds.get(phase, 0.0) + passed
         return passed
+
+    def pause(self) -> None:
+        """What passed since the last lap was another run's."""
+        self.last = self.now()

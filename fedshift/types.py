@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
 Params = dict[str, Tensor]  # one model, or K of them stacked on a leading axis
 
 

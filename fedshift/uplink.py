@@ -6,14 +6,17 @@
 Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF (Li, Li 2023).
 """
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from fedshift import rng
 from fedshift.codecs.base import Codec
 from fedshift.frame import Header
+from fedshift.parts import as_dtype
 from fedshift.tree import tmap
 from fedshift.types import Params
 from fedshift.wire import EXACT, Choice, Writer, choose, header, unpack
@@ -39,6 +42,18 @@ class Sent(NamedTuple):
     coded: Params  # u + e: what went into the codec
     decoded: Params  # the weights the server will read
     error: Params  # what the codec lost of each quantized tensor; kept for the next round with feedback
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """An upload that never was a frame: the weights a server would read from it, and how long it would be."""
+
+    params: Params
+    size: int
+    lossy: bool = False
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def send(
@@ -76,8 +91,22 @@ def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
     return dict.fromkeys(trained, uplink.codec)
 
 
-def read(frame: bytes, start: Params) -> Params:
+def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) -> Params:
+    """What K stacked clients' frames would carry of each tensor that the codec quantizes: u (K, ...), key (K,)."""
+    arrived = {}
+    for name in trained:
+        codec = choose(uplink.codec, name, u[name][0])
+        if codec.quantizer.lossy and u[name].numel():
+            own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+            values = codec.decode(codec.encode(u[name], own), len(u[name]), u[name].shape[1:])
+            arrived[name] = as_dtype(values, u[name].dtype).to(u[name].dtype)
+    return arrived
+
+
+def read(frame: bytes | Decoded, start: Params) -> Params:
     """The weights a frame stands for, as both ends work them out."""
+    if isinstance(frame, Decoded):
+        return frame.params
     arrived = unpack(frame, like=start)
     return tmap(_sum, arrived, start) if header(frame).update else arrived
 

@@ -58,9 +58,10 @@ def federation(model: nn.Module | None = None, held: Dataset | None = None, **ch
 
 
 def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tuple[State, list[Outcome], Ram]:
-    state, memory, outcomes = fed.start(), Ram(), []
+    engine = engine or Sequential(fed.task)
+    state, memory, outcomes = fed.start().at(engine.home), Ram(), []
     for _ in range(rounds):
-        state, outcome = run_round(fed, engine or Sequential(fed.task), state, memory)
+        state, outcome = run_round(fed, engine, state, memory)
         outcomes.append(outcome)
     return state, outcomes, memory
 

@@ -7,7 +7,7 @@ from fedshift import Cast, Codec, Identity, KMeans, Mean, Params, PerChannel, St
 from fedshift.codecs import Quantizer
 from tests.federations import Normed, federation, train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 QUANTIZERS: list[Quantizer] = [
     Uniform(1),
     Uniform(4),

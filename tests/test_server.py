@@ -8,6 +8,7 @@ import torch
 from fedshift.engines import Job, Sequential, Upload
 from fedshift.federation import Federation
 from fedshift.types import Params
+from fedshift.uplink import Decoded
 from fedshift.wire import EXACT, pack
 from tests.federations import federation, same, train
 
@@ -32,12 +33,21 @@ def full(like: Params, value: float) -> bytes:
     return pack(EXACT, {name: torch.full_like(x, value) for name, x in like.items()})
 
 
+def raw(frame: bytes | Decoded) -> bytes:
+    assert isinstance(frame, bytes)
+    return frame
+
+
+def flipped(frame: bytes) -> bytes:
+    return frame[:-9] + bytes([frame[-9] ^ 1]) + frame[-8:]
+
+
 HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "no control": ("sent", lambda u, fed: u._replace(extra=b""), "0 bytes are too few for a frame"),
-    "cut control": ("sent", lambda u, fed: u._replace(extra=u.extra[:-3]), "the frame says it has"),
+    "cut control": ("sent", lambda u, fed: u._replace(extra=raw(u.extra)[:-3]), "the frame says it has"),
     "damaged control": (
         "sent",
-        lambda u, fed: u._replace(extra=u.extra[:-9] + bytes([u.extra[-9] ^ 1]) + u.extra[-8:]),
+        lambda u, fed: u._replace(extra=flipped(raw(u.extra))),
         "the checksum does not match",
     ),
     "control of another model": (
@@ -50,7 +60,7 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
         lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
         "the control that follows from the upload is NaN or infinite",
     ),
-    "cut weights": ("derived", lambda u, fed: u._replace(frame=u.frame[:-3]), "the frame says it has"),
+    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the frame says it has"),
 }
 
 

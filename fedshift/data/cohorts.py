@@ -57,26 +57,28 @@ def travel(plan: Plan, momentum: float) -> Tensor:
 def draw_plan(
     partition: Partition, clients: Sequence[int], *, seed: int, number: int, epochs: int, batch: int, rate: Rate
 ) -> Plan:
-    """Epochs of reshuffled batches for each client; the short last batch is kept."""
+    """Epochs of reshuffled batches for each client, drawn where the partition is; the short last batch is kept."""
+    here = partition.order.device
     k = torch.tensor(clients)
     key = rng.key(seed, "client", number, k)  # (K,)
-    start, size = partition.start[k], partition.start[k + 1] - partition.start[k]
-    most = int(size.max())
+    start, sizes = partition.start[k], partition.start[k + 1] - partition.start[k]
+    most = int(sizes.max())
     batch = min(batch, most)
     # one shuffle for each client and epoch: positions beyond the client's size are sorted to the end
-    shuffles = rng.fold(rng.fold(key, SHUFFLE)[:, None], torch.arange(epochs))  # (K, E)
+    shuffles = rng.fold(rng.fold(key, SHUFFLE)[:, None], torch.arange(epochs)).to(here)  # (K, E)
+    size = sizes.to(here)[:, None, None]
     order = rng.uniform(shuffles.flatten(), most).view(len(k), epochs, most)
-    order = order.masked_fill(torch.arange(most) >= size[:, None, None], 2.0).argsort(dim=-1, stable=True)
-    each = (size + batch - 1) // batch  # (K,) steps an epoch
+    order = order.masked_fill(torch.arange(most, device=here) >= size, 2.0).argsort(dim=-1, stable=True)
+    each = (sizes + batch - 1) // batch  # (K,) steps an epoch
     steps = torch.arange(epochs * int(each.max()))  # (S,)
-    epoch = (steps // each[:, None]).clamp(max=epochs - 1)  # (K, S)
-    place = (steps % each[:, None])[:, :, None] * batch + torch.arange(batch)  # (K, S, B)
-    keep = (place < size[:, None, None]) & (steps < epochs * each[:, None])[:, :, None]
-    place = torch.minimum(place, size[:, None, None] - 1)
-    shuffled = order[torch.arange(len(k))[:, None, None], epoch[:, :, None], place]
-    batches = partition.order[start[:, None, None] + shuffled]
+    epoch = (steps // each[:, None]).clamp(max=epochs - 1).to(here)  # (K, S)
+    place = (steps % each[:, None]).to(here)[:, :, None] * batch + torch.arange(batch, device=here)  # (K, S, B)
+    keep = (place < size) & (steps < epochs * each[:, None]).to(here)[:, :, None]
+    place = torch.minimum(place, size - 1)
+    shuffled = order[torch.arange(len(k), device=here)[:, None, None], epoch[:, :, None], place]
+    batches = partition.order[start.to(here)[:, None, None] + shuffled]
     tau = (number - 1) * (epochs * each)[:, None] + steps
-    return Plan(batches, keep, rate(number, tau), rng.fold(rng.fold(key, STEP)[:, None], steps))
+    return Plan(batches, keep, rate(number, tau).to(here), rng.fold(rng.fold(key, STEP)[:, None], steps).to(here))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Who holds which examples: the labels of a training set become the indices of N clients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ class Partition:
 
     order: Tensor  # int64: example indices, client after client
     start: Tensor  # int64 (N + 1,)
+    _elsewhere: dict[torch.device, "Partition"] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def clients(self) -> int:
@@ -32,6 +33,14 @@ class Partition:
     def sizes(self) -> Tensor:
         """(N,)"""
         return self.start.diff()
+
+    def at(self, device: torch.device) -> "Partition":
+        """The same with the examples' indices on a device: draws are made there."""
+        if device == self.order.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = Partition(self.order.to(device), self.start)
+        return self._elsewhere[device]
 
     def of(self, client: int) -> Tensor:
         if not 0 <= client < self.clients:

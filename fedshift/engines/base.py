@@ -4,6 +4,7 @@ An engine is given jobs, one for each run it works for, and gives back what the 
 upload, in the order of the cohort. It also scores models, because it has the model and the data.
 """
 
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.evaluate import Loss, Metric, Score
 from fedshift.types import Broadcast, Params
-from fedshift.uplink import Uplink
+from fedshift.uplink import Decoded, Uplink
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +96,8 @@ class Upload(NamedTuple):
     """What one client sends, and what a simulation can tell about it."""
 
     client: int
-    frame: bytes  # b"" when there is nothing that could be sent
-    extra: bytes  # a second frame: SCAFFOLD's change of c, where it is sent
+    frame: bytes | Decoded  # b"" when there is nothing that could be sent
+    extra: bytes | Decoded  # a second frame: SCAFFOLD's change of c, where it is sent
     memory: Params  # what the client will remember
     drift: list[tuple[float, float]]  # |w_k - w_t| and |Q(w_k) - w_t| of each layer
     error: float  # |u - Q(u)| / |u| over all quantized tensors
@@ -106,6 +107,10 @@ class Upload(NamedTuple):
 
 
 class Engine(Protocol):
+    @property
+    def home(self) -> torch.device:
+        """Where the server's state, the draws and the uploads are at home."""
+
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         """The uploads of every job, in the order of its clients; each may be worked out as it is taken."""
 
@@ -113,6 +118,24 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back processes and memory; nothing can be trained after it."""
+
+
+@contextmanager
+def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
+    """How a GPU multiplies float32 matrices: 'tf32' rounds their entries to ten bits, others do not."""
+    matrices, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.use_deterministic_algorithms(deterministic or strict, warn_only=warns)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matrices)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
 @contextmanager

@@ -22,11 +22,13 @@ from fedshift.engines import workers
 from fedshift.engines.base import Job, Task, Upload, told
 from fedshift.engines.client import Client
 from fedshift.evaluate import Score
-from fedshift.types import Params
+from fedshift.types import CPU, Params
 
 
 class Processes:
     """The reference on so many processes."""
+
+    home = CPU
 
     def __init__(self, task: Task, count: int) -> None:
         if multiprocessing.current_process().daemon:

@@ -3,25 +3,31 @@
 from collections.abc import Iterator, Sequence
 
 from fedshift import evaluate
-from fedshift.engines.base import Job, Task, Upload
+from fedshift.engines.base import Job, Task, Upload, arithmetic
 from fedshift.engines.client import Client
 from fedshift.evaluate import Score
-from fedshift.types import Params
+from fedshift.types import CPU, Params
 
 
 class Sequential:
-    def __init__(self, task: Task) -> None:
-        self.client = Client(task)
+    home = CPU
+
+    def __init__(self, task: Task, precision: str = "tf32") -> None:
+        """precision: of a GPU's arithmetic."""
+        self.client, self.precision = Client(task), precision
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [self._cohort(job) for job in jobs]
 
     def _cohort(self, job: Job) -> Iterator[Upload]:
         for i, client in enumerate(job.clients):
-            yield self.client.turn(job, i, job.recall(client))
+            with arithmetic(self.precision):
+                upload = self.client.turn(job, i, job.recall(client))
+            yield upload
 
     def evaluate(self, params: Params) -> Score:
-        return evaluate.total(self.client.score(params, part) for part in evaluate.chunks(self.client.task.data))
+        with arithmetic(self.precision):
+            return evaluate.total(self.client.score(params, part) for part in evaluate.chunks(self.client.task.data))
 
     def close(self) -> None:
         pass

@@ -19,7 +19,7 @@ from fedshift.flower.arrays import CONTROL, FRAME, KEY, enclose
 from fedshift.flower.nodes import Nodes, Post
 from fedshift.flower.turns import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, Order, read_report, remembers
 from fedshift.frame import WireError
-from fedshift.types import Params
+from fedshift.types import CPU, Params
 from fedshift.wire import EXACT, header, pack
 
 ROUND = "flower/round"  # in the run's memory of a client: its last upload that was used
@@ -28,6 +28,8 @@ TIMEOUT, WAIT = 3600.0, 600.0  # seconds for a round's replies, and for nodes to
 
 class Flower:
     """Trains on nodes and scores here."""
+
+    home = CPU
 
     def __init__(
         self,

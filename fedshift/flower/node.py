@@ -39,9 +39,9 @@ class Node:
                     client, order, sent, memory, Told(order.number, order.session, accepted, order.saved)
                 )
             reports[str(client)] = report(upload)
-            if upload.frame:
+            if isinstance(upload.frame, bytes) and upload.frame:
                 frames[str(client)] = enclose(upload.frame)
-            if upload.extra:
+            if isinstance(upload.extra, bytes) and upload.extra:
                 frames[f"{client}{EXTRA}"] = enclose(upload.extra)
         content = RecordDict({FRAMES: ArrayRecord(frames), CONFIG: ConfigRecord(reports)})
         return Message(content, reply_to=message)

@@ -1,0 +1,164 @@
+"""K models at once: weights, inputs and outputs with a leading axis of clients."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedshift.data.augment import cropped
+from fedshift.engines import convpool, kernels
+from fedshift.engines.base import Task, told
+from fedshift.evaluate import Loss
+from fedshift.models import PaperCNN
+from fedshift.types import Params
+
+BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
+DROPOUT = nn.modules.dropout._DropoutNd
+
+
+class StackError(ValueError):
+    """A model whose clients cannot be trained as one stack."""
+
+
+class Net(Protocol):
+    """The forward pass of K clients."""
+
+    short: bool  # whether it takes its weights in bfloat16
+
+    def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
+        """The examples x[index], index (K, B), cropped and flipped as drawn (K, B, 3), as the model sees them."""
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """params (K, ...), inputs (K, B, ...) -> outputs (K, B, ...)"""
+
+
+class Mapped:
+    """Any module, by vmap over its clients."""
+
+    short = False
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.bf16 = task, precision == "bf16"
+        self.forward: Callable[[Params, Tensor], Tensor] = vmap(self._one)
+
+    def _one(self, params: Params, x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self.task.model, params, (x,))
+        return outputs
+
+    def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
+        x = x[index]
+        return self.task.data.inputs(x if drawn is None else cropped(x, drawn))
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        # no cache of casts: a graph that is replayed must cast anew
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            outputs = self.forward(params, x)
+        return outputs.float() if self.bf16 else outputs
+
+
+class Convolved:
+    """The paper's CNN on a GPU, channels last: convolution, ReLU and pooling are one kernel."""
+
+    def __init__(self, task: Task, precision: str) -> None:
+        self.task, self.precision, self.short = task, precision, precision == "bf16"
+        values = torch.arange(256, dtype=torch.uint8, device=task.data.x.device).view(1, 256, 1)
+        table = task.data.inputs(values.expand(task.data.shape[0], 256, 1))[..., 0]  # (C, 256)
+        self.table = table.to(torch.bfloat16 if self.short else torch.float32).contiguous()
+
+    def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
+        return kernels.images(x, index, drawn, self.table)
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        x = convpool.conv_relu_pool(x, params["conv1.weight"], self.precision)
+        x = convpool.conv_relu_pool(x, params["conv2.weight"], self.precision)
+        x = x.permute(0, 1, 4, 2, 3).flatten(2)  # the order of the model's own flatten
+        x = F.relu(linear(x, params["fc1.weight"]))
+        return linear(x, params["fc2.weight"]).float()
+
+
+class _Linear(torch.autograd.Function):
+    """x w^T for K clients; the gradient of w has the layout of w, which autograd's own has not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return torch.bmm(x, w.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return torch.bmm(grads[0], w), torch.bmm(grads[0].transpose(1, 2), x)
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    """x (K, B, n), w (K, m, n) -> (K, B, m)"""
+    outputs: Tensor = _Linear.apply(x, w)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def stacked(task: Task, precision: str) -> Net:
+    """The fastest forward pass there is for this model here; StackError where there is none."""
+    for name, module in task.model.named_modules():
+        if module not in task.learners:
+            continue
+        if isinstance(module, BATCH_STATISTICS):
+            raise StackError(_refusal(task, f"{name} ({type(module).__name__}) mixes the examples of a batch"))
+        if isinstance(module, DROPOUT) and module.p:
+            raise StackError(_refusal(task, f"{name} ({type(module).__name__}) draws at random"))
+    shape = task.data.shape
+    if (
+        type(task.model) is PaperCNN
+        and task.data.x.is_cuda
+        and task.data.x.dtype == torch.uint8
+        and kernels.AVAILABLE
+        and all(convpool.fits(*shapes) for shapes in _convolutions(task.model, shape))
+    ):
+        return Convolved(task, precision)
+    net = Mapped(task, precision)
+    try:
+        _try_out(net, task)
+    except Exception as problem:
+        raise StackError(_refusal(task, told(problem))) from problem
+    return net
+
+
+def _convolutions(model: PaperCNN, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes of the inputs (K, B, H, W, C) and weights (K, O, C, 5, 5) of the two."""
+    c, h, w = shape
+    after = ((h - 2) // 2 + 1, (w - 2) // 2 + 1)
+    weights = [tuple(conv.weight.shape) for conv in (model.conv1, model.conv2)]
+    return [((1, 1, h, w, c), (1, *weights[0])), ((1, 1, *after, weights[0][0]), (1, *weights[1]))]
+
+
+def _try_out(net: Net, task: Task) -> None:
+    """One step of two clients with two examples each."""
+    device = task.data.x.device
+    params = {name: x.to(device).expand(2, *x.shape).clone() for name, x in task.params.items()}
+    leaves = [params[name].requires_grad_() for name in task.trained]
+    index = torch.arange(4, device=device).view(2, 2) % len(task.data.x)
+    outputs = net(params, net.inputs(task.data.x, index, None))
+    losses = each_loss(task.loss, outputs, task.data.y[index])
+    torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+
+
+def _refusal(task: Task, why: str) -> str:
+    return (
+        f"{type(task.model).__name__} cannot be trained for many clients at once: {why}; "
+        "engine.name = 'sequential' or 'processes' trains it, and GroupNorm can stand in for BatchNorm"
+    )
+
+
+def each_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of every example on its own (K, B): a loss is a mean over examples."""
+    if loss is F.cross_entropy and outputs.ndim == 3 and targets.ndim == 2:
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    each: Tensor = vmap(vmap(lambda output, target: loss(output[None], target[None])))(outputs, targets)
+    return each
+
+
+def mean_losses(each: Tensor, keep: Tensor) -> Tensor:
+    """(K,): the mean over the examples that count, 0 for a client that has none."""
+    return torch.where(keep, each, 0.0).sum(1) / keep.sum(1).clamp(min=1)

@@ -1,0 +1,205 @@
+"""All clients at once: the draws of the reference, its weights within rounding, its codes on equal weights."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift import Dataset, dataset
+from fedshift.engines import Batched, Sequential, StackError, TrainingError
+from fedshift.engines.base import Upload
+from fedshift.experiment import build
+from fedshift.federation import Federation
+from fedshift.loop import Turn
+from fedshift.memory import Ram
+from fedshift.models import PaperCNN
+from fedshift.uplink import read
+from tests.engines.test_engines import CASES
+from tests.federations import Normed, federation, points, same, settings, train
+
+
+def uploads(fed: Federation, engine: Sequential | Batched) -> list[Upload]:
+    """Of the first round."""
+    turn = Turn(fed, fed.start(), Ram())
+    assert turn.job is not None
+    return list(engine.train([turn.job])[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_local_weights_are_those_of_the_reference(name: str) -> None:
+    """Before encoding: uploads of full precision show them."""
+    exact = {"uplink": {"bits": 32}} if "uplink" in CASES[name] else {}
+    fed = federation(**CASES[name] | exact)
+    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        turn = fed.start().out.params
+        w, reference = read(mine.frame, turn), read(its.frame, turn)
+        assert mine.client == its.client
+        assert max(float((w[k] - reference[k]).abs().max()) for k in reference) < 1e-4
+        assert len(mine.frame) == len(its.frame)
+        assert len(mine.extra) == len(its.extra)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rounds_are_those_of_the_reference_within_rounding(name: str) -> None:
+    fed = federation(**CASES[name])
+    state, outcomes, memory = train(fed)
+    mine, told, remembered = train(fed, engine=Batched(fed.task))
+    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    assert memory.held.keys() == remembered.held.keys()
+    for client, own in memory.held.items():
+        assert own.keys() == remembered.held[client].keys()
+        assert all(torch.allclose(x, remembered.held[client][k], atol=1e-4) for k, x in own.items())
+    for a, b in zip(outcomes, told, strict=True):
+        assert (a.bytes_up, a.bytes_down, a.share, a.arrived, a.dropped) == (
+            b.bytes_up,
+            b.bytes_down,
+            b.share,
+            b.arrived,
+            b.dropped,
+        )
+        assert a.error == pytest.approx(b.error, abs=1e-4)
+        for layer, seen in a.layers.items():
+            assert b.layers[layer] == pytest.approx(seen, abs=1e-4)
+
+
+def images() -> Dataset:
+    g = torch.Generator().manual_seed(0)
+    x, test = (torch.randint(0, 256, (n, 3, 8, 8), generator=g).byte() for n in (60, 20))
+    return dataset(x, torch.arange(60) % 10, test, torch.arange(20) % 10, mean=(0.5,) * 3, std=(0.2,) * 3)
+
+
+def test_the_papers_cnn_with_its_augmentation() -> None:
+    torch.manual_seed(0)
+    fed = federation(
+        PaperCNN((3, 8, 8)),
+        images(),
+        data={"clients": 6, "partition": "iid", "augment": True},
+        train={"cohort": 3, "epochs": 2, "batch": 4, "lr": 0.01, "momentum": 0.9},
+    )
+    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+
+
+def test_jobs_of_several_runs_come_out_as_they_do_alone() -> None:
+    feds = [federation(**CASES[name]) for name in ("fedavg", "fedprox", "scaffold", "fedpaq")]
+    engine = Batched(feds[0].task)
+    turns = [Turn(fed, fed.start(), Ram()) for fed in feds]
+    together = engine.train([turn.job for turn in turns if turn.job])
+    for fed, turn, made in zip(feds, turns, together, strict=True):
+        assert turn.job is not None
+        alone = list(Batched(fed.task).train([turn.job])[0])
+        for a, b in zip(made, alone, strict=True):
+            assert a.client == b.client
+            assert a.drift == [pytest.approx(pair, abs=1e-5) for pair in b.drift]
+
+
+def test_a_client_with_one_example_stops_after_its_steps() -> None:
+    """Sizes from 1 to 60: what each learns is what it learns alone."""
+    fed = federation(data={"partition": "dirichlet", "alpha": 0.1, "least": 1, "clients": 8}, train={"cohort": 8})
+    assert int(fed.partition.sizes.min()) * 10 < int(fed.partition.sizes.max())
+    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+
+
+def test_scores_are_those_of_the_reference() -> None:
+    fed = federation(held=points(tests=4300))
+    params = fed.start().out.params
+    mine, its = Batched(fed.task).evaluate(params), Sequential(fed.task).evaluate(params)
+    assert (mine.examples, mine.metric, mine.predicted) == (its.examples, its.metric, its.predicted)
+    assert mine.loss == pytest.approx(its.loss, rel=1e-5)
+
+
+def test_a_loss_and_frozen_weights_of_ones_own() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.norm, self.last = nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 4)
+            self.frozen = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+            self.register_buffer("scale", torch.tensor([2.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.last(F.relu(self.norm(self.first(x)))) @ self.frozen * self.scale
+            return outputs
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+    fed = build(settings(uplink={"bits": "32+4"}), Partly(), points(), loss=loss)
+    state, _, _ = train(fed)
+    mine, _, _ = train(fed, engine=Batched(fed.task))
+    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Normed(), r"norm \(BatchNorm1d\) mixes the examples"),
+        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), r"1 \(Dropout\) draws at random"),
+    ],
+)
+def test_a_model_that_cannot_be_stacked_is_refused_with_alternatives(module: nn.Module, why: str) -> None:
+    with pytest.raises(StackError, match=why) as caught:
+        Batched(federation(module).task)
+    for way_out in ("'sequential'", "'processes'", "GroupNorm"):
+        assert way_out in str(caught.value)
+
+
+def test_dropout_of_the_functional_kind_is_refused_too() -> None:
+    class Sly(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(super().forward(x), training=self.training)
+
+    with pytest.raises(StackError, match="'sequential'"):
+        Batched(federation(Sly(6, 4)).task)
+
+
+def test_batch_norm_that_does_not_learn_is_no_hindrance() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[1].eval()
+    fed = federation(model)
+    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+
+
+def test_clients_that_diverge_are_left_out_and_the_others_count() -> None:
+    """An example of 1e38 makes the client that holds it diverge, and no other."""
+    held = points()
+    held.x[0] = 1e38
+    fed = federation(held=held, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
+    _, (outcome,), _ = train(fed, rounds=1)
+    mine, (told,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    assert outcome.failed
+    assert told.failed == outcome.failed
+    assert told.arrived == outcome.arrived
+    assert all(x.isfinite().all() for x in mine.out.params.values())
+
+
+def test_entropy_coded_uploads_have_the_size_of_real_frames() -> None:
+    fed = federation(uplink={"bits": "32+4", "coder": "zstd"})
+    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert abs(len(mine.frame) - len(its.frame)) <= 2  # a code at a border may differ
+
+
+def test_the_same_jobs_give_the_same_bits() -> None:
+    fed = federation(**CASES["scaffold"])
+    one, _, _ = train(fed, engine=Batched(fed.task))
+    two, _, _ = train(fed, engine=Batched(fed.task))
+    assert same(one.out.params, two.out.params)
+
+
+def test_what_a_model_raises_is_told() -> None:
+    calls = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyError("not today")
+        return F.cross_entropy(outputs, targets)
+
+    fed = build(settings(), data=points(), loss=loss)
+    engine: Any = Batched(fed.task)
+    with pytest.raises(TrainingError, match="round 1: KeyError: 'not today'"):
+        train(fed, engine=engine)

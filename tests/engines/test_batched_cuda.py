@@ -1,0 +1,111 @@
+"""All clients at once on a GPU: the reference's weights, the same bits twice, and packs that stop and go on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import Dataset, dataset
+from fedshift.engines import Batched, Sequential
+from fedshift.engines.stacked import Convolved, Mapped
+from fedshift.experiment import build
+from fedshift.federation import Federation
+from fedshift.settings import Experiment
+from fedshift.toml import merge
+from fedshift.uplink import read
+from tests.engines.test_batched import uploads
+from tests.engines.test_engines import CASES
+from tests.federations import federation, train
+from tests.test_packs import GRID, after, models, trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+CUDA: dict[str, Any] = {"engine": {"name": "batched", "device": "cuda"}}
+
+
+def images(n: int = 1200, tests: int = 300) -> Dataset:
+    g = torch.Generator().manual_seed(0)
+    x, test = (torch.randint(0, 256, (size, 3, 32, 32), generator=g).byte() for size in (n, tests))
+    return dataset(x, torch.arange(n) % 10, test, torch.arange(tests) % 10, mean=(0.5,) * 3, std=(0.2,) * 3)
+
+
+def papers(precision: str = "fp32", **changed: Any) -> Federation:
+    base: dict[str, Any] = {
+        "data": {"clients": 12, "partition": "iid", "augment": True},
+        "model": {"name": "paper-cnn"},
+        "train": {"cohort": 6, "epochs": 1, "batch": 20, "lr": 0.005, "momentum": 0.9},
+        "engine": {"name": "batched", "device": "cuda", "precision": precision},
+    }
+    return build(Experiment(**merge(base, changed)), data=images())
+
+
+def worst(fed: Federation, precision: str) -> float:
+    """How far a local weight is from the reference's, in the first round."""
+    start, far = fed.start().out.params, 0.0
+    theirs = uploads(fed, Sequential(fed.task, "fp32"))
+    for mine, its in zip(uploads(fed, Batched(fed.task, precision)), theirs, strict=True):
+        w, reference = read(mine.frame, start), read(its.frame, start)
+        far = max(far, *(float((w[k].cpu() - reference[k].cpu()).abs().max()) for k in reference))
+    return far
+
+
+def test_the_papers_cnn_has_kernels_of_its_own_and_they_are_right() -> None:
+    fed = papers()
+    assert isinstance(Batched(fed.task, "fp32").net, Convolved)
+    assert worst(fed, "fp32") < 1e-4
+    assert worst(fed, "tf32") < 5e-3
+    assert worst(fed, "bf16") < 5e-2
+
+
+def test_kernels_and_vmap_agree() -> None:
+    fed = papers()
+    engine = Batched(fed.task, "fp32")
+    mapped = Batched(fed.task, "fp32")
+    mapped.net = Mapped(fed.task, "fp32")
+    for mine, its in zip(uploads(fed, engine), uploads(fed, mapped), strict=True):
+        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    params = fed.start().out.params
+    assert engine.evaluate(params).metric == mapped.evaluate(params).metric
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_is_the_references_within_rounding(name: str) -> None:
+    fed = federation(**merge(CASES[name], {"engine": {"device": "cuda", "precision": "fp32"}}))
+    state, outcomes, memory = train(fed, engine=Sequential(fed.task, "fp32"))
+    mine, told, remembered = train(fed, engine=Batched(fed.task, "fp32"))
+    for k, x in state.out.params.items():
+        torch.testing.assert_close(mine.out.params[k].cpu(), x, rtol=0, atol=1e-3)
+    assert memory.held.keys() == remembered.held.keys()
+    assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in told]
+
+
+def test_clients_of_very_different_sizes() -> None:
+    fed = papers(data={"partition": "dirichlet", "alpha": 0.1, "least": 5}, train={"cohort": 12, "batch": 10})
+    assert int(fed.partition.sizes.min()) * 5 < int(fed.partition.sizes.max())
+    assert worst(fed, "fp32") < 2e-4
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_the_same_bits_twice(precision: str) -> None:
+    fed = papers(precision, uplink={"bits": "32+4", "feedback": True}, algorithm={"name": "scaffold"})
+    first, second = (train(fed, rounds=3, engine=Batched(fed.task, precision, True))[0] for _ in range(2))
+    assert all(torch.equal(x, second.out.params[k]) for k, x in first.out.params.items())
+
+
+@pytest.mark.parametrize("stops", [1, 3])
+def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> None:
+    raw = merge(GRID, CUDA | {"record": {"checkpoint": 4}})
+    raw = merge(raw, {"engine": {"pack": 8, "deterministic": True}})
+    trained(raw, tmp_path / "whole")
+    trained(raw, tmp_path / "parts", after(stops + 1))
+    trained(raw, tmp_path / "parts")
+    for whole, parts in zip(models(raw, tmp_path / "whole"), models(raw, tmp_path / "parts"), strict=True):
+        assert all(torch.equal(x, parts[name]) for name, x in whole.items())
+
+
+def test_a_sweep_goes_to_the_gpu_by_itself(tmp_path: Path) -> None:
+    raw = merge(GRID, {"engine": {"name": "auto"}})
+    events = trained(raw, tmp_path / "grid")
+    assert sum(event.kind == "done" for event in events) == 8
+    seen = [event.place for event in events if event.kind == "round"]
+    assert sorted(seen[:8]) == list(range(8))  # all at once

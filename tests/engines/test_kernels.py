@@ -1,0 +1,212 @@
+"""The GPU kernels against plain torch: on the GPU where there is one, else in Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedshift import rng
+from fedshift.data.augment import crop_and_flip
+from fedshift.data.datasets import dataset
+from fedshift.engines.convpool import arranged, conv_relu_pool, fits
+from fedshift.engines.convpool import forward as pooled_maximum
+from fedshift.engines.kernels import images, sgd
+
+NATIVE = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HERE = torch.device("cuda" if NATIVE and not INTERPRETED else "cpu")
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+running = pytest.mark.skipif(not NATIVE and not INTERPRETED, reason="in a process of its own: test_in_the_interpreter")
+
+if INTERPRETED:  # it takes bfloat16 for the whole numbers that hold its bits
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def widened(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return multiply(self, widened(a), widened(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+@pytest.mark.skipif(NATIVE or INTERPRETED, reason="the tests run here")
+def test_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", __file__]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+def plain(x: Tensor, w: Tensor) -> Tensor:
+    """The same in torch: x (K, B, H, W, C), w (K, O, C, 5, 5)"""
+    one = [
+        F.max_pool2d(F.relu(F.conv2d(a.movedim(-1, 1), b, padding=1)), 2, padding=1) for a, b in zip(x, w, strict=True)
+    ]
+    return torch.stack(one).movedim(2, -1)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm())
+
+
+def gradients(out: Tensor, tensors: list[Tensor], grad: Tensor | None = None) -> tuple[Tensor, ...]:
+    grad = torch.ones_like(out) if grad is None else grad
+    return torch.autograd.grad(out, [t for t in tensors if t.requires_grad], grad)
+
+
+def draw(k: int, b: int, h: int, w: int, c: int, o: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(k + b + h + w + c + o)
+    x = torch.randn(k, b, h, w, c, generator=g).to(HERE)
+    return x, (torch.randn(k, o, c, 5, 5, generator=g) / (25 * c) ** 0.5).to(HERE)
+
+
+SHAPES = [  # K, B, H, W, C, O
+    (2, 3, 8, 8, 16, 16),
+    (1, 1, 10, 10, 32, 64),
+    (2, 3, 9, 7, 3, 16),
+    (2, 1, 7, 10, 16, 32),
+    (2, 2, 6, 6, 1, 16),
+    (1, 1, 4, 5, 64, 16),
+]
+PRECISIONS = [("fp32", torch.float32, 1e-5), ("tf32", torch.float32, 2e-3), ("bf16", torch.bfloat16, 2e-2)]
+CASES = [(shape, *p) for p in PRECISIONS for shape in (SHAPES if p[0] != "tf32" or NATIVE else SHAPES[:1])]
+
+
+@running
+@pytest.mark.parametrize(("shape", "precision", "dtype", "error"), CASES)
+def test_conv_relu_pool_is_torchs(shape: tuple[int, ...], precision: str, dtype: torch.dtype, error: float) -> None:
+    x, w = (t.to(dtype) for t in draw(*shape))
+    assert fits(tuple(x.shape), tuple(w.shape))
+    deep = x.shape[4] >= 16
+    own = [x.clone().requires_grad_(deep), w.clone().requires_grad_()]
+    true = [x.double().requires_grad_(deep), w.double().requires_grad_()]
+    out, expected = conv_relu_pool(own[0], own[1], precision), plain(true[0], true[1])
+    assert out.dtype == dtype
+    assert out.shape == expected.shape
+    assert distance(out, expected) < error
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(HERE, dtype)
+    slack = 30 if NATIVE and precision == "tf32" else 1  # where rounding changes the winner
+    for a, b in zip(gradients(out, own, grad), gradients(expected, true, grad.double()), strict=True):
+        assert a.dtype == dtype
+        assert distance(a, b) < error * slack
+
+
+@running
+@pytest.mark.parametrize("channels", [3, 16])
+def test_the_first_of_equals_gets_the_gradient(channels: int) -> None:
+    """Whole numbers, so that nothing is rounded, and constant images, so that the inner candidates are all equal."""
+    x = torch.arange(1, 5, device=HERE).view(2, 2, 1, 1, 1).expand(2, 2, 8, 9, channels).float().contiguous()
+    w = torch.arange(2 * 16 * channels * 25, device=HERE).view(2, 16, channels, 5, 5).remainder(7).sub(2).float()
+    x.requires_grad_(channels >= 16)
+    w.requires_grad_()
+    out, expected = conv_relu_pool(x, w, "fp32"), plain(x, w)
+    assert torch.equal(out, expected)
+    grad = torch.arange(out.numel(), device=HERE).remainder(5).view(out.shape).float()
+    for a, b in zip(gradients(out, [x, w], grad), gradients(expected, [x, w], grad), strict=True):
+        assert torch.equal(a, b)
+
+
+@running
+@pytest.mark.parametrize("channels", [1, 16])
+def test_no_gradient_where_nothing_is_positive(channels: int) -> None:
+    x = torch.ones(1, 2, 6, 6, channels, device=HERE, requires_grad=channels >= 16)
+    w = torch.full((1, 16, channels, 5, 5), -1.0, device=HERE, requires_grad=True)
+    out, index = pooled_maximum(x.detach(), arranged(w.detach()), 16, "fp32")
+    assert (index == 4).all()
+    assert (out == 0).all()
+    assert all((g == 0).all() for g in gradients(conv_relu_pool(x, w, "fp32"), [x, w]))
+
+
+@running
+def test_nan_is_passed_on() -> None:
+    x, w = draw(2, 1, 6, 6, 16, 16)
+    w[1, 3] = float("nan")
+    out = conv_relu_pool(x, w, "fp32")
+    assert torch.equal(out.isnan(), plain(x, w).isnan())
+
+
+@running
+def test_every_element_is_written() -> None:
+    torch.use_deterministic_algorithms(True)  # torch.empty is then full of NaN
+    try:
+        x, w = (t.requires_grad_() for t in draw(1, 3, 7, 5, 16, 16))
+        out = conv_relu_pool(x, w, "fp32")
+        found = [out, *gradients(out, [x, w])]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(t.isfinite().all() for t in found)
+
+
+@running
+def test_a_clients_result_is_its_own() -> None:
+    x, w = draw(2, 1, 8, 8, 3, 16)
+    w.requires_grad_()
+    alone = w.detach()[1:2].clone().requires_grad_()
+    out, single = conv_relu_pool(x, w, "fp32"), conv_relu_pool(x[1:2].contiguous(), alone, "fp32")
+    assert torch.equal(out[1:2], single)
+    assert torch.equal(gradients(out, [w])[0][1:2], gradients(single, [alone])[0])
+
+
+def test_fits_only_what_there_are_kernels_for() -> None:
+    assert fits((100, 50, 32, 32, 3), (100, 32, 3, 5, 5))
+    assert fits((100, 50, 16, 16, 32), (100, 64, 32, 5, 5))
+    assert not fits((100, 50, 16, 16, 32), (99, 64, 32, 5, 5))
+    assert not fits((100, 50, 16, 16, 32), (100, 64, 32, 3, 3))
+    assert not fits((100, 50, 16, 16, 32), (100, 48, 32, 5, 5))
+    assert not fits((100, 50, 16, 16, 8), (100, 64, 8, 5, 5))
+    assert not fits((100, 50, 3, 3, 3), (100, 32, 3, 5, 5))
+
+
+@running
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shadowed", [False, True])
+def test_sgd(dtype: torch.dtype, shadowed: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, v, g = (torch.randn(3, 7, 301, generator=generator).to(HERE) for _ in range(3))
+    g = g.to(dtype)
+    v[1, 0, :2] = torch.tensor([float("nan"), float("inf")])
+    lr = torch.tensor([0.1, 0.0, 1.0], device=HERE)
+    shadow = torch.full_like(w, 9.0, dtype=torch.bfloat16) if shadowed else None
+    speed = 0.9 * v.double() + g.double()
+    expected = w.double() - lr.double()[:, None, None] * speed
+    before = w.clone()
+    sgd(w, v, g, lr, 0.9, shadow)
+    assert torch.equal(w[1], before[1])
+    torch.testing.assert_close(v.double(), speed, rtol=1e-6, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(w[::2].double(), expected[::2], rtol=1e-6, atol=1e-6)
+    if shadow is not None:
+        torch.testing.assert_close(shadow.float(), w, rtol=2**-8 if HERE.type == "cuda" else 2**-7, atol=0)
+
+
+@running
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_those_of_crop_and_flip(dtype: torch.dtype, channels: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (9, channels, 6, 7), dtype=torch.uint8, generator=generator)
+    mean, std = (0.4, 0.5, 0.6)[:channels], (0.2, 0.3, 0.4)[:channels]
+    data = dataset(x, [0] * 9, x, [0] * 9, mean=mean, std=std)
+    index = torch.randint(0, 9, (3, 5), generator=generator)
+    keys = rng.key(0, "crop", torch.arange(15)).view(3, 5)
+    steps = (rng.uniform(keys.flatten(), 3) * 2**24).long().view(3, 5, 3)
+    offsets = torch.cat([(steps[..., :2] * 9 >> 24) - 4, steps[..., 2:] >> 23], -1).int()
+    table = data.inputs(torch.arange(256, dtype=torch.uint8).expand(1, channels, 1, 256)).view(channels, 256).to(dtype)
+    there = [t.to(HERE) for t in (x, index, offsets, table)]
+    out = images(*there).cpu()
+    assert out.is_contiguous()
+    assert torch.equal(out, data.inputs(crop_and_flip(x[index], keys)).movedim(2, -1).to(dtype))
+    still = images(there[0], there[1], None, there[3]).cpu()
+    assert torch.equal(still, data.inputs(x[index]).movedim(2, -1).to(dtype))

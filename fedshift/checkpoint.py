@@ -47,6 +47,13 @@ class Checkpoints:
         self.newest_first = [one for one in self.newest_first if one[0] >= oldest]
         memory.prune(oldest)
 
+    def forget(self, after: int) -> None:
+        """Remove those of later rounds: the run is to go on from an earlier one."""
+        for number, path in self.newest_first:
+            if number > after:
+                path.unlink(missing_ok=True)
+        self.newest_first = [one for one in self.newest_first if one[0] <= after]
+
     def restore(self, like: State, recorded: int, keep: bool) -> Restored | None:
         """The newest whole checkpoint of the first `recorded` rounds; None when there is none.
 

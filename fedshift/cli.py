@@ -1,10 +1,6 @@
 """The command line."""
 
 import json
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +9,8 @@ import typer
 from rich.console import Console
 
 from fedshift import __version__
+from fedshift.paper.cli import paper, plan
+from fedshift.terminal import display, sentences
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench = typer.Typer(help="Measure fedshift on this machine.", no_args_is_help=True)
@@ -22,9 +20,13 @@ File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings
 Preset = Annotated[str | None, typer.Option(help="Start from: demo, smoke or paper.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
 On = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="Who trains: auto, sequential, processes or flower.")
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="Who trains: auto, sequential, processes, batched or flower."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder of the run; runs/... otherwise.")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, help="Stop after so long, at the end of a round, to go on later.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a round, then the result.")]
 
@@ -51,6 +53,7 @@ def run(
     assignments: Set = None,
     engine: On = None,
     out: Out = None,
+    minutes: Minutes = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +65,7 @@ def run(
         raw = command.settings(file, preset or (None if file else "demo"), assignments)
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
         with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
-            command.start(raw, where, display(quiet, as_json), as_json)
+            command.start(raw, where, display(quiet, as_json), as_json, minutes)
 
 
 @app.command()
@@ -72,6 +75,7 @@ def sweep(
     assignments: Set = None,
     engine: On = None,
     out: Out = None,
+    minutes: Minutes = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,12 +86,13 @@ def sweep(
         assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
         raw = command.settings(file, preset, assignments)
         with command.placed(str(file), assignments):
-            command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json)
+            command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json, minutes)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or a sweep that was stopped.")],
+    minutes: Minutes = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -95,7 +100,7 @@ def resume(
     with sentences():
         from fedshift import command
 
-        command.go_on(folder, display(quiet, as_json), as_json)
+        command.go_on(folder, display(quiet, as_json), as_json, minutes)
 
 
 @app.command()
@@ -165,37 +170,5 @@ def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:
         report.show(result, Console())
 
 
-def display(quiet: bool, as_json: bool) -> Any:
-    from fedshift.progress import Bars, Json, Lines, Silent
-
-    errors, console = Console(stderr=True), Console()
-    if as_json:
-        return Json(errors, typer.echo)
-    if quiet:
-        return Silent(errors)
-    return Bars(errors, console) if console.is_terminal else Lines(errors, console)
-
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """What a user did wrong, or what went wrong with a run, in one sentence and an exit code: 2 or 1."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("Stopped.", err=True)
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except Exception as problem:
-        from fedshift.data import DataError
-        from fedshift.engines import ForkError, TrainingError
-        from fedshift.files import RunError
-        from fedshift.loop import DivergedError
-        from fedshift.toml import SettingsError
-
-        ended = isinstance(problem, DivergedError | TrainingError | OSError)
-        if not ended and not isinstance(problem, SettingsError | DataError | RunError | ForkError):
-            raise
-        typer.echo(f"fedshift: {problem}", err=True)
-        sys.exit(1 if ended else 2)
+app.add_typer(paper, name="paper")
+app.command()(plan)

@@ -1,7 +1,9 @@
 """What the commands do, once their arguments are read."""
 
+import math
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,10 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from fedshift import grid as grids
 from fedshift import summary
-from fedshift import sweep as sweeping
 from fedshift.checkpoint import Checkpoints
+from fedshift.crew import simulation
 from fedshift.data import fetch as fetch_data
+from fedshift.data.datasets import Dataset
 from fedshift.experiment import build
 from fedshift.files import RunError
 from fedshift.presets import PRESETS
@@ -23,7 +27,7 @@ from fedshift.progress import Display, strict_json
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment
-from fedshift.sweep import Sweep, simulation
+from fedshift.sweep import Sweep
 from fedshift.toml import SettingsError, assign, merge, read
 
 
@@ -34,15 +38,15 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
     raw = PRESETS[preset] if preset else {}
     raw = merge(raw, read(file)) if file else merge({}, raw)
     with placed(str(file) if file else f"--preset {preset}"):
-        sweeping.expand(raw)
+        grids.expand(raw)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         assign(changes, assignment)
-        if (key := assignment.partition("=")[0].strip()) in sweeping.keys(raw):
+        if (key := assignment.partition("=")[0].strip()) in grids.keys(raw):
             raise SettingsError(f"--set {key}: the sweep sets it for each run; --set 'sweep.{key}=[...]' changes that")
     raw = merge(raw, changes)
     with placed("--set"):
-        sweeping.expand(raw)
+        grids.expand(raw)
     return raw
 
 
@@ -60,12 +64,13 @@ def placed(where: str, assignments: Sequence[str] = ()) -> Iterator[None]:
 def check(sweep: Sweep) -> None:
     """Build what the runs of a grid need, each thing once, before the first of them starts."""
     seen: list[tuple[object, ...]] = []
+    held: dict[str, Dataset] = {}
     for one in sweep.runs:
         said = one.experiment
         needs = said.data, said.model, said.uplink, said.train, said.engine
         if needs not in seen and not finished(one.folder):
             seen.append(needs)
-            build(said)
+            held[said.data.name] = build(said, data=held.get(said.data.name)).task.data
 
 
 def free(path: Path) -> Path:
@@ -74,22 +79,22 @@ def free(path: Path) -> Path:
     return path if not path.exists() else next(other for other in numbered if not other.exists())
 
 
-def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool) -> None:
+def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     if "sweep" in raw:
         if (out / SWEEP).exists() or begun(out):
             raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
-        grid(raw, out, display, as_json)
+        grid(raw, out, display, as_json, minutes)
     elif (experiment := Experiment(**raw)).engine.name == "flower":
         if begun(out):
             raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
-        watch(experiment, out, display, as_json)
+        watch(experiment, out, display, as_json, minutes)
     else:
-        follow(Run(experiment, out, tell=display.tell), out, display, as_json)
+        follow(Run(experiment, out, tell=display.tell), out, display, as_json, minutes)
 
 
-def go_on(folder: Path, display: Display, as_json: bool) -> None:
+def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     if (folder / SWEEP).exists():
-        grid(read(folder / SWEEP), folder, display, as_json)
+        grid(read(folder / SWEEP), folder, display, as_json, minutes)
     elif finished(folder):
         with Folder(folder) as whole:
             whole.tidy()
@@ -97,34 +102,34 @@ def go_on(folder: Path, display: Display, as_json: bool) -> None:
         experiment = Experiment(**read(folder / SETTINGS))
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     elif begun(folder) and (experiment := Experiment(**read(folder / SETTINGS))).engine.name == "flower":
-        watch(experiment, folder, display, as_json)
+        watch(experiment, folder, display, as_json, minutes)
     else:
-        follow(resume(folder, tell=display.tell), folder, display, as_json)
+        follow(resume(folder, tell=display.tell), folder, display, as_json, minutes)
 
 
-def follow(run: Run, out: Path, display: Display, as_json: bool) -> None:
+def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end, showing how far it is."""
-    with display, interrupts(display) as enough:
+    with display, interrupts(display, minutes) as enough:
         place = display.add(run.experiment.name, run.experiment.train.rounds)
         try:
             for outcome in run:
                 display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
-                if enough.is_set() and not run.finished:
+                if enough.now() and not run.finished:
                     run.checkpoint()
                     break
         except KeyboardInterrupt:
-            enough.set()
+            enough.asked.set()
         finally:
             run.close()
     if not run.finished:
         typer.echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
-        sys.exit(130)
+        sys.exit(enough.code)
     conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
 
 
-def watch(experiment: Experiment, out: Path, display: Display, as_json: bool) -> None:
+def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
-    with display, interrupts(display) as enough, closing(simulation()(experiment, out, enough.is_set)) as events:
+    with display, interrupts(display, minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
         place = display.add(experiment.name, experiment.train.rounds)
         try:
             for event in events:
@@ -133,24 +138,40 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool) ->
                 elif event.kind == "told":
                     display.tell(event.text)
         except KeyboardInterrupt:
-            enough.set()
+            enough.asked.set()
     if not finished(out):
         saved = max((number for number, _ in Checkpoints(out).newest_first), default=0)
         hint = f"`fedshift resume {out}` goes on after round {saved}" if begun(out) else "nothing was begun"
         typer.echo(f"Stopped; {hint}.", err=True)
-        sys.exit(130)
+        sys.exit(enough.code)
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
 
 
+class Enough:
+    """Whether to stop after the round that is on: somebody asked for it, or the time is up."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.asked = Event()
+        self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+    def now(self) -> bool:
+        return self.asked.is_set() or time.monotonic() >= self.until
+
+    @property
+    def code(self) -> int:
+        """To exit with: an end that was planned is no failure."""
+        return 130 if self.asked.is_set() else 0
+
+
 @contextmanager
-def interrupts(display: Display) -> Iterator[Event]:
+def interrupts(display: Display, minutes: float | None = None) -> Iterator[Enough]:
     """Ctrl-C asks for an end after the round that is on, a second one for an end at once."""
-    enough = Event()
+    enough = Enough(minutes)
 
     def ask(*_: object) -> None:
-        if enough.is_set():
+        if enough.asked.is_set():
             raise KeyboardInterrupt
-        enough.set()
+        enough.asked.set()
         display.tell("Stopping after this round; Ctrl-C once more stops at once.")
 
     before = signal.signal(signal.SIGINT, ask)
@@ -160,32 +181,40 @@ def interrupts(display: Display) -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def grid(raw: Mapping[str, Any], out: Path, display: Display, as_json: bool) -> None:
-    """Train what is left of a grid."""
+def grid(
+    raw: Mapping[str, Any],
+    out: Path,
+    display: Display,
+    as_json: bool,
+    minutes: float | None = None,
+    *,
+    table: bool = True,
+) -> None:
+    """Train what is left of a grid, and say what came of it unless the caller does."""
     sweep, failures = Sweep(raw, out), 0
     check(sweep)
     skipped = [one for one in sweep.runs if finished(one.folder)]
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
-    events = sweep.train(cores_here())
-    try:
-        with display:
-            places = [display.add(one.name, one.experiment.train.rounds) for one in sweep.runs]
-            for event in events:
-                if event.kind == "round":
-                    display.round(places[event.place], event.number, event.score, event.loss, event.bytes_up)
-                elif event.kind in ("told", "failed"):
-                    failures += event.kind == "failed"
-                    display.tell(event.text)
-    except KeyboardInterrupt:
-        typer.echo("Stopping: each run finishes its round ...", err=True)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # they are stopping already
-        events.close()  # type: ignore[attr-defined]
+    with display, interrupts(display, minutes) as enough:
+        places = [display.add(one.name, one.experiment.train.rounds) for one in sweep.runs]
+        try:
+            with closing(sweep.train(cores_here(), enough.now)) as events:
+                for event in events:
+                    if event.kind == "round":
+                        display.round(places[event.place], event.number, event.score, event.loss, event.bytes_up)
+                    elif event.kind in ("told", "failed"):
+                        failures += event.kind == "failed"
+                        display.tell(event.text)
+        except KeyboardInterrupt:
+            enough.asked.set()
+    left = [one for one in sweep.runs if not finished(one.folder)]
+    if left and enough.now():
         hint = f"`fedshift resume {out}` goes on from there" if (out / SWEEP).exists() else "nothing was begun"
         typer.echo(f"Stopped; {hint}.", err=True)
-        sys.exit(130)
+        sys.exit(enough.code)
     done = [summary.load(one.folder, one.experiment) for one in sweep.runs if finished(one.folder)]
-    if done:
+    if done and table:
         conclude(done, [one.experiment for one in sweep.runs], out, as_json)
     if failures:
         typer.echo(

@@ -14,7 +14,7 @@ from fedshift.algorithms import Algorithm, fedavg, fedprox, layers, scaffold, sh
 from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
-from fedshift.engines import Engine, ForkError, Processes, Sequential, Task, TrainingError
+from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, StackError, Task, TrainingError
 from fedshift.engines.base import told
 from fedshift.engines.client import Client
 from fedshift.engines.workers import FORKS
@@ -41,7 +41,7 @@ def build(
         raise SettingsError(f"data.name = {experiment.data.name!r}: {problem}") from None
     except Exception as problem:  # of the user's own function
         raise SettingsError(f"data.name = {experiment.data.name!r}: {told(problem)}") from problem
-    train, device = experiment.train, experiment.engine.device
+    train, device = experiment.train, device_of(experiment)
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("engine.device = 'cuda': there is no CUDA device here; 'cpu' works everywhere")
     if experiment.data.augment and (len(data.shape) != 3):
@@ -106,17 +106,38 @@ def try_out(task: Task) -> None:
         raise SettingsError(f"{about}: {str(problem).removeprefix('evaluation: ')}") from problem
 
 
+def device_of(experiment: Experiment) -> str:
+    """'cpu' or 'cuda'."""
+    said = experiment.engine
+    if said.device != "auto":
+        return said.device
+    return "cuda" if said.name in ("auto", "batched") and torch.cuda.is_available() else "cpu"
+
+
+def packable(experiment: Experiment) -> bool:
+    """Whether it wants all clients trained at once, with those of other runs where there are any."""
+    name = experiment.engine.name
+    return name == "batched" or (name == "auto" and device_of(experiment) == "cuda")
+
+
 def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
-    workers = min(experiment.engine.workers or cores, experiment.train.cohort)
-    many = experiment.engine.name == "processes" or (experiment.engine.name == "auto" and workers > 1 and FORKS)
-    if not many or experiment.engine.device != "cpu":
-        return Sequential(task)
+    said, device = experiment.engine, device_of(experiment)
+    if packable(experiment):
+        try:
+            return Batched(task, said.precision, said.deterministic)
+        except StackError as problem:
+            if said.name == "batched":
+                raise SettingsError(f"engine.name = 'batched': {problem}") from problem
+    workers = min(said.workers or cores, experiment.train.cohort)
+    many = said.name == "processes" or (said.name == "auto" and workers > 1 and FORKS)
+    if not many or device != "cpu":
+        return Sequential(task, said.precision)
     try:
         return Processes(task, workers)
     except ForkError:
         if experiment.engine.name == "processes":
             raise
-        return Sequential(task)
+        return Sequential(task, said.precision)
 
 
 def algorithm(experiment: Experiment, task: Task) -> Algorithm:
@@ -133,7 +154,7 @@ def algorithm(experiment: Experiment, task: Task) -> Algorithm:
         raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor; there are {', '.join(task.params)}")
     if tensors is None and set(layers(task.params)) - set(task.trained):  # a buffer of two axes is no weight
         tensors = tuple(name for name in layers(task.params) if name in task.trained)
-    return shifted(chosen, shift.max_share, shift.warmup, tensors) if shift.on else chosen
+    return shifted(chosen, shift.max_share, shift.warmup, tensors, shift.share) if shift.on else chosen
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:

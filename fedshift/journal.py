@@ -1,15 +1,11 @@
 """What a recorded run writes as it goes: a line a round, checkpoints, clients' memory; and the way back in."""
 
 import secrets
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from fedshift.about import machine
 from fedshift.checkpoint import Checkpoints
-from fedshift.data.datasets import Dataset
 from fedshift.federation import Federation, Outcome, State
 from fedshift.files import RunError
 from fedshift.memory import Stored
@@ -38,19 +34,21 @@ class Journal:
         if foreign := self.folder.foreign:
             self.folder.leave()
             raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
-        about = machine() | {"seed": str(self.experiment.seed), "data": digest(self.fed.task.data)}
+        about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
         about["session"] = self.session
         self.folder.begin(self.experiment, self.fed, about)
         self.memory = Stored(where / "memory", 0, self.in_ram)
         return self.fed.start()
 
-    def restore(self, tell: Callable[[str], None]) -> State:
-        """The state to go on from: that of the newest checkpoint, or the first where there is none."""
+    def restore(self, tell: Callable[[str], None], latest: int | None = None) -> State:
+        """The state to go on from: that of the newest checkpoint up to the latest, or the first where there is none."""
         where, state = self.folder.path, self.fed.start()
         about = self.folder.about()
         self.session = about.get("session", self.session)
-        if about.get("data", "") not in ("", digest(self.fed.task.data)):
+        if about.get("data", "") not in ("", self.fed.task.data.checksum):
             raise RunError(f"{where}: was run with other data than it is given now")
+        if latest is not None:
+            self.checkpoints.forget(latest)
         found = self.checkpoints.restore(state, self.folder.recorded(), self.in_ram)
         if found:
             state = found.state
@@ -85,11 +83,3 @@ class Journal:
 
     def close(self) -> None:
         self.folder.close()
-
-
-def digest(data: Dataset) -> str:
-    """A checksum of the data: a run must not go on with something else."""
-    crc = 0
-    for x in (data.x, data.y, data.test_x, data.test_y):
-        crc = zlib.crc32(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
-    return f"{crc:08x}"

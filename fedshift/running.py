@@ -12,10 +12,10 @@ from fedshift.data.datasets import Dataset
 from fedshift.engines.base import Engine, one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine
-from fedshift.federation import Outcome
+from fedshift.federation import Federation, Outcome
 from fedshift.files import RunError
 from fedshift.journal import Journal
-from fedshift.loop import Clock, DivergedError, Memory, run_round
+from fedshift.loop import Clock, DivergedError, Drawn, Memory, Turn, draw
 from fedshift.memory import Ram
 from fedshift.record import SETTINGS, begun, finished
 from fedshift.settings import Experiment
@@ -74,28 +74,33 @@ class Run:
         metric: Metric | None = None,
         again: bool = False,
         cores: int | None = None,
+        like: "Run | None" = None,
+        latest: int | None = None,
         tell: Callable[[str], None] = lambda sentence: None,
         on: Callable[["Run"], Engine] | None = None,
     ) -> None:
         """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know.
 
-        `on` makes the engine, when all else of the run is there, in place of the one the settings name.
+        `on` makes the engine, when all else of the run is there, in place of the one the settings name;
+        `like` is a run on the same data, which need not be read and held twice; `latest` the last round to go on from.
         """
         _check_types(experiment, model, data)
         experiment = named_after(experiment, model, data, loss, metric)
         if on is None and experiment.engine.name == "flower":
             raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
         self.experiment, self.tell = experiment, tell
-        self.fed = build(experiment, model, data, loss, metric)
+        shared = like.fed.task.data if like else None
+        self.fed: Federation = build(experiment, model, data or shared, loss, metric)
         self.journal = Journal(Path(out), experiment, self.fed) if out is not None else None
         self.closed = False
         try:
             if self.journal:
-                self.state = self.journal.restore(tell) if again else self.journal.begin()
+                self.state = self.journal.restore(tell, latest) if again else self.journal.begin()
             else:
                 self.state = self.fed.start()
             self.memory: Memory = self.journal.memory if self.journal else Ram()
             self.engine = on(self) if on else engine(experiment, self.fed.task, cores or cores_here())
+            self.state = self.state.at(self.engine.home)
         except BaseException:
             if self.journal:
                 self.journal.close()
@@ -130,19 +135,41 @@ class Run:
                 self._finish()
                 raise StopIteration
             with one_thread():
-                outcome = self._round()
-                outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
-                clock = Clock()
-                if self.journal:
-                    self.journal.add(self.state, outcome)
-                self._spent = clock.lap("save")
-            if self.finished:
-                if self.state.skipped >= self.experiment.train.rounds:
-                    raise DivergedError(f"no upload could be used in any of the {self.state.skipped} rounds")
-                self._finish()
+                turn = self.begin()
+                if turn.job:
+                    turn.take(self.engine.train([turn.job])[0])
+                return self.end(turn)
         except BaseException:
             self.close()
             raise
+
+    def draw(self, ahead: int = 0) -> Drawn | None:
+        """The cohort of the next round, or of one so many rounds later; None when there is no such round."""
+        number = self.state.number + 1 + ahead
+        return draw(self.fed, number, self.engine.home) if number <= self.experiment.train.rounds else None
+
+    def begin(self, drawn: Drawn | None = None) -> Turn:
+        """The next round: its job is to be done, and its uploads taken, before its end."""
+        number, every = self.state.number + 1, self.experiment.record.histograms
+        wanted = bool(every) and (number == 1 or number % every == 0)
+        return Turn(self.fed, self.state, self.memory, drawn or self.draw(), histograms=wanted)
+
+    def end(self, turn: Turn) -> Outcome:
+        """Aggregate, evaluate and record a round; the last one ends the run."""
+        rounds, every = self.experiment.train.rounds, self.experiment.record.evaluate
+        due = turn.number == rounds or turn.number % every == 0
+        self.state, outcome = turn.end(self.engine.evaluate if due else None)
+        for client, why in outcome.failed.items():
+            self.tell(f"round {turn.number}: client {client} is left out: {why}")
+        outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
+        clock = Clock()
+        if self.journal:
+            self.journal.add(self.state, outcome)
+        self._spent = clock.lap("save")
+        if self.finished:
+            if self.state.skipped >= rounds:
+                raise DivergedError(f"no upload could be used in any of the {self.state.skipped} rounds")
+            self._finish()
         return outcome
 
     def _finish(self) -> None:
@@ -155,21 +182,6 @@ class Run:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
-
-    def _round(self) -> Outcome:
-        number, record = self.state.number + 1, self.experiment.record
-        last = number == self.experiment.train.rounds
-        self.state, outcome = run_round(
-            self.fed,
-            self.engine,
-            self.state,
-            self.memory,
-            evaluate=last or number % record.evaluate == 0,
-            histograms=bool(record.histograms) and (number == 1 or number % record.histograms == 0),
-        )
-        for client, why in outcome.failed.items():
-            self.tell(f"round {number}: client {client} is left out: {why}")
-        return outcome
 
     def checkpoint(self) -> None:
         """Make this round one to go on from, if the run is recorded; only between rounds."""

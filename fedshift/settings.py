@@ -56,6 +56,7 @@ class Algorithm(Table):
 class Shift(Table):
     on: bool = True
     max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    share: Annotated[float, Field(ge=0, le=1)] | None = None  # in place of the quantized uploads' own
     warmup: Whole = 0
     tensors: tuple[str, ...] | None = None  # patterns of names; weights of two axes or more otherwise
 
@@ -136,9 +137,12 @@ class Uplink(Coding):
 
 
 class Engine(Table):
-    name: Literal["auto", "sequential", "processes", "flower"] = "auto"
+    name: Literal["auto", "sequential", "processes", "batched", "flower"] = "auto"
     workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one for each core
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one and the engine is batched or auto
+    precision: Literal["fp32", "tf32", "bf16"] = "tf32"  # of a GPU's arithmetic; weights are always float32
+    deterministic: bool = False  # the same bits every time on a GPU, given the same pack
+    pack: Whole = 0  # runs of a sweep that a GPU trains at once; 0: as many as fit
 
 
 class Record(Table):

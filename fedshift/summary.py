@@ -173,8 +173,14 @@ def shown(value: Any) -> str:
 
 
 def names(experiments: Iterable[Experiment]) -> list[str]:
-    """A folder name for each run: the settings in which they differ, with a checksum where that is not enough."""
-    flat = [dotted(one.model_dump()) for one in experiments]
+    """A folder name for each run: the settings in which they differ, with a checksum where that is not enough.
+
+    Runs that were given names which end in their seed keep those, whatever runs are beside them.
+    """
+    runs = list(experiments)
+    if all(one.name.endswith(f"_seed-{one.seed}") for one in runs):
+        return [one.name for one in runs]
+    flat = [dotted(one.model_dump()) for one in runs]
     varying = _varying(flat)
     short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
     label = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}

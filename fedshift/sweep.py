@@ -1,82 +1,28 @@
-"""A grid of runs, as many at a time as there are cores; what is finished is skipped, what was stopped goes on.
+"""A grid of runs: on a GPU as many at once as fit, elsewhere one for each core; what was stopped goes on."""
 
-    [sweep]
-    "uplink.bits" = [32, {32 = 0.5, 4 = 0.5}]
-    "shift.on" = [false, true]
-    seed = [0, 1, 2]
-
-Every combination is a run. `runs = [{...}, {...}]` lists settings that go together instead.
-"""
-
-import copy
-import itertools
-import multiprocessing
+import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from importlib.util import find_spec
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomli_w
 
-from fedshift.engines import workers
+from fedshift.checkpoint import Checkpoints
+from fedshift.crew import Worker
+from fedshift.engines import Engine, TrainingError
 from fedshift.events import Event
+from fedshift.experiment import engine, packable
 from fedshift.files import RunError, write
+from fedshift.grid import One, expand
+from fedshift.packs import Ended, Pack, Seat, fitting, kind
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.summary import names
-from fedshift.toml import SettingsError, dotted, merge, plain, put, read
-
-
-class One(NamedTuple):
-    """A run of the grid."""
-
-    name: str
-    experiment: Experiment
-    folder: Path
-
-
-def expand(raw: Mapping[str, Any]) -> list[Experiment]:
-    """Every combination of the settings listed under `sweep`.
-
-    >>> grid = {"train": {"rounds": 3}, "sweep": {"seed": [0, 1], "train": {"lr": [0.1, 0.2]}}}
-    >>> [(one.seed, one.train.lr, one.train.rounds) for one in expand(grid)]
-    [(0, 0.1, 3), (0, 0.2, 3), (1, 0.1, 3), (1, 0.2, 3)]
-    """
-    base = {key: value for key, value in raw.items() if key != "sweep"}
-    runs, axes = _parts(raw)
-    experiments = []
-    for together in runs:
-        for values in itertools.product(*axes.values()):
-            one = copy.deepcopy(merge(base, together))
-            for key, value in zip(axes, values, strict=True):
-                put(one, key, value)
-            experiments.append(Experiment(**one))
-    return experiments
-
-
-def keys(raw: Mapping[str, Any]) -> set[str]:
-    """The settings that a sweep sets for each run."""
-    runs, axes = _parts(raw)
-    return {*axes, *(key for one in runs for key in dotted(one))} - {"name"}
-
-
-def _parts(raw: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, list[Any]]]:
-    """Settings that go together, and those of which every combination is wanted."""
-    grid = raw.get("sweep", {})
-    if not isinstance(grid, Mapping):
-        raise SettingsError(f"sweep = {grid!r}: must be a table of lists")
-    runs = grid.get("runs", [{}])
-    if not isinstance(runs, list) or not runs or not all(isinstance(one, Mapping) for one in runs):
-        raise SettingsError(f"sweep.runs = {runs!r}: must be a list of tables of settings")
-    axes = dotted({key: value for key, value in grid.items() if key != "runs"})
-    for key, values in axes.items():
-        if not isinstance(values, list) or not values:
-            raise SettingsError(f"sweep.{key} = {values!r}: must be a list of values, one or more")
-    return runs, axes
+from fedshift.toml import SettingsError, plain, read
 
 
 class Sweep:
@@ -95,8 +41,8 @@ class Sweep:
         for one in self.runs:
             _same_settings(one)
 
-    def train(self, cores: int) -> Iterator[Event]:
-        """Train what is not finished; close this to stop each run at the end of its round."""
+    def train(self, cores: int, stop: Callable[[], bool] = lambda: False) -> Generator[Event]:
+        """Train what is not finished; close this, or let `stop` say so, to stop each run at the end of its round."""
         path, foreign = self.out / SWEEP, not (self.out / ".lock").exists()
         with Folder(self.out):
             same = path.exists() and read(path) == tomllib.loads(self.text)
@@ -104,20 +50,24 @@ class Sweep:
                 raise RunError(f"{path}: is not of this sweep; choose another --out")
             if not same:
                 write(path, self.text.encode())
-            yield from self._train(cores)
+            todo = [place for place, one in enumerate(self.runs) if not finished(one.folder)]
+            together = [place for place in todo if packable(self.runs[place].experiment)]
+            # worker processes first: a process that has used a GPU cannot fork others that do
+            yield from self._apart([place for place in todo if place not in together], cores, stop)
+            yield from self._together(together, stop)
 
-    def _train(self, cores: int) -> Iterator[Event]:
-        todo = [place for place, one in enumerate(self.runs) if not finished(one.folder)]
+    def _apart(self, todo: Sequence[int], cores: int, stop: Callable[[], bool]) -> Iterator[Event]:
+        """Each run in a process of its own."""
         each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
         each = cores if any(one.experiment.engine.name == "flower" for one in self.runs) else each
-        crew = [_Worker(self.runs) for _ in range(min(len(todo), max(1, cores // each)))]
+        crew = [Worker(self.runs) for _ in range(min(len(todo), max(1, cores // each)))]
         waiting = iter(todo)
         try:
-            busy: dict[Any, _Worker] = {
+            busy: dict[Any, Worker] = {
                 worker.connection: worker for worker in crew if worker.start(next(waiting, None))
             }
-            while busy:
-                for connection in wait(list(busy)):
+            while busy and not stop():
+                for connection in wait(list(busy), timeout=1.0):
                     worker = busy[connection]
                     event = worker.receive()
                     yield event
@@ -125,7 +75,7 @@ class Sweep:
                         continue
                     del busy[connection]
                     if not worker.process.is_alive():  # it took its run with it; the others go on
-                        worker = _Worker(self.runs)
+                        worker = Worker(self.runs)
                         crew.append(worker)
                     if worker.start(next(waiting, None)):
                         busy[worker.connection] = worker
@@ -133,90 +83,137 @@ class Sweep:
             for worker in crew:
                 worker.stop()
 
+    def _together(self, todo: Sequence[int], stop: Callable[[], bool]) -> Iterator[Event]:
+        """As many runs at once as fit the device."""
+        for alike in self._alike(todo):
+            waiting = list(alike)
+            while waiting and not stop():
+                first = Opened(self.runs, waiting)
+                yield from first.train(stop)
+                waiting = [place for place in waiting if place not in first.places]
 
-class _Worker:
-    """A process that runs one experiment after another."""
-
-    def __init__(self, runs: Sequence[One]) -> None:
-        self.enough = multiprocessing.Event()
-        self.runs, self.place = runs, -1
-        # not a daemon: a run may have workers of its own
-        self.process, self.connection = workers.start(_work, runs, self.enough, daemon=False)
-
-    def start(self, place: int | None) -> bool:
-        if place is not None:
-            self.place = place
-            self.connection.send(place)
-        return place is not None
-
-    def receive(self) -> Event:
-        try:
-            return Event(*self.connection.recv())
-        except (EOFError, OSError):
-            self.process.join()
-            why = "its process ended before its time; memory may have been short"
-            return Event("failed", f"{self.runs[self.place].name}: {why}", place=self.place)
-
-    def stop(self) -> None:
-        """At the end of its round."""
-        self.enough.set()
-        with suppress(EOFError, OSError):
-            self.connection.send(None)
-            while True:  # until it closes its end
-                self.connection.recv()
-        self.process.join()
-        workers.close(self.connection)
+    def _alike(self, todo: Sequence[int]) -> list[list[int]]:
+        """Runs that can share a pack; with `deterministic`, the packs are the same whatever is finished already."""
+        groups: dict[str, list[int]] = {}
+        for place, one in enumerate(self.runs):
+            said = one.experiment.engine
+            if said.deterministic and packable(one.experiment) and not said.pack and len(self.runs) > 1:
+                raise SettingsError(
+                    "engine.deterministic = true: in a sweep needs engine.pack, how many runs are trained at once"
+                )
+            if place in todo or (said.deterministic and packable(one.experiment)):
+                groups.setdefault(kind(one.experiment), []).append(place)
+        packs: list[list[int]] = []
+        for places in groups.values():
+            said = self.runs[places[0]].experiment.engine
+            size = said.pack if said.deterministic else len(places)
+            packs += [places[i : i + size] for i in range(0, len(places), size)] if size else [places]
+        return [left for pack in packs if (left := [place for place in pack if place in todo])]
 
 
-def _work(server: "Connection[Any, Any]", runs: Sequence[One], enough: Any) -> None:
-    while (place := server.recv()) is not None and not enough.is_set():
-        _one(server, place, runs[place], enough)
+class Opened:
+    """The first runs of a list, as many as are trained at once, ready to go on."""
 
+    def __init__(self, runs: Sequence[One], waiting: Sequence[int]) -> None:
+        self.told: list[Event] = []
+        self.all, self.runs = runs, list[Run]()
+        self.places: list[int] = []  # of those that were opened, and of those that could not be
+        self.on: list[int] = []
+        self.engine: Engine | None = None
+        latest = _common_round([runs[place].folder for place in waiting], runs[waiting[0]].experiment)
+        most = len(waiting)
+        for place in waiting:
+            if len(self.places) >= most:
+                break
+            self.places.append(place)
+            try:
+                run = self._open(place, latest)
+            except Exception as problem:
+                self.told.append(Event("failed", f"{runs[place].name}: {problem}", place=place))
+                continue
+            if not self.runs:
+                most = fitting([runs[other].experiment for other in waiting], run.fed.task)
+            self.runs.append(run)
+            self.on.append(place)
 
-def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
-    """One run, from where it is."""
-    try:
-        if one.experiment.engine.name == "flower":
-            _one_on_flower(server, place, one, enough)
-            return
-        run = Run(
+    def _open(self, place: int, latest: int | None) -> Run:
+        one = self.all[place]
+
+        def seat(run: Run) -> Engine:
+            self.engine = self.engine or engine(one.experiment, run.fed.task, 1)
+            return Seat(self.engine)
+
+        return Run(
             one.experiment,
             one.folder,
             again=begun(one.folder),
-            cores=1,
-            tell=lambda sentence: server.send(Event("told", f"{one.name}: {sentence}", place=place)),
+            like=self.runs[0] if self.runs else None,
+            latest=latest,
+            on=seat,
+            tell=lambda sentence: self.told.append(Event("told", f"{one.name}: {sentence}", place=place)),
         )
-        for outcome in run:
-            server.send(Event.of(outcome, place))
-            if enough.is_set() and not run.finished:
-                run.checkpoint()
-                run.close()
-                server.send(Event("stopped", place=place))
-                return
-        server.send(Event("done", place=place))
-    except BrokenPipeError:
-        raise
-    except Exception as problem:
-        server.send(Event("failed", f"{one.name}: {problem}", place=place))
+
+    def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
+        yield from self._new()
+        if self.engine is None:
+            return
+        try:
+            with closing(Pack(self.runs, self.engine).rounds(stop)) as rounds:
+                for at, outcome in rounds:
+                    place = self.on[at]
+                    if isinstance(outcome, Ended):
+                        yield Event("failed", f"{self.all[place].name}: {outcome.problem}", place=place)
+                        continue
+                    yield Event.of(outcome, place)
+                    yield from self._new()
+                    if self.runs[at].finished:
+                        yield Event("done", place=place)
+        except TrainingError as problem:  # of the engine, and so of all runs
+            for run, place in zip(self.runs, self.on, strict=True):
+                if not run.finished:
+                    yield Event("failed", f"{self.all[place].name}: {problem}", place=place)
+
+    def _new(self) -> list[Event]:
+        told, self.told = self.told, []
+        return told
 
 
-def _one_on_flower(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
-    with closing(simulation()(one.experiment, one.folder, enough.is_set)) as events:
-        for event in events:
-            text = f"{one.name}: {event.text}" if event.text else ""
-            server.send(event._replace(text=text, place=place))
-
-
-def simulation() -> Any:
-    """`simulate` of `fedshift.flower`, which is only looked at where it is asked for; SettingsError without Flower."""
-    if any(find_spec(name) is None for name in ("flwr", "ray")):
-        raise SettingsError("engine.name = 'flower': Flower is not installed here; pip install 'fedshift[flower]'")
-    from fedshift.flower.simulate import simulate
-
-    return simulate
+def _common_round(folders: Sequence[Path], experiment: Experiment) -> int | None:
+    """With `deterministic`, the last round that all runs of a pack have a checkpoint of: they go on together."""
+    if not experiment.engine.deterministic:
+        return None
+    saved = [{number for number, _ in Checkpoints(folder).newest_first} for folder in folders]
+    return max(set.intersection(*saved), default=0)
 
 
 def _same_settings(one: One) -> None:
     """A folder left by a sweep with other settings is not this sweep's."""
     if begun(one.folder) and (one.folder / SETTINGS).read_text(encoding="utf-8") != one.experiment.toml():
         raise RunError(f"{one.folder}: was run with other settings; choose another --out")
+
+
+def estimate(raw: Mapping[str, Any], cores: int) -> float:
+    """Seconds that the runs of a grid will take here, from two rounds of the first of them; nothing is written.
+
+    Runs that are packed are timed in a pack; on a CPU the rounds have a single epoch, and training is scaled.
+    """
+    experiments = expand(raw)
+    first = experiments[0]
+    if not packable(first):
+        short = Run(first.changed(**{"train.epochs": 1, "train.rounds": 1, "engine.name": "sequential"}))
+        (outcome,) = short
+        train = outcome.seconds["train"]
+        each = outcome.seconds["round"] - train + train * first.train.epochs
+        return each * sum(one.train.rounds for one in experiments) / min(cores, len(experiments))
+    alike = [one.changed(**{"train.rounds": 3}) for one in experiments if kind(one) == kind(first)]
+    runs: list[Run] = [Run(alike[0])]
+    shared = runs[0].engine
+    runs += [Run(one, like=runs[0], on=lambda run: Seat(shared)) for one in alike[1 : fitting(alike, runs[0].fed.task)]]
+    took: list[float] = []
+    begin = time.perf_counter()
+    for at, _ in Pack(runs, shared).rounds():
+        if at == len(runs) - 1:
+            took.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+    each = min(took) / len(runs)  # the first round also prepares the device
+    return each * sum(one.train.rounds for one in experiments)

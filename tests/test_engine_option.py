@@ -17,7 +17,7 @@ def test_without_flower_a_sentence_names_the_extra(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "run").exists()
     done = fedshift("run", path, "--engine", "flour")
     assert done.exit_code == 2
-    assert "engine.name = 'flour': must be 'auto', 'sequential', 'processes' or 'flower'" in done.stderr
+    assert "engine.name = 'flour': must be 'auto', 'sequential', 'processes', 'batched' or 'flower'" in done.stderr
 
 
 def test_an_engine_can_be_chosen_for_a_run_and_a_sweep(tmp_path: Path) -> None:

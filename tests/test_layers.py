@@ -25,9 +25,11 @@ LAYERS = [
     {"checkpoint", "record"},
     {"journal"},
     {"running"},
-    {"flower", "presets", "progress", "summary"},
+    {"flower", "grid", "packs", "presets", "progress", "summary"},
+    {"crew"},
     {"sweep"},
-    {"bench", "command"},
+    {"bench", "command", "terminal"},
+    {"paper"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

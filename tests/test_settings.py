@@ -8,9 +8,9 @@ import torch
 
 from fedshift import Codec, Experiment, KMeans, PerBlock, PerChannel, Stochastic, Uniform, Uplink, Zstd
 from fedshift.experiment import build
+from fedshift.grid import expand
 from fedshift.links import interleave, links
 from fedshift.presets import PRESETS
-from fedshift.sweep import expand
 from fedshift.toml import SettingsError, assign, merge, read
 from fedshift.wire import EXACT
 from tests.federations import points

@@ -64,6 +64,13 @@ def test_names_of_folders_tell_what_differs() -> None:
     assert names([CLEAR[0].experiment]) == ["seed-0"]
 
 
+def test_runs_with_names_that_end_in_their_seed_keep_them() -> None:
+    runs = [Experiment(name=f"mine_seed-{seed}", seed=seed) for seed in range(2)]
+    assert names(runs) == ["mine_seed-0", "mine_seed-1"]
+    assert names(runs[:1]) == ["mine_seed-0"]
+    assert names([*runs, Experiment(seed=2)]) == ["seed-0", "seed-1", "seed-2"]
+
+
 def test_a_final_figure_is_the_mean_of_the_last_ten_rounds(tmp_path: Path) -> None:
     lines = [f"{n},{n / 100 if n % 2 else ''},1,2,3" for n in range(1, 41)]
     head = "round,accuracy,bytes.codes,bytes.side,bytes.header"

@@ -53,11 +53,11 @@ class Bar(NamedTuple):
     steady: float | None = None  # the same over np.copyto, where np.copy is what is asked
 
 
-def weights(seed: int = 0) -> Params:
-    """The paper's CNN with weights as training leaves them: normal, and one in a hundred from a Laplace tail."""
+def weights(seed: int = 0, of: Params | None = None) -> Params:
+    """A model, the paper's CNN, with weights as training leaves them: normal, one in a hundred from a Laplace tail."""
     g = torch.Generator().manual_seed(seed)
     params = {}
-    for name, like in PaperCNN().state_dict().items():
+    for name, like in (PaperCNN().state_dict() if of is None else of).items():
         n = like.numel()
         normal = torch.randn(n, generator=g)
         sign = torch.where(torch.rand(n, generator=g) < 0.5, -1.0, 1.0)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -65,10 +66,34 @@ def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> R
         bars, took = engines.overhead(15 * repeats, tick)
         about |= {f"round of digits, {name}": f"{1e3 * seconds:.2f} ms" for name, seconds in took.items()}
         bars += engines.population(20 * repeats, tick)
+    listings: list[Listing] = []
     if not quick:
         bars += engines.cores(max(3, repeats // 3), tick)
         bars += engines.paper_round(tick)
-    return Result(about, [], bars)
+    if torch.cuda.is_available():
+        more, listings = measure_gpu(max(3, repeats // 3), tick)
+        about |= {"gpu": torch.cuda.get_device_name()}
+        bars += more
+    return Result(about, [], bars, tuple(listings))
+
+
+def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Bar], list[Listing]]:
+    from fedshift.bench import gpu
+
+    bars, table, curve = gpu.measure(rounds, tick)
+    columns = (
+        "precision",
+        "one model,\nbatch 5,000",
+        "one client\nat a time",
+        "10 runs x\n10 clients",
+        "seconds of\na round",
+        "seconds of a\nrun of 800",
+    )
+    at_once = "precision", *(f"{runs} run{'s' * (runs > 1)}" for runs in gpu.CURVE)
+    return bars, [
+        Listing("us of training a sample of the paper's CNN", columns, table),
+        Listing("us a sample, so many runs at once", at_once, curve),
+    ]
 
 
 def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:

@@ -1,0 +1,46 @@
+"""What every command shares: how progress is shown, and how a problem is told."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+
+
+def display(quiet: bool, as_json: bool) -> Any:
+    from fedshift.progress import Bars, Json, Lines, Silent
+
+    errors, console = Console(stderr=True), Console()
+    if as_json:
+        return Json(errors, typer.echo)
+    if quiet:
+        return Silent(errors)
+    return Bars(errors, console) if console.is_terminal else Lines(errors, console)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What a user did wrong, or what went wrong with a run, in one sentence and an exit code: 2 or 1."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as problem:
+        from fedshift.data import DataError
+        from fedshift.engines import ForkError, TrainingError
+        from fedshift.files import RunError
+        from fedshift.loop import DivergedError
+        from fedshift.toml import SettingsError
+
+        ended = isinstance(problem, DivergedError | TrainingError | OSError)
+        if not ended and not isinstance(problem, SettingsError | DataError | RunError | ForkError):
+            raise
+        typer.echo(f"fedshift: {problem}", err=True)
+        sys.exit(1 if ended else 2)

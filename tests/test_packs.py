@@ -1,0 +1,136 @@
+"""Many runs on one engine: each is the run it would be alone, stops and goes on, and fails by itself."""
+
+import csv
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedshift import Experiment
+from fedshift.events import Event
+from fedshift.packs import activations, room
+from fedshift.record import finished
+from fedshift.running import Run
+from fedshift.sweep import Sweep, estimate
+from fedshift.toml import SettingsError, merge
+from tests.runs import SMALL, fedshift, small
+
+BATCHED: dict[str, Any] = merge(SMALL, {"engine": {"name": "batched"}, "train": {"rounds": 6, "batch": 32}})
+GRID: dict[str, Any] = BATCHED | {
+    "sweep": {
+        "runs": [
+            {"uplink": {"bits": "32+32"}, "shift": {"on": False}},
+            {"uplink": {"bits": "32+4"}},
+            {"uplink": {"bits": "32+4"}, "algorithm": {"name": "scaffold"}},
+            {"uplink": {"bits": "32+4", "feedback": True}, "algorithm": {"name": "fedprox"}},
+        ],
+        "seed": [0, 1],
+    }
+}
+
+
+def trained(raw: dict[str, Any], out: Path, stop: Callable[[], bool] = lambda: False) -> list[Event]:
+    return list(Sweep(raw, out).train(1, stop))
+
+
+def after(rounds: int) -> Callable[[], bool]:
+    """Says stop when it was asked so often."""
+    asked = itertools.count(1)
+    return lambda: next(asked) > rounds
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "rounds.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def models(raw: dict[str, Any], out: Path) -> list[dict[str, torch.Tensor]]:
+    return [load_file(one.folder / "model.safetensors") for one in Sweep(raw, out).runs]
+
+
+def test_a_packed_run_is_the_run_alone_within_rounding(tmp_path: Path) -> None:
+    events = trained(GRID, tmp_path / "grid")
+    assert [event for event in events if event.kind == "failed"] == []
+    assert sum(event.kind == "round" for event in events) == 8 * 6
+    assert sum(event.kind == "done" for event in events) == 8
+    for one in Sweep(GRID, tmp_path / "grid").runs[::3]:
+        alone = Run(one.experiment)
+        for line, outcome in zip(lines(one.folder), alone, strict=True):
+            assert float(line["accuracy"]) == pytest.approx(outcome.accuracy, abs=0.02)
+            assert int(line["bytes.codes"]) == outcome.bytes_up[0]
+
+
+def test_as_many_runs_are_trained_at_once_as_are_asked_for(tmp_path: Path) -> None:
+    raw = merge(GRID, {"engine": {"pack": 3}})
+    seen = [event.place for event in trained(raw, tmp_path / "grid") if event.kind == "round"]
+    assert seen[:6] == [0, 1, 2, 0, 1, 2]
+    assert set(seen[18:24]) == {3, 4, 5}
+    assert set(seen[36:]) == {6, 7}
+
+
+@pytest.mark.parametrize("stops", [1, 2, 5])
+def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> None:
+    raw = merge(GRID, {"engine": {"pack": 8, "deterministic": True}, "record": {"checkpoint": 4}})
+    trained(raw, tmp_path / "whole")
+    trained(raw, tmp_path / "parts", after(stops + 1))
+    assert not any(finished(one.folder) for one in Sweep(raw, tmp_path / "parts").runs)
+    trained(raw, tmp_path / "parts")
+    for whole, parts in zip(models(raw, tmp_path / "whole"), models(raw, tmp_path / "parts"), strict=True):
+        assert all(torch.equal(x, parts[name]) for name, x in whole.items())
+
+
+def test_runs_that_were_killed_at_different_rounds_go_on_together(tmp_path: Path) -> None:
+    """One has a checkpoint that the others had no time for: with `deterministic` all begin where all can."""
+    raw = merge(GRID, {"engine": {"pack": 8, "deterministic": True}, "record": {"checkpoint": 2}})
+    trained(raw, tmp_path / "whole")
+    trained(raw, tmp_path / "parts", after(5))
+    for path in (Sweep(raw, tmp_path / "parts").runs[0].folder).glob("checkpoint.000004.*"):
+        path.unlink()
+    trained(raw, tmp_path / "parts")
+    for whole, parts in zip(models(raw, tmp_path / "whole"), models(raw, tmp_path / "parts"), strict=True):
+        assert all(torch.equal(x, parts[name]) for name, x in whole.items())
+
+
+def test_a_run_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
+    raw = BATCHED | {"sweep": {"train.lr": [0.05, 1e20]}}
+    events = trained(raw, tmp_path / "grid")
+    failed = [event for event in events if event.kind == "failed"]
+    assert [event.place for event in failed] == [1]
+    assert "no usable upload in 5 rounds" in failed[0].text
+    assert [event.place for event in events if event.kind == "done"] == [0]
+
+
+def test_deterministic_in_a_sweep_needs_to_know_the_pack(tmp_path: Path) -> None:
+    raw = merge(GRID, {"engine": {"deterministic": True}})
+    with pytest.raises(SettingsError, match=r"needs engine.pack, how many runs are trained at once"):
+        trained(raw, tmp_path / "grid")
+
+
+def test_a_run_stops_after_so_many_minutes_and_goes_on(tmp_path: Path) -> None:
+    for arguments in (["run", "--preset", "smoke"], ["run"]):
+        out = str(tmp_path / "-".join(arguments))
+        done = fedshift(*arguments, "--out", out, "--minutes", "0.0001", "--set", "engine.workers=1")
+        assert done.exit_code == 0, done.stderr
+        assert f"Stopped; `fedshift resume {out}` goes on" in done.stderr
+        assert not list(Path(out).rglob("model.safetensors"))
+    again = fedshift("resume", str(tmp_path / "run---preset-smoke"), "--minutes", "0.0001")
+    assert "goes on after round 2" in again.stderr
+
+
+def test_an_estimate_is_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    for raw in (GRID, merge(GRID, {"engine": {"name": "sequential"}})):
+        assert 0 < estimate(raw, 1) < 600
+
+
+def test_room_is_what_the_formula_says() -> None:
+    """MLP 64-8-10 with biases: P = 610, and 18 outputs of its layers, 10 of the whole."""
+    experiment = small({"algorithm": {"name": "scaffold"}, "uplink": {"feedback": True, "bits": 4}})
+    task = Run(experiment).fed.task
+    assert activations(task) == 12 * (8 + 10 + 10)
+    assert room(experiment, task, 336) == 4 * (24 * 610 + 336 * 32) + 12 * 4 * 610 + 4 * 12 * 610 * 2
+    plain: Experiment = small()
+    assert room(plain, task, 336) == 4 * (24 * 610 + 336 * 32)

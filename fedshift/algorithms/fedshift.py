@@ -54,16 +54,19 @@ class Shift:
     max_share: float = 0.5
     warmup: int = 0  # rounds until the whole share is taken
     tensors: tuple[str, ...] | None = None  # patterns of names; None: weights of two axes or more
+    fixed: float | None = None  # instead of min(share, max_share), whatever was quantized
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_share <= 1:
             raise ValueError(f"Shift(max_share={self.max_share}): max_share must be between 0 and 1")
+        if self.fixed is not None and not 0 <= self.fixed <= 1:
+            raise ValueError(f"Shift(fixed={self.fixed}): a share must be between 0 and 1")
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
 
     def share(self, rnd: Round) -> float:
         ramp = min(1.0, rnd.number / self.warmup) if self.warmup else 1.0
-        return min(rnd.share, self.max_share) * ramp
+        return (min(rnd.share, self.max_share) if self.fixed is None else self.fixed) * ramp
 
     def init(self, params: Params) -> Params:
         return {}
@@ -73,15 +76,19 @@ class Shift:
 
 
 def shifted(
-    algorithm: Algorithm, max_share: float = 0.5, warmup: int = 0, tensors: Sequence[str] | None = None
+    algorithm: Algorithm,
+    max_share: float = 0.5,
+    warmup: int = 0,
+    tensors: Sequence[str] | None = None,
+    fixed: float | None = None,
 ) -> Algorithm:
     """The algorithm, and then the shift.
 
     >>> from fedshift.algorithms.fedprox import fedprox
     >>> shifted(fedprox(0.01)).server.rules
-    (Average(), Shift(max_share=0.5, warmup=0, tensors=None))
+    (Average(), Shift(max_share=0.5, warmup=0, tensors=None, fixed=None))
     """
-    rule = Shift(max_share, warmup, None if tensors is None else tuple(tensors))
+    rule = Shift(max_share, warmup, None if tensors is None else tuple(tensors), fixed)
     return Algorithm(algorithm.client, chain(algorithm.server, rule))
 
 

@@ -99,6 +99,7 @@ def test_the_share_is_capped_and_ramped_up() -> None:
     assert Shift(max_share=1).share(a_round(params, share=0.9)) == 0.9
     assert Shift(max_share=1, warmup=10).share(a_round(params, share=0.8, number=5)) == pytest.approx(0.4)
     assert Shift(max_share=1, warmup=10).share(a_round(params, share=0.8, number=11)) == pytest.approx(0.8)
+    assert Shift(fixed=0.75).share(a_round(params, share=0.0)) == 0.75
 
 
 def test_only_weights_are_shifted_unless_names_are_given(params: Params) -> None:
@@ -111,7 +112,7 @@ def test_only_weights_are_shifted_unless_names_are_given(params: Params) -> None
         assert after[name].dtype == x.dtype
 
 
-@pytest.mark.parametrize("wrong", [{"max_share": 1.1}, {"max_share": -0.1}, {"warmup": -1}])
+@pytest.mark.parametrize("wrong", [{"max_share": 1.1}, {"max_share": -0.1}, {"warmup": -1}, {"fixed": 2.0}])
 def test_impossible_shifts_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Shift(**wrong)  # type: ignore[arg-type]

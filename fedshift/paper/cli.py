@@ -1,0 +1,155 @@
+"""`fedshift paper ...` and `fedshift plan`: their arguments."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from click import Context
+from typer.core import TyperCommand
+
+from fedshift.terminal import display, sentences
+
+paper = typer.Typer(help="The paper's tables and figures: run, compared, published.", no_args_is_help=True)
+SEVERAL = ("--bits", "--algorithms")
+
+
+def spread(arguments: Sequence[str], options: Collection[str]) -> list[str]:
+    """`--bits 4 8` and `--bits 4,8` as what the parser knows, `--bits 4 --bits 8`.
+
+    >>> spread(["--bits", "4", "8", "--rounds", "200", "--bits=5,6"], ["--bits"])
+    ['--bits', '4', '--bits', '8', '--rounds', '200', '--bits', '5', '--bits', '6']
+    """
+    told: list[str] = []
+    option = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("-"):
+            values = argument.split(",") if option else [argument]
+        else:
+            option = name if name in options else ""
+            values = value.split(",") if option and equals else [argument]
+        if not option or values == [option]:
+            told.append(argument)
+            continue
+        if told[-1:] == [option]:  # what it announced follows
+            told.pop()
+        told += [part for one in values for part in (option, one)]
+    return told
+
+
+class Several(TyperCommand):
+    """A command some of whose options take several values."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, SEVERAL))
+
+
+Bits = Annotated[list[str] | None, typer.Option(metavar="N ...", help="4 to 8; all otherwise.")]
+Algorithms = Annotated[
+    list[str] | None, typer.Option(metavar="NAME ...", help="fedavg, fedpaq, fedef, fedprox, scaffold; all otherwise.")
+]
+Seeds = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many; the paper has 3.")]
+Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of each run; 800 otherwise, 250 for the gate.")]
+Shift = Annotated[str, typer.Option(metavar="both|on|off", help="Runs without the shift, with it, or both.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Where runs are; what is finished there is not run again.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long what is missing takes on this device.")]
+Minutes = Annotated[float | None, typer.Option(min=0, metavar="M", help="Stop after so many; a repeat goes on.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
+Uplink = Annotated[str, typer.Option(metavar="RATE", help="1MB/s, 500kB/s, 10Mbit/s, or bytes a second.")]
+Records = Annotated[Path, typer.Option(metavar="DIR", help="Where published records are.")]
+
+
+def grid(
+    ctx: typer.Context,
+    bits: Bits = None,
+    algorithms: Algorithms = None,
+    seeds: Seeds = 1,
+    rounds: Rounds = None,
+    shift: Shift = "both",
+    out: Out = Path("runs/paper"),
+    estimate: Estimate = False,
+    minutes: Minutes = None,
+    assignments: Set = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    with sentences():
+        from fedshift.paper import command
+        from fedshift.paper.experiments import chosen
+
+        table = str(ctx.info_name)
+        asked = command.Asked(
+            table, chosen(bits or (), algorithms or (), shift), seeds, rounds, tuple(assignments or ())
+        )
+        if estimate:
+            command.estimate(asked, out, as_json)
+        else:
+            command.run(asked, out, display(quiet, as_json), as_json, minutes)
+
+
+for name, about in {
+    "gate": "FedPAQ 32+4, 250 rounds: whether longer runs are worth their time.",
+    "table1": "Table 1: five algorithms, 4 to 8 bits, without and with the shift.",
+    "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
+    "ablations": "What the paper lacks: other shares, no quantization, nothing but quantization, updates.",
+    "figures": "The runs behind figures 7, 8 and 9, and their data.",
+    "all": "Tables 1 and 2 and the ablations, in the order in which they are worth running.",
+}.items():
+    paper.command(name, help=f"{about} Runs what is missing, then prints ours beside the paper's.", cls=Several)(grid)
+
+
+@paper.command()
+def table3(
+    uplink: Uplink = "1MB/s",
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Publish it there, too.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats behind each median.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Table 3: time and size of every codec on this machine, and up to which slowness of a link it pays off."""
+    with sentences():
+        from fedshift.paper import command
+
+        command.table3(uplink, to, repeats, as_json)
+
+
+@paper.command()
+def publish(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders with runs in them.")],
+    to: Records = Path("results"),
+    force: Annotated[bool, typer.Option("--force", help="Replace records that differ.")] = False,
+) -> None:
+    """Write a small record of each finished run: settings, machine and commit, a line a round."""
+    with sentences():
+        from fedshift.paper import command
+
+        command.publish(folders, to, force)
+
+
+@paper.command()
+def report(
+    results: Records = Path("results"),
+    markdown: Annotated[bool, typer.Option("--markdown", help="Rewrite the generated part of the page.")] = False,
+    page: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("docs/reproduction.md"),
+    as_json: AsJson = False,
+) -> None:
+    """The tables and the claims, from published records alone."""
+    with sentences():
+        from fedshift.paper import command
+
+        command.report(results, page if markdown else None, as_json)
+
+
+def plan(
+    uplink: Uplink,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="paper-cnn, mlp or module:function.")] = None,
+    weights: Annotated[int | None, typer.Option(min=1, metavar="N", help="Or how many weights it has.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which codec and bits reach the server first on a link, and what they cost in error."""
+    with sentences():
+        from fedshift.paper import command
+
+        command.plan(uplink, model, weights, as_json)

@@ -1,0 +1,195 @@
+"""What `fedshift paper ...` and `fedshift plan` do, once their arguments are read."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from fedshift import command, grid, sweep
+from fedshift.about import machine
+from fedshift.files import write
+from fedshift.paper import dynamics, experiments, uplinks
+from fedshift.paper import publish as publishing
+from fedshift.paper import report as reporting
+from fedshift.paper.experiments import Cell, Choice
+from fedshift.paper.records import Results, finished_runs
+from fedshift.paper.tables import Listing, compared, listing, verdict
+from fedshift.progress import Display, strict_json
+from fedshift.record import finished
+from fedshift.running import cores_here
+from fedshift.toml import SettingsError, assign, dotted
+from fedshift.types import Params
+
+
+class Asked(NamedTuple):
+    """A table, or a part of it, and how it is run."""
+
+    table: str
+    choice: Choice
+    seeds: int
+    rounds: int | None
+    assignments: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, list[Cell]]:
+        """The cells of each table that is asked for."""
+        names = ("table1", "ablations", "table2") if self.table == "all" else (self.table,)
+        found = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
+        if not found:
+            raise SettingsError(f"paper {self.table}: has no cell with these --bits, --algorithms and --shift")
+        return found
+
+    @property
+    def runs(self) -> list[tuple[Cell, int]]:
+        """In the order in which they are worth running: one seed of everything, then the others; Table 2 last."""
+        tables = self.tables
+        last = tables.pop("table2", []) if self.table == "all" else []
+        ordered = [(cell, seed) for seed in range(self.seeds) for cells in tables.values() for cell in cells]
+        return ordered + [(cell, seed) for seed in range(self.seeds) for cell in last]
+
+    def raw(self, runs: Sequence[tuple[Cell, int]]) -> dict[str, Any]:
+        """The settings of a sweep over these runs."""
+        over: dict[str, Any] = {}
+        for assignment in self.assignments:
+            assign(over, assignment)
+        raw = experiments.sweep(runs, self.rounds, over)
+        if taken := sorted(dotted(over).keys() & (grid.keys(raw) | {"name", "seed"})):
+            hint = "--rounds changes it" if taken[0] == "train.rounds" else "it makes a cell of the table what it is"
+            raise SettingsError(f"--set {taken[0]}: {hint}")
+        with command.placed("--set"):
+            grid.expand(raw)
+        return raw
+
+
+def estimate(asked: Asked, out: Path, as_json: bool) -> None:
+    """How long what is missing takes on this device; nothing is run."""
+    made = sweep.Sweep(asked.raw(asked.runs), out)
+    missing = [run for run, one in zip(asked.runs, made.runs, strict=True) if not finished(one.folder)]
+    with command.placed(f"paper {asked.table}", asked.assignments):
+        seconds = sweep.estimate(asked.raw(missing), cores_here()) if missing else 0.0
+    if as_json:
+        typer.echo(strict_json({"runs": len(made.runs), "missing": len(missing), "seconds": seconds}))
+        return
+    takes = f"; they take about {duration(seconds)} on this device" if missing else ""
+    typer.echo(f"{len(missing)} of {len(made.runs)} runs are missing in {out}{takes}.")
+
+
+def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float | None) -> None:
+    """Train what is missing, then print ours beside the paper's."""
+    raw, code = asked.raw(asked.runs), 0
+    made = sweep.Sweep(raw, out)
+    if not all(finished(one.folder) for one in made.runs):
+        try:
+            with command.placed(f"paper {asked.table}", asked.assignments):
+                command.grid(raw, out, display, as_json, minutes, table=False)
+        except SystemExit as ended:
+            if ended.code not in (0, 1):  # 0: the time is up; 1: some runs failed; what is finished is worth a table
+                raise
+            code = int(ended.code)
+    done = [(*run, one.folder) for run, one in zip(asked.runs, made.runs, strict=True) if finished(one.folder)]
+    passed = tell(asked, finished_runs(done), as_json)
+    if code or not passed:
+        sys.exit(1)
+
+
+def tell(asked: Asked, results: Results, as_json: bool) -> bool:
+    """The tables; False where the gate is not passed."""
+    passed, sentence, listings = True, "", list[Listing]()
+    for name, cells in asked.tables.items():
+        listings.append(listing(name, cells, results, asked.rounds))
+        if name == "gate":
+            passed, sentence = verdict(cells, results, asked.rounds or cells[0].rounds)
+        if name == "figures":
+            listings += [part(cells, results) for part in (dynamics.curves, dynamics.predictions, dynamics.movement)]
+    if as_json:
+        told = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in asked.tables.items()}
+        typer.echo(strict_json(told | ({"gate passed": passed} if sentence else {})))
+        return passed
+    show(listings)
+    typer.echo("last ten: mean of the last ten rounds, ± the sample standard deviation over seeds; difference: of that")
+    if sentence:
+        typer.echo(sentence)
+    return passed
+
+
+def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
+    for path in publishing.runs_under(folders):
+        place, new = publishing.publish(path, to, force)
+        typer.echo(f"{place}: {'published' if new else 'is published already'}")
+
+
+def report(folder: Path, page: Path | None, as_json: bool) -> None:
+    if not folder.is_dir() and page is None:
+        raise SettingsError(f"--results {folder}: there is no such folder")
+    made = reporting.report(folder)
+    if page is not None:
+        try:
+            before = page.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            raise SettingsError(f"--page {page}: cannot be read: {problem}") from None
+        write(page, reporting.rewritten(before, made, str(page)).encode())
+        typer.echo(f"{page}: written")
+    elif as_json:
+        typer.echo(strict_json(made.as_dict()))
+    else:
+        for title, parts in made.sections:
+            show([part._replace(title=title) if isinstance(part, Listing) else f"{title}: {part}" for part in parts])
+
+
+def table3(uplink: str, to: Path | None, repeats: int, as_json: bool) -> None:
+    at = uplinks.rate(uplink)
+    uploads = measured(*uplinks.model(None, None), repeats)
+    if to is not None:
+        typer.echo(f"{reporting.publish_codecs(to, uploads, machine())}: published", err=True)
+    table = uplinks.table3(uploads, at)
+    if as_json:
+        typer.echo(strict_json({"machine": machine(), "rate": at, "codecs": table.as_dicts()}))
+        return
+    show([table])
+    typer.echo(
+        "times slower: (t32 - encode) / t; a codec pays off while the slow link is no more than so many times slower\n"
+        "than the fast one; seconds: encode + bytes / rate; encode: median CPU time, one thread"
+    )
+
+
+def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> None:
+    at = uplinks.rate(uplink)
+    uploads = measured(*uplinks.model(model, weights))
+    table, said = uplinks.plan(uploads, at)
+    if as_json:
+        rows = [one._asdict() | {"seconds": one.seconds(at), "error": one.error} for one in uploads]
+        typer.echo(strict_json({"rate": at, "codecs": sorted(rows, key=lambda row: row["seconds"]), "advice": said}))
+        return
+    show([table])
+    for sentence in said:
+        typer.echo(sentence)
+
+
+def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upload]:
+    """Every codec, with a word on what is going on."""
+    with Console(stderr=True).status("") as status:
+        return uplinks.measure(params, times, repeats, lambda name: status.update(f"measuring {name} ..."))
+
+
+def show(parts: Sequence[str | Listing]) -> None:
+    """Tables as wide as they need to be when nobody watches."""
+    console = Console(markup=False)
+    if not console.is_terminal:
+        console = Console(markup=False, width=160)
+    for part in parts:
+        console.print(part if isinstance(part, str) else part.drawn(), highlight=False, soft_wrap=isinstance(part, str))
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(40), duration(400), duration(4e4), duration(4e5)
+    ('40 seconds', '7 minutes', '11.1 hours', '4.6 days')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

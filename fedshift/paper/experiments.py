@@ -1,0 +1,185 @@
+"""The cells of the paper's tables as settings, in the order in which they are worth running.
+
+    cell    what a table has one figure for: an algorithm, bits, with or without the shift, a partition
+    run     a cell and a seed
+
+Every cell is the preset `paper` with a few settings changed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from fedshift.paper.published import ALPHAS, BITS, FEDAVG, GATE, GATE_ROUNDS, TABLE1, TABLE2, Figure
+from fedshift.presets import PRESETS
+from fedshift.toml import SettingsError, merge
+
+ROUNDS = 800
+TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedpaq": {},
+    "fedef": {"uplink": {"feedback": True}},  # of no effect on links that lose nothing
+    "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.01}},
+    "scaffold": {"algorithm": {"name": "scaffold", "control": "sent"}},
+}
+BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
+FIRST = ((4, 8), (5, 6, 7))  # bits worth running before others
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of a table."""
+
+    name: str  # of its runs, with the seed behind it
+    label: tuple[str, ...]  # how its line in a table begins
+    settings: Mapping[str, Any] = field(compare=False)  # on top of the preset
+    published: Figure | None = None
+    rounds: int = ROUNDS
+
+
+class Choice(NamedTuple):
+    """A part of a table."""
+
+    bits: tuple[int, ...] = BITS
+    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
+    shift: str = "both"
+
+    @property
+    def shifts(self) -> tuple[bool, ...]:
+        return {"both": (False, True), "on": (True,), "off": (False,)}[self.shift]
+
+    @property
+    def bits_in_order(self) -> list[tuple[int, ...]]:
+        return [tuple(bits for bits in pack if bits in self.bits) for pack in FIRST]
+
+
+EVERYTHING = Choice()
+
+
+def mixed(algorithm: str, bits: int, shift: bool) -> Cell:
+    """A cell of Table 1; fedavg is that of 32+32 bits.
+
+    >>> mixed("fedef", 4, True).name, mixed("fedavg", 32, False).name
+    ('fedef_32+4_shift', 'fedavg_32+32')
+    """
+    written = f"32+{bits}"
+    name = f"{algorithm}_{written}{'_shift' * shift}"
+    changed = {"uplink": {"bits": written}, "shift": {"on": shift}}
+    published = FEDAVG if algorithm == "fedavg" else TABLE1.get((algorithm, bits, shift))
+    return Cell(name, (TITLES[algorithm], written, _yes(shift)), merge(ALGORITHMS[algorithm], changed), published)
+
+
+def table1(choice: Choice = EVERYTHING) -> list[Cell]:
+    """FedAvg, then 4 and 8 bits for each algorithm, then the bits between."""
+    cells = [mixed("fedavg", 32, False)] if "fedavg" in choice.algorithms and False in choice.shifts else []
+    named = [algorithm for algorithm in ALGORITHMS if algorithm in choice.algorithms and algorithm != "fedavg"]
+    for pack in choice.bits_in_order:
+        cells += [mixed(name, bits, shift) for name in named for bits in pack for shift in choice.shifts]
+    return cells
+
+
+def dirichlet(quantizer: str, alpha: float, bits: int, shift: bool) -> Cell:
+    """A cell of Table 2, FedPAQ.
+
+    >>> dirichlet("uniform", 0.1, 4, False).name
+    'uniform_dirichlet-0.1_32+4'
+    """
+    changed = {
+        "data": {"partition": "dirichlet", "alpha": alpha},
+        "uplink": {"bits": f"32+{bits}", "quantizer": quantizer},
+        "shift": {"on": shift},
+    }
+    title = {"uniform": "uniform", "kmeans": "K-means"}[quantizer]
+    name = f"{quantizer}_dirichlet-{alpha:g}_32+{bits}{'_shift' * shift}"
+    published = TABLE2[quantizer, alpha, bits, shift]
+    return Cell(name, (title, f"{alpha:g}", f"32+{bits}", _yes(shift)), changed, published)
+
+
+def table2(choice: Choice = EVERYTHING) -> list[Cell]:
+    return [
+        dirichlet(quantizer, alpha, bits, shift)
+        for pack in choice.bits_in_order
+        for bits in pack
+        for alpha in ALPHAS
+        for quantizer in ("kmeans", "uniform")
+        for shift in choice.shifts
+        if "fedpaq" in choice.algorithms
+    ]
+
+
+def ablations(choice: Choice = EVERYTHING) -> list[Cell]:
+    """What the paper does not say: where the gain comes from, and what else could be done."""
+    plain, shifted = {"on": False}, {"on": True}
+    cells = [
+        _ablation("no quantization, share 0.5", "fedavg_32+32_share-0.5", "32+32", shifted | {"share": 0.5}),
+        _ablation("share 0.25", "fedpaq_32+4_share-0.25", "32+4", shifted | {"max_share": 0.25}),
+        _ablation("share 0.75", "fedpaq_32+4_share-0.75", "32+4", shifted | {"share": 0.75}),
+        _ablation("every client quantized", "fedpaq_4+4", "4+4", plain),
+        _ablation("every client quantized, share capped at 0.5", "fedpaq_4+4_cap", "4+4", shifted | {"max_share": 0.5}),
+        _ablation(
+            "every client quantized, warm-up of 100 rounds", "fedpaq_4+4_warmup", "4+4", shifted | {"warmup": 100}
+        ),
+        _ablation("updates instead of weights", "fedpaq_32+4_updates", "32+4", plain, "updates"),
+        _ablation("updates instead of weights", "fedpaq_32+4_updates_shift", "32+4", shifted, "updates"),
+    ]
+    return [cell for cell in cells if cell.settings["shift"]["on"] in choice.shifts]
+
+
+def _ablation(what: str, name: str, bits: str, shift: dict[str, Any], send: str = "weights") -> Cell:
+    return Cell(name, (what, bits, _yes(shift["on"])), {"uplink": {"bits": bits, "send": send}, "shift": shift})
+
+
+def gate(choice: Choice = EVERYTHING) -> list[Cell]:
+    """FedPAQ 32+4 for 250 rounds: whether it is worth going on."""
+    cells = [mixed("fedpaq", 4, shift) for shift in choice.shifts]
+    return [
+        replace(cell, name=f"gate_{cell.name}", published=GATE[shift], rounds=GATE_ROUNDS)
+        for cell, shift in zip(cells, choice.shifts, strict=True)
+    ]
+
+
+def figures(choice: Choice = EVERYTHING) -> list[Cell]:
+    """What figures 7, 8 and 9 are drawn from: 32+32 as the control, FedPAQ at 4 and 8 bits."""
+    control = [mixed("fedavg", 32, False)] if False in choice.shifts else []
+    return control + [mixed("fedpaq", bits, shift) for bits in (4, 8) if bits in choice.bits for shift in choice.shifts]
+
+
+TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "gate": gate, "figures": figures}
+
+
+def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:
+    """The folder of a run; it depends on nothing but the cell, the seed and the rounds.
+
+    >>> run_name(mixed("fedpaq", 4, True), 0), run_name(mixed("fedpaq", 4, True), 1, 200)
+    ('fedpaq_32+4_shift_seed-0', 'fedpaq_32+4_shift_200-rounds_seed-1')
+    """
+    rounds = rounds or cell.rounds
+    return f"{cell.name}{f'_{rounds}-rounds' * (rounds != ROUNDS)}_seed-{seed}"
+
+
+def settings(cell: Cell, seed: int, rounds: int | None = None) -> dict[str, Any]:
+    """What a run of a cell changes in the base."""
+    changed = {"name": run_name(cell, seed, rounds), "seed": seed, "train": {"rounds": rounds or cell.rounds}}
+    return merge(cell.settings, changed)
+
+
+def sweep(runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs as the settings of a sweep; `over` counts above the preset, and a cell's own settings above both."""
+    listed = [settings(cell, seed, rounds) for cell, seed in runs]
+    return merge(merge(BASE, over), {"name": "paper", "sweep": {"runs": listed}})
+
+
+def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: Choice = EVERYTHING) -> Choice:
+    """What the flags ask for; nothing asks for everything."""
+    if bad := [text for text in bits if text not in map(str, BITS)]:
+        raise SettingsError(f"--bits {bad[0]}: must be among {', '.join(map(str, BITS))}")
+    if bad := [text for text in algorithms if text not in ALGORITHMS]:
+        raise SettingsError(f"--algorithms {bad[0]}: must be among {', '.join(ALGORITHMS)}")
+    if shift not in ("both", "on", "off"):
+        raise SettingsError(f"--shift {shift}: must be both, on or off")
+    return Choice(tuple(map(int, bits)) or default.bits, tuple(algorithms) or default.algorithms, shift)
+
+
+def _yes(shift: bool) -> str:
+    return "yes" if shift else "no"

@@ -1,0 +1,106 @@
+"""One small record for each finished run: settings, machine and commit, a line a round with what the tables need."""
+
+import csv
+import io
+import json
+import math
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedshift.columns import column
+from fedshift.files import RunError, write
+from fedshift.paper.records import ABOUT, ROUNDS_FILE, Record
+from fedshift.record import SETTINGS, begun, finished
+from fedshift.toml import plain
+
+LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
+DROPPED = ("command", "session")  # of about.json: where it was run, and what only the run itself needs
+TEMPORARY = ".unfinished"
+
+
+def runs_under(folders: Iterable[Path]) -> list[Path]:
+    """The finished runs in these folders and below."""
+    found: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: there is no such folder")
+        paths = sorted({path.parent for path in [folder / SETTINGS, *folder.rglob(SETTINGS)] if path.exists()})
+        if not any(finished(path) for path in paths):
+            raise RunError(f"{folder}: holds no finished run")
+        found += [path for path in paths if finished(path) and path not in found]
+    return found
+
+
+def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
+    """Where the record of a run is, and whether it is new; another one in its place is left alone unless forced."""
+    record = Record(run)
+    place = to / record.experiment.name
+    files = {
+        SETTINGS: record.experiment.toml().encode(),
+        ABOUT: (json.dumps(_about(record), indent=2) + "\n").encode(),
+        ROUNDS_FILE: reduced(record).encode(),
+    }
+    if begun(place):
+        if all((place / name).exists() and (place / name).read_bytes() == content for name, content in files.items()):
+            return place, False
+        if not force:
+            raise RunError(f"{place}: holds another record of this run; --force replaces it")
+    elif place.exists():
+        raise RunError(f"{place}: is there already and is no record; take it away")
+    beside = to / (place.name + TEMPORARY)
+    shutil.rmtree(beside, ignore_errors=True)  # left by one that was killed
+    try:
+        beside.mkdir(parents=True)
+        for name, content in files.items():
+            write(beside / name, content)
+        if place.exists():
+            shutil.rmtree(place)
+        beside.rename(place)
+    except OSError as problem:
+        raise RunError(f"{place}: cannot be written: {problem.strerror or problem}") from None
+    return place, True
+
+
+def _about(record: Record) -> dict[str, Any]:
+    about: dict[str, Any] = plain({key: value for key, value in record.about.items() if key not in DROPPED})
+    return about
+
+
+def reduced(record: Record) -> str:
+    """The lines of a run with the columns that are kept, their numbers cut short."""
+    digits = {
+        "round": 4,
+        column(record.experiment): 5,
+        "loss": 4,
+        **{name: 3 for name in record.header if name.startswith("predicted.")},
+        **{f"{figure}.{layer}": 3 for figure in LAYER for layer in record.layers(figure)},
+        "error": 3,
+        "share": 4,
+        "seconds.round": 3,
+    }
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow([*digits, "bytes.up", "bytes.down"])
+    for line in record.lines:
+        up = sum(int(line[f"bytes.{part}"]) for part in ("codes", "side", "header"))
+        lines.writerow([*(short(line[name], n) for name, n in digits.items()), up, line["bytes.down"]])
+    return text.getvalue()
+
+
+def short(text: str, digits: int) -> str:
+    """So many significant digits, in as few characters as can be.
+
+    >>> short("0.0987654", 3), short("-0.000123456", 3), short("48512345", 4), short("1.23457e-6", 3), short("0", 3)
+    ('.0988', '-.000123', '4.851e7', '1.23e-6', '0')
+    """
+    if not text or not math.isfinite(number := float(text)):
+        return text
+    plainly, power = f"{number:.{digits}g}", f"{number:.{digits - 1}e}"
+    mantissa, _, exponent = power.partition("e")
+    scientific = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    if "e" not in plainly:
+        plainly = plainly.replace("-0.", "-.") if number < 0 else plainly.removeprefix("0") or "0"
+        return plainly if len(plainly) <= len(scientific) else scientific
+    return scientific

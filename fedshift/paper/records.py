@@ -1,0 +1,137 @@
+"""Finished runs, from a run directory or from what was published of it, by the cell they are of."""
+
+import csv
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedshift.columns import column
+from fedshift.files import RunError
+from fedshift.paper.experiments import BASE, Cell, settings
+from fedshift.record import SETTINGS
+from fedshift.settings import Experiment
+from fedshift.summary import WINDOW
+from fedshift.toml import dotted, merge, read
+
+ROUNDS_FILE, ABOUT = "rounds.csv", "about.json"
+
+
+class Record:
+    """One finished run: its settings, what it ran on, and a line for each round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.experiment = Experiment(**read(folder / SETTINGS))
+        self._columns: dict[str, list[float]] = {}
+
+    @cached_property
+    def lines(self) -> list[dict[str, str]]:
+        try:
+            with open(self.folder / ROUNDS_FILE, newline="", encoding="utf-8") as file:
+                lines = list(csv.DictReader(file))
+        except (OSError, csv.Error) as problem:
+            raise RunError(f"{self.folder / ROUNDS_FILE}: cannot be read: {problem}") from None
+        if len(lines) != self.experiment.train.rounds:
+            raise RunError(
+                f"{self.folder}: {len(lines)} lines for {self.experiment.train.rounds} rounds; the run is not finished"
+            )
+        return lines
+
+    @property
+    def about(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def header(self) -> list[str]:
+        return list(self.lines[0])
+
+    def column(self, name: str) -> list[float]:
+        """What was measured, round after round; rounds without it are left out."""
+        if name not in self._columns:
+            if name not in self.lines[0]:
+                raise RunError(f"{self.folder / ROUNDS_FILE}: has no column {name}")
+            try:
+                self._columns[name] = [float(line[name]) for line in self.lines if line[name]]
+            except (TypeError, ValueError):
+                raise RunError(f"{self.folder / ROUNDS_FILE}: {name}: holds something that is no number") from None
+        return self._columns[name]
+
+    def layers(self, figure: str) -> list[str]:
+        """The layers a figure is recorded for."""
+        return [name.removeprefix(f"{figure}.") for name in self.header if name.startswith(f"{figure}.")]
+
+    @property
+    def scores(self) -> list[float]:
+        """Accuracy in percent, round after round."""
+        return [100 * score for score in self.column(column(self.experiment))]
+
+    @property
+    def last(self) -> float:
+        return self.scores[-1]
+
+    @property
+    def score(self) -> float:
+        """The mean of the last ten evaluated rounds."""
+        return statistics.fmean(self.scores[-WINDOW:])
+
+
+class Results:
+    """Records by cell and seed. A cell that was not run has none."""
+
+    def __init__(self, records: Mapping[str, Mapping[int, Record]]) -> None:
+        self.records = records
+
+    def of(self, cell: Cell) -> dict[int, Record]:
+        return dict(self.records.get(cell.name, {}))
+
+    def scores(self, cell: Cell) -> dict[int, float]:
+        """By seed."""
+        return {seed: record.score for seed, record in sorted(self.of(cell).items())}
+
+    def mean(self, cell: Cell) -> float | None:
+        scores = self.scores(cell).values()
+        return statistics.fmean(scores) if scores else None
+
+    @property
+    def all(self) -> list[Record]:
+        return [record for seeds in self.records.values() for record in seeds.values()]
+
+
+def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
+    """What is in a folder of published records, and the names of those that are of no cell."""
+    known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
+    found: dict[str, dict[int, Record]] = {}
+    others = []
+    for path in sorted(folder.glob(f"*/{SETTINGS}")):
+        record = Record(path.parent)
+        cell = known.get(identity(record.experiment))
+        if cell is None:
+            others.append(path.parent.name)
+            continue
+        seeds = found.setdefault(cell.name, {})
+        if (seed := record.experiment.seed) in seeds:
+            raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
+        seeds[seed] = record
+    return Results(found), others
+
+
+def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:
+    """Those of these runs that have come to their end."""
+    found: dict[str, dict[int, Record]] = {}
+    for cell, seed, folder in runs:
+        found.setdefault(cell.name, {})[seed] = Record(folder)
+    return Results(found)
+
+
+def identity(experiment: Experiment) -> str:
+    """All that makes a difference to the figures but the seed: not the name, who trained it, or what was saved when."""
+    flat = dotted(experiment.model_dump())
+    kept = {key: value for key, value in flat.items() if not key.startswith(("name", "seed", "engine.", "record."))}
+    return str(sorted(kept.items()))

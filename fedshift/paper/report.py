@@ -1,0 +1,127 @@
+"""Everything the published records say: the tables, the claims, and the part of a page that is made of them."""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedshift.files import RunError, write
+from fedshift.paper import claims, dynamics, experiments
+from fedshift.paper.records import Results, published
+from fedshift.paper.tables import Listing, compared, listing
+from fedshift.paper.uplinks import Upload, crossover, rate, table3
+from fedshift.toml import SettingsError
+
+BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
+END = "<!-- up to here -->"
+CODECS = "codecs.json"
+ORDER = ("gate", "table1", "ablations", "table2")
+PAPER_RATE = "1MB/s"
+
+
+class Report(NamedTuple):
+    """Sections of text and tables, in the order of a page."""
+
+    sections: list[tuple[str, list[str | Listing]]]
+
+    def markdown(self) -> str:
+        text = []
+        for title, parts in self.sections:
+            text += [f"## {title}", *(part if isinstance(part, str) else part.markdown() for part in parts)]
+        return "\n\n".join(text)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            title: [part if isinstance(part, str) else part.as_dicts() for part in parts]
+            for title, parts in self.sections
+        }
+
+
+def report(folder: Path) -> Report:
+    """From the records in a folder alone; the same records give the same report."""
+    cells = {name: experiments.TABLES[name]() for name in ORDER}
+    results, others = published(folder, [cell for some in cells.values() for cell in some])
+    uploads, measured_on = codecs(folder)
+    made: list[tuple[str, list[str | Listing]]] = [("What was run", _runs(results, others))]
+    made.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
+    for name in ORDER:
+        table = listing(name, cells[name], results)
+        made.append((table.title, [*_differences(name, cells[name], results), table]))
+    if uploads:
+        at = rate(PAPER_RATE)
+        able = [one for one in uploads if one.trains]
+        table = table3(uploads, at)
+        made.append((table.title, [f"Measured on {measured_on}. {crossover(able)}", table]))
+    else:
+        made.append((f"Table 3: one upload of the paper's CNN at {PAPER_RATE}", ["Not run."]))
+    drawn = experiments.figures()
+    figures = [part(drawn, results) for part in (dynamics.curves, dynamics.predictions, dynamics.movement)]
+    return Report(made + [(figure.title, [figure]) for figure in figures])
+
+
+def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
+    """How many runs there are, and what they ran on."""
+    kinds = Counter(_where(record.about) for record in results.all)
+    lines = [(where, commit, torch, str(count)) for (where, commit, torch), count in sorted(kinds.items())]
+    told: list[str | Listing] = ["Nothing yet: every cell below says not run."]
+    if lines:
+        told = [Listing("", ("machine", "commit", "torch", "runs"), lines, 3)]
+    if others:
+        told.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
+    return told
+
+
+def _where(about: dict[str, Any]) -> tuple[str, str, str]:
+    device = about.get("gpu") or about.get("device") or about.get("cpu") or "unknown"
+    return str(device), str(about.get("commit", "unknown")), str(about.get("torch", "unknown"))
+
+
+def _differences(name: str, cells: Sequence[experiments.Cell], results: Results) -> list[str]:
+    """How far ours are from the paper's, in a sentence."""
+    lines = [compared(cell, results) for cell in cells]
+    done = sum(line.seeds > 0 for line in lines)
+    said = f"{done} of {len(lines)} cells run, {sum(line.seeds for line in lines)} runs of {cells[0].rounds} rounds."
+    ours = [(line.difference, line.cell) for line in lines if line.difference is not None]
+    if not ours:
+        return [said]
+    worst, where = max(ours, key=lambda one: abs(one[0]))
+    mean = statistics.fmean(one for one, _ in ours)
+    whom = "the prototype's" if name == "gate" else "the paper's"
+    label = " ".join(part for part in where.label[:-1]) + " shifted" * (where.label[-1] == "yes")
+    return [f"{said} Ours less {whom}: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
+
+
+def codecs(folder: Path) -> tuple[list[Upload], str]:
+    """The codecs as they were measured when Table 3 was published; none when it was not."""
+    path = folder / CODECS
+    if not path.exists():
+        return [], ""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return [Upload(**one) for one in told["uploads"]], str(told["machine"]["cpu"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise RunError(f"{path}: is not what `fedshift paper table3 --to` writes: {problem}") from None
+
+
+def publish_codecs(folder: Path, uploads: Sequence[Upload], machine: dict[str, str]) -> Path:
+    """Table 3 among the published records."""
+    about = {key: value for key, value in machine.items() if key != "command"}
+    rows = [one._asdict() | {"encode": float(f"{one.encode:.3g}")} for one in uploads]
+    rows = [row | {"snr_db": row["snr_db"] and round(row["snr_db"], 2), "bytes": round(row["bytes"])} for row in rows]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{folder}: cannot be written to: {problem.strerror or problem}") from None
+    write(folder / CODECS, (json.dumps({"machine": about, "uploads": rows}, indent=1) + "\n").encode())
+    return folder / CODECS
+
+
+def rewritten(page: str, made: Report, where: str) -> str:
+    """A page with its generated part made anew."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SettingsError(f"{where}: has no line '{BEGIN}' with a line '{END}' after it")
+    return f"{before}{BEGIN}\n\n{made.markdown()}\n\n{END}{after}"

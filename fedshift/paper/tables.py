@@ -1,0 +1,132 @@
+"""Ours beside the paper's: round 800, the mean of the last ten rounds, its spread over seeds, and the difference."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedshift.paper.experiments import Cell
+from fedshift.paper.published import GATE_ROUNDS, GATE_WITHIN
+from fedshift.paper.records import Results
+
+HEADS = {
+    "table1": ("algorithm", "bits", "shift"),
+    "table2": ("quantizer", "alpha", "bits", "shift"),
+    "ablations": ("what", "bits", "shift"),
+    "gate": ("algorithm", "bits", "shift"),
+    "figures": ("algorithm", "bits", "shift"),
+}
+NAMES = {
+    "table1": "Table 1: two labels a client, K-means",
+    "table2": "Table 2: Dirichlet, FedPAQ",
+    "ablations": "Ablations the paper lacks: FedPAQ, two labels a client, K-means",
+    "gate": "Gate: FedPAQ 32+4, against a prototype",
+    "figures": "Runs behind figures 7, 8 and 9",
+}
+NOT_RUN = "not run"
+
+
+class Listing(NamedTuple):
+    """A table of text; the first columns say what, the others are figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    what: int = 1  # columns that say what
+
+    def drawn(self) -> Table:
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        for i, name in enumerate(self.columns):
+            table.add_column(name, justify="left" if i < self.what else "right", no_wrap=i >= self.what)
+        for cells in self.rows:
+            table.add_row(*cells)
+        return table
+
+    def markdown(self) -> str:
+        """
+        >>> print(Listing("Sizes", ("codec", "bytes"), [("K-means", "7")]).markdown())
+        | codec | bytes |
+        |---|---:|
+        | K-means | 7 |
+        """
+        ruler = ["---" if i < self.what else "---:" for i in range(len(self.columns))]
+        lines = [self.columns, *self.rows]
+        text = [f"| {' | '.join(cells)} |" for cells in lines]
+        return "\n".join([text[0], f"|{'|'.join(ruler)}|", *text[1:]])
+
+    def as_dicts(self) -> list[dict[str, str]]:
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+class Compared(NamedTuple):
+    """A cell: ours and the paper's, in percent."""
+
+    cell: Cell
+    last: float | None  # of the last round, mean over seeds
+    mean: float | None  # of the last ten rounds
+    spread: float | None  # sample standard deviation over seeds
+    seeds: int
+
+    @property
+    def difference(self) -> float | None:
+        theirs = self.cell.published.mean if self.cell.published else None
+        return None if self.mean is None or theirs is None else self.mean - theirs
+
+    def texts(self) -> tuple[str, ...]:
+        theirs = "" if self.cell.published is None else str(self.cell.published)
+        if self.mean is None or self.last is None:
+            return *self.cell.label, NOT_RUN, NOT_RUN, "0", theirs, ""
+        ours = f"{self.mean:.1f}" + ("" if self.spread is None else f" ± {self.spread:.1f}")
+        difference = "" if self.difference is None else f"{self.difference:+.1f}"
+        return *self.cell.label, f"{self.last:.1f}", ours, str(self.seeds), theirs, difference
+
+    def as_dict(self) -> dict[str, Any]:
+        theirs = self.cell.published
+        return {
+            "cell": self.cell.name,
+            "last": self.last,
+            "mean": self.mean,
+            "spread": self.spread,
+            "seeds": self.seeds,
+            "paper": theirs and theirs.mean,
+            "paper_spread": theirs and theirs.spread,
+            "difference": self.difference,
+        }
+
+
+def compared(cell: Cell, results: Results) -> Compared:
+    scores = list(results.scores(cell).values())
+    if not scores:
+        return Compared(cell, None, None, None, 0)
+    last = statistics.fmean(record.last for record in results.of(cell).values())
+    spread = statistics.stdev(scores) if len(scores) > 1 else None
+    return Compared(cell, last, statistics.fmean(scores), spread, len(scores))
+
+
+def listing(table: str, cells: Sequence[Cell], results: Results, rounds: int | None = None) -> Listing:
+    """The lines of a table; bits in their order, whatever the order in which they were run."""
+    theirs = "prototype" if table == "gate" else "paper"
+    at = rounds or cells[0].rounds
+    columns = *HEADS[table], f"round {at}", "last ten", "seeds", theirs, "difference"
+    ordered = sorted(cells, key=_place) if table in ("table1", "table2") else cells
+    return Listing(NAMES[table], columns, [compared(cell, results).texts() for cell in ordered], len(HEADS[table]))
+
+
+def _place(cell: Cell) -> tuple[object, ...]:
+    """As the paper has it: by all that comes before the bits, then by bits, then by the shift."""
+    *before, _, _ = cell.label
+    order = ("FedAvg", "FedPAQ", "Fed-EF", "FedProx", "SCAFFOLD", "uniform", "K-means")
+    return order.index(before[0]), *map(float, before[1:]), cell.label[-2:]
+
+
+def verdict(cells: Sequence[Cell], results: Results, rounds: int) -> tuple[bool, str]:
+    """Whether every run of the gate is within two points of the prototype."""
+    lines = [compared(cell, results) for cell in cells]
+    if rounds != GATE_ROUNDS or any(line.difference is None for line in lines):
+        return False, f"The gate is not run: it needs {GATE_ROUNDS} rounds without and with the shift."
+    worst = max((line.difference or 0.0 for line in lines), key=abs)
+    passed = abs(worst) <= GATE_WITHIN
+    said = "is passed" if passed else "is not passed"
+    return passed, f"The gate {said}: the largest difference is {worst:+.1f} points, {GATE_WITHIN:g} are allowed."

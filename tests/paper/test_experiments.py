@@ -1,0 +1,124 @@
+"""Cells, and the settings they stand for."""
+
+import pytest
+
+from fedshift import Experiment
+from fedshift.grid import expand
+from fedshift.links import links
+from fedshift.paper.experiments import (
+    BASE,
+    TABLES,
+    Choice,
+    ablations,
+    chosen,
+    figures,
+    gate,
+    mixed,
+    run_name,
+    settings,
+    sweep,
+    table1,
+    table2,
+)
+from fedshift.paper.published import TABLE1, TABLE2, TABLE3, Figure
+from fedshift.paper.records import identity
+from fedshift.running import Run
+from fedshift.toml import SettingsError, merge
+from tests.runs import digits, small
+
+
+def experiment(name: str) -> Experiment:
+    cells = {cell.name: cell for table in TABLES.values() for cell in table()}
+    return Experiment(**merge(BASE, settings(cells[name], 0)))
+
+
+def test_the_published_tables_are_whole() -> None:
+    assert len(TABLE1) == 4 * 5 * 2
+    assert len(TABLE2) == 6 * 5 * 2
+    assert TABLE1["fedef", 4, True] == Figure(65.5, 3.6)
+    assert TABLE2["uniform", 0.5, 5, False] == Figure(43.2, 28.63)
+    assert TABLE2["uniform", 100.0, 4, True].mean is None
+    gains = [TABLE1[name, bits, True].mean - TABLE1[name, bits, False].mean for name, bits, _ in TABLE1]  # type: ignore[operator]
+    assert (round(min(gains), 1), round(max(gains), 1)) == (0.7, 5.4)  # as the paper's text has it
+    assert TABLE3["KMeans(4)"].bytes == 1_059_000
+
+
+def test_a_table_has_a_cell_for_each_of_its_figures() -> None:
+    assert len(table1()) == 1 + 40
+    assert len(table2()) == 60
+    assert all(cell.published for cell in [*table1(), *table2(), *gate()])
+    assert {cell.published for cell in table2()} == set(TABLE2.values())
+
+
+def test_table_1_is_run_in_the_order_of_what_matters_most() -> None:
+    names = [cell.name for cell in table1()]
+    assert names[:5] == ["fedavg_32+32", "fedpaq_32+4", "fedpaq_32+4_shift", "fedpaq_32+8", "fedpaq_32+8_shift"]
+    assert [name.partition("_")[0] for name in names[5:17:4]] == ["fedef", "fedprox", "scaffold"]
+    assert all("+5" in name or "+6" in name or "+7" in name for name in names[17:])
+
+
+def test_cells_are_the_paper_s_experiment_but_for_what_makes_them() -> None:
+    paper = experiment("fedpaq_32+4_shift")
+    assert (paper.train.rounds, paper.train.cohort, paper.train.epochs, paper.shift.max_share) == (800, 10, 10, 1.0)
+    assert (paper.record.checkpoint, paper.record.histograms) == (25, 0)
+    assert (paper.algorithm.name, paper.uplink.feedback, paper.uplink.send) == ("fedavg", False, "weights")
+    assert experiment("fedpaq_32+4").shift.on is False
+    assert experiment("fedef_32+4").uplink.feedback is True
+    assert experiment("fedprox_32+4").algorithm.mu == 0.01
+    assert experiment("scaffold_32+4").algorithm.control == "sent"
+    assert experiment("fedavg_32+32").uplink.bits == "32+32"
+    uniform = experiment("uniform_dirichlet-0.1_32+8")
+    assert (uniform.uplink.quantizer, uniform.data.partition, uniform.data.alpha) == ("uniform", "dirichlet", 0.1)
+    assert experiment("gate_fedpaq_32+4").train.rounds == 250
+    assert experiment("fedpaq_4+4_warmup").shift.warmup == 100
+    assert experiment("fedpaq_32+4_updates").uplink.send == "updates"
+
+
+def test_feedback_is_for_the_clients_whose_links_lose_something() -> None:
+    groups, _ = links(experiment("fedef_32+4"))
+    assert [(one.uplink.lossy, one.uplink.feedback) for one in groups] == [(False, True), (True, True)]
+
+
+def test_feedback_changes_nothing_where_nothing_is_lost() -> None:
+    exact = {"uplink": {"bits": "32+32"}, "train": {"rounds": 2}}
+    plain, fed = (Run(small(exact, {"uplink": {"feedback": on}}), data=digits()) for on in (False, True))
+    assert [a.loss for a in plain] == [b.loss for b in fed]
+
+
+def test_no_two_cells_are_the_same_experiment() -> None:
+    cells = {cell.name: cell for table in (table1, table2, ablations, gate) for cell in table()}
+    assert len({identity(experiment(name)) for name in cells}) == len(cells)
+    assert {cell.name for cell in figures()} < set(cells)
+
+
+def test_names_of_runs_do_not_depend_on_what_is_run_beside_them() -> None:
+    few = expand(sweep([(mixed("fedpaq", 4, True), 0)], None, {}))
+    many = expand(sweep([(cell, seed) for seed in range(3) for cell in table1()], None, {}))
+    assert few[0].name == "fedpaq_32+4_shift_seed-0"
+    assert few[0] in many
+    assert len({one.name for one in many}) == len(many) == 123
+    assert run_name(gate()[0], 2) == "gate_fedpaq_32+4_250-rounds_seed-2"
+
+
+def test_flags_choose_a_part() -> None:
+    part = chosen(["8", "4"], ["fedpaq", "fedef"], "on")
+    assert [cell.name for cell in table1(part)] == [
+        f"{algorithm}_32+{bits}_shift" for algorithm in ("fedpaq", "fedef") for bits in (4, 8)
+    ]
+    assert chosen([], [], "both") == Choice()
+    assert [cell.name for cell in table1(chosen([], ["fedavg"], "both"))] == ["fedavg_32+32"]
+    assert table2(chosen([], ["fedef"], "both")) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((["9"], [], "both"), "--bits 9: must be among 4, 5, 6, 7, 8"),
+        ((["four"], [], "both"), "--bits four: must be among"),
+        (([], ["fedsgd"], "both"), "--algorithms fedsgd: must be among fedavg, fedpaq, fedef, fedprox, scaffold"),
+        (([], [], "maybe"), "--shift maybe: must be both, on or off"),
+    ],
+)
+def test_flags_that_are_wrong_get_a_sentence(flags: tuple[list[str], list[str], str], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        chosen(*flags)

@@ -1,0 +1,246 @@
+"""`fedshift paper` as a person meets it: runs, tables, records, the page."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedshift.paper.experiments import gate, mixed
+from fedshift.paper.publish import LAYER, publish, reduced
+from fedshift.paper.records import Record
+from fedshift.paper.report import BEGIN, END, report, rewritten
+from fedshift.paper.tables import compared, listing, verdict
+from fedshift.toml import SettingsError
+from tests.paper.written import read, write
+from tests.runs import fedshift
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = [
+    "data.name=digits",
+    "model.name=mlp",
+    "data.augment=false",
+    "train.batch=10",
+    "train.epochs=1",
+    "model.args.hidden=8",
+]
+SET = [part for one in [*TINY, "engine.name=sequential"] for part in ("--set", one)]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedPAQ and Fed-EF at 4 bits, two rounds."""
+    out = tmp_path_factory.mktemp("paper") / "runs"
+    flags = ["--bits", "4", "--algorithms", "fedpaq", "fedef", "--seeds", "1", "--rounds", "2", "--quiet"]
+    done = fedshift("paper", "table1", *flags, "--out", out, *SET)
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def names(out: Path) -> set[str]:
+    return {path.parent.name for path in out.glob("*/model.safetensors")}
+
+
+def test_a_part_of_a_table_is_run_and_printed_beside_the_paper_s(ran: Path) -> None:
+    assert names(ran) == {
+        f"{one}_2-rounds_seed-0" for one in ("fedpaq_32+4", "fedpaq_32+4_shift", "fedef_32+4", "fedef_32+4_shift")
+    }
+    done = fedshift("paper", "table1", "--bits=4", "--algorithms", "fedpaq,fedef", "--rounds", "2", "--out", ran, *SET)
+    assert done.exit_code == 0, done.output
+    assert "round 2" in done.stdout
+    for line in ("FedPAQ     32+4  no ", "Fed-EF     32+4  yes ", "59.7 ± 1.3", "65.5 ± 3.6"):
+        assert line in done.stdout
+
+
+def test_what_is_finished_is_not_run_again_whatever_it_is_asked_for_with(ran: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in ran.glob("*/model.safetensors")}
+    flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "on", "--rounds", "2", "--json"]
+    done = fedshift("paper", "table1", *flags, "--out", ran, *SET)
+    assert done.exit_code == 0, done.output
+    (cell,) = json.loads(done.stdout.splitlines()[-1])["table1"]
+    assert (cell["cell"], cell["seeds"], cell["paper"], cell["spread"]) == ("fedpaq_32+4_shift", 1, 62.5, None)
+    assert cell["difference"] == pytest.approx(cell["mean"] - 62.5)
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_an_estimate_runs_nothing(ran: Path) -> None:
+    flags = ["--bits", "4", "8", "--algorithms", "fedpaq", "--rounds", "2", "--estimate"]
+    done = fedshift("paper", "table1", *flags, "--out", ran, *SET)
+    assert done.exit_code == 0, done.output
+    assert f"2 of 4 runs are missing in {ran}; they take about " in done.stdout.replace("\n", " ")
+    assert "+8" not in str(names(ran))
+
+
+def test_when_the_time_is_up_the_table_says_what_was_not_run(tmp_path: Path) -> None:
+    flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "on", "--rounds", "50", "--minutes", "0", "--quiet"]
+    done = fedshift("paper", "table1", *flags, "--out", tmp_path / "runs", *SET)
+    assert done.exit_code == 0, done.output
+    assert "not run" in done.stdout
+
+
+def test_other_settings_are_refused(ran: Path) -> None:
+    flags = ["--bits", "4", "--algorithms", "fedpaq", "--rounds", "2"]
+    done = fedshift("paper", "table1", *flags, "--out", ran, *SET, "--set", "train.lr=0.5")
+    assert done.exit_code == 2
+    assert "was run with other settings; choose another --out" in done.stderr
+
+
+def test_figures_are_run_and_their_data_printed(ran: Path) -> None:
+    done = fedshift("paper", "figures", "--bits", "4", "--rounds", "2", "--quiet", "--out", ran, *SET)
+    assert done.exit_code == 0, done.output
+    assert "fedavg_32+32_2-rounds_seed-0" in names(ran)
+    for expected in ("Figure 7", "Figure 8", "odd labels", "Figure 9", "fc1.weight", "client drift"):
+        assert expected in done.stdout
+
+
+def test_a_gate_that_is_not_passed_says_so(tmp_path: Path) -> None:
+    for cell, score in zip(gate(), (0.633, 0.659), strict=True):
+        write(tmp_path, cell, score)
+    passed, sentence = verdict(gate(), read(tmp_path), 250)
+    assert passed
+    assert sentence == "The gate is passed: the largest difference is +1.2 points, 2 are allowed."
+    assert verdict(gate(), read(tmp_path), 200)[1].startswith("The gate is not run")
+    done = fedshift("paper", "gate", "--shift", "on", "--rounds", "1", "--quiet", "--out", tmp_path / "runs", *SET)
+    assert done.exit_code == 1
+    assert "The gate is not run: it needs 250 rounds" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["table1", "--bits", "4", "9"], "--bits 9: must be among"),
+        (["table1", "--algorithms", "fedsgd"], "--algorithms fedsgd: must be among"),
+        (["table2", "--algorithms", "fedef"], "paper table2: has no cell with these"),
+        (["table1", "--set", "train.rounds=3"], "--set train.rounds: --rounds changes it"),
+        (["table1", "--set", "shift.on=true"], "--set shift.on: it makes a cell of the table what it is"),
+        (["table1", "--set", "train.lrr=1"], "--set: unknown setting 'train.lrr'; did you mean 'lr'?"),
+        (["table1", "--set", "data.name=nodata"], "data.name = 'nodata': unknown data set"),
+        (["table3", "--uplink", "fast"], "--uplink fast: must be a rate"),
+        (["publish", "nowhere"], "nowhere: there is no such folder"),
+        (["report", "--results", "nowhere"], "--results nowhere: there is no such folder"),
+        (["report", "--markdown", "--page", "nowhere.md"], "--page nowhere.md: cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fedshift("paper", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert sentence in done.stderr
+
+
+def test_an_option_without_its_values_is_refused() -> None:
+    for arguments in (["--bits"], ["--bits", "--rounds", "3"], ["--seeds", "0"]):
+        assert fedshift("paper", "table1", *arguments).exit_code == 2
+
+
+def test_a_run_is_published_once(ran: Path, tmp_path: Path) -> None:
+    done = fedshift("paper", "publish", ran, "--to", tmp_path)
+    assert done.exit_code == 0, done.output
+    name = "fedpaq_32+4_2-rounds_seed-0"
+    assert f"{name}: published" in done.stdout.replace("\n", "")
+    about = json.loads((tmp_path / name / "about.json").read_text())
+    assert {"cpu", "commit", "torch"} <= set(about)
+    assert "command" not in about
+    for path in (tmp_path / name).iterdir():
+        assert str(ran.parent) not in path.read_text()
+    ours, theirs = Record(tmp_path / name), Record(ran / name)
+    assert ours.experiment == theirs.experiment
+    assert ours.scores == pytest.approx(theirs.scores, abs=0.005)
+    assert ours.column("step.fc1.weight") == pytest.approx(theirs.column("step.fc1.weight"), rel=0.005)
+    assert ours.column("bytes.up") == [
+        sum(parts) for parts in zip(*(theirs.column(f"bytes.{x}") for x in ("codes", "side", "header")), strict=True)
+    ]
+    assert publish(ran / name, tmp_path) == (tmp_path / name, False)
+    (tmp_path / name / "about.json").write_text("{}")
+    done = fedshift("paper", "publish", ran / name, "--to", tmp_path)
+    assert (done.exit_code, "holds another record of this run; --force replaces it" in done.stderr) == (2, True)
+    assert (tmp_path / name / "about.json").read_text() == "{}"
+    assert fedshift("paper", "publish", ran / name, "--to", tmp_path, "--force").exit_code == 0
+    assert json.loads((tmp_path / name / "about.json").read_text()) == about
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_an_unfinished_run_is_not_published(ran: Path, tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "settings.toml").write_bytes((next(iter(ran.glob("*/settings.toml")))).read_bytes())
+    done = fedshift("paper", "publish", tmp_path / "half", "--to", tmp_path / "results")
+    assert (done.exit_code, "holds no finished run" in done.stderr) == (2, True)
+
+
+def test_a_record_of_a_whole_run_is_small(tmp_path: Path) -> None:
+    """Four layers, 800 rounds, every number as long as it can be."""
+    folder = write(tmp_path, mixed("fedpaq", 4, True))
+    layers = [f"{figure}.{layer}.weight" for figure in LAYER for layer in ("conv1", "conv2", "fc1", "fc2")]
+    header = ["round", "accuracy", "loss", *(f"predicted.{n}" for n in range(10)), *layers, "error", "share"]
+    header += ["seconds.round", "bytes.codes", "bytes.side", "bytes.header", "bytes.down"]
+    typical = ["0.6543", "0.987654", *["0.0987"] * 10, *["-1.23456e-4"] * 4, *["0.345678"] * 12, "0.0987654", "0.5"]
+    typical += ["1.23", "48512345", "1234", "4567", "86236960"]
+    lines = [",".join([str(t + 1), *typical]) for t in range(800)]
+    (folder / "rounds.csv").write_text("\n".join([",".join(header), *lines, ""]))
+    assert len(reduced(Record(folder))) < 165_000
+
+
+def test_a_table_says_mean_spread_seeds_and_difference(tmp_path: Path) -> None:
+    """61 and 63 have mean 62 and standard deviation sqrt(2)."""
+    cell = mixed("fedpaq", 4, False)
+    for seed, score in enumerate((0.61, 0.63)):
+        write(tmp_path, cell, score, seed)
+    results = read(tmp_path)
+    table = listing("table1", [cell, mixed("fedpaq", 8, True)], results)
+    assert table.columns[3:] == ("round 800", "last ten", "seeds", "paper", "difference")
+    assert table.rows[0] == ("FedPAQ", "32+4", "no", "62.0", "62.0 ± 1.4", "2", "59.7 ± 1.3", "+2.3")
+    assert table.rows[1] == ("FedPAQ", "32+8", "yes", "not run", "not run", "0", "70.4 ± 0.8", "")
+    assert compared(cell, results).difference == pytest.approx(2.3)
+
+
+def test_a_report_is_made_of_the_records_alone(tmp_path: Path) -> None:
+    write(tmp_path, mixed("fedpaq", 4, False), 0.60)
+    write(tmp_path, mixed("fedpaq", 4, True), 0.63)
+    done = fedshift("paper", "report", "--results", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "2 of 41 cells run, 2 runs of 800 rounds. Ours less the paper's: +0.4 points in the mean" in done.stdout
+    assert "it gains in 1 of the 1 cells run" in done.stdout.replace("\n", " ")
+    told = json.loads(fedshift("paper", "report", "--results", tmp_path, "--json").stdout)
+    assert told["What was run"][0] == [{"machine": "a Xeon", "commit": "abc", "torch": "2.13", "runs": "2"}]
+    page = tmp_path / "page.md"
+    page.write_text(f"Mine.\n\n{BEGIN}\nold\n{END}\n\nMine, too.\n")
+    for _ in range(2):
+        assert fedshift("paper", "report", "--results", tmp_path, "--markdown", "--page", page).exit_code == 0
+    text = page.read_text()
+    assert text.startswith(f"Mine.\n\n{BEGIN}\n\n## What was run\n")
+    assert text.endswith(f"{END}\n\nMine, too.\n")
+    assert "| FedPAQ | 32+4 | yes | 63.0 | 63.0 | 1 | 62.5 ± 1.3 | +0.5 |" in text
+    assert "old" not in text.split()
+    with pytest.raises(SettingsError, match=r"page\.md: has no line"):
+        rewritten("nothing", report(tmp_path), "page.md")
+
+
+def test_the_page_is_in_step_with_the_published_records() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    assert rewritten(page, report(ROOT / "results"), "docs/reproduction.md") == page, (
+        "run `fedshift paper report --markdown`"
+    )
+
+
+def test_table_3_is_published_beside_the_records(tmp_path: Path) -> None:
+    done = fedshift("paper", "table3", "--to", tmp_path, "--repeats", "1", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    kmeans = next(row for row in told["codecs"] if row["codec"] == "KMeans(4)")
+    assert (kmeans["kB"], kmeans["paper's rule"]) == ("1,078", "7.78")
+    assert 7.0 < float(kmeans["times slower"]) < 8.0
+    sections = report(tmp_path).as_dict()
+    (title,) = [title for title in sections if title.startswith("Table 3")]
+    assert "First on the slowest links is" in sections[title][0]
+
+
+def test_a_plan_from_the_command_line() -> None:
+    done = fedshift("plan", "--uplink", "1MB/s", "--weights", "20000")
+    assert done.exit_code == 0, done.output
+    assert "Send " in done.stdout
+    told = json.loads(fedshift("plan", "--uplink", "10Mbit/s", "--weights", "20000", "--json").stdout)
+    seconds = [row["seconds"] for row in told["codecs"]]
+    assert told["rate"] == 1.25e6
+    assert seconds == sorted(seconds)

@@ -1,0 +1,86 @@
+"""Which codec is there first, worked out by hand."""
+
+import pytest
+import torch
+
+from fedshift.paper.published import TABLE3
+from fedshift.paper.uplinks import Upload, changes, measure, model, plan, rate, table3
+from fedshift.toml import SettingsError
+
+EXACT = Upload("Identity", 8.421e6, 0.0, None)
+POOR = Upload("KMeans(4)", 1.059e6, 0.179, 20.1)
+BAD = Upload("KMeans(2)", 0.5e6, 0.1, 9.3)
+
+
+def test_the_paper_s_own_figures_give_its_rule() -> None:
+    """(8.421 - 0.179) / 1.059 = 7.78"""
+    table = table3([EXACT, POOR], 1e6)
+    assert table.rows[1][4] == "7.78"
+    assert table.rows[1][-1] == "7.78"
+    assert TABLE3["KMeans(8)"].bytes == 2_194_000
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_a_second"),
+    [
+        ("1MB/s", 1e6),
+        ("1 MB/s", 1e6),
+        ("500kB/s", 5e5),
+        ("10Mbit/s", 1.25e6),
+        ("10Mb/s", 1.25e6),
+        ("8kbps", 1e3),
+        ("1e6", 1e6),
+        ("250000", 2.5e5),
+        ("0.5GB/s", 5e8),
+    ],
+)
+def test_a_rate_may_be_written_in_many_ways(text: str, bytes_a_second: float) -> None:
+    assert rate(text) == bytes_a_second
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1MB/s", "1XB/s", "1..2", "MB/s", "1e99"])
+def test_what_is_no_rate_gets_a_sentence(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"--uplink .*must be a rate, for example 1MB/s"):
+        rate(text)
+
+
+def test_codecs_come_in_the_order_they_arrive() -> None:
+    """At 1 MB/s: 0.1 + 0.5, 0.179 + 1.059 and 8.421 s; at 1 GB/s the one that takes no time to encode is first."""
+    table, (advice, turns) = plan([EXACT, POOR, BAD], 1e6)
+    assert [row[:2] for row in table.rows] == [("KMeans(2)", "0.6"), ("KMeans(4)", "1.24"), ("Identity", "8.42")]
+    assert advice.startswith("Send KMeans(4): there in 1.24 s where fp32 takes 8.42 s, with an error of 9.9 %")
+    assert "KMeans(2) is there in 0.6 s, but its error of 34 %" in advice
+    # 7.362 MB in 0.179 s
+    assert turns == "First on the slowest links is KMeans(4), from 41.1 MB/s on Identity."
+    fast, _ = plan([EXACT, POOR, BAD], 1e9)
+    assert fast.rows[0][0] == "Identity"
+
+
+def test_a_codec_that_is_never_first_is_not_named() -> None:
+    """Of lines 1 + 4x, 2 + 2x and 4 + x all are first somewhere; 3 + 3x is above the second throughout."""
+    lines = [Upload("a", 4, 1, None), Upload("b", 2, 2, None), Upload("c", 1, 4, None), Upload("d", 3, 3, None)]
+    assert [(at, one.codec) for at, one in changes(lines)] == [(0.0, "c"), (0.5, "b"), (2.0, "a")]
+
+
+def test_a_large_model_is_measured_in_part() -> None:
+    params, times = model(None, 40_000_000)
+    assert (sum(x.numel() for x in params.values()), times) == (4_000_000, 10.0)
+    params, times = model("mlp", None)
+    assert (set(params), times) == ({"fc1.weight", "fc2.weight"}, 1.0)
+
+
+def test_codecs_are_measured_on_any_model() -> None:
+    uploads = {one.codec: one for one in measure({"weight": torch.randn(8, 100)}, 10.0)}
+    assert uploads["Identity"].bytes > 10 * 3_200
+    assert uploads["Identity"].snr_db is None
+    assert uploads["Uniform(8)"].error < uploads["Uniform(4)"].error
+    assert all(one.encode > 0 for one in uploads.values())
+
+
+def test_a_model_that_is_wrong_gets_a_sentence() -> None:
+    with pytest.raises(SettingsError, match="--model resnet: no such model; known are"):
+        model("resnet", None)
+    with pytest.raises(SettingsError, match="--weights: goes without --model"):
+        model("mlp", 5)
+    with pytest.raises(SettingsError, match=r"--model torch\.nn:ReLU: has no weights"):
+        model("torch.nn:ReLU", None)

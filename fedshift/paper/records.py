@@ -11,6 +11,7 @@ from typing import Any
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.paper.experiments import BASE, Cell, settings
+from fedshift.paper.published import GATE_ROUNDS
 from fedshift.record import SETTINGS
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
@@ -22,8 +23,9 @@ ROUNDS_FILE, ABOUT = "rounds.csv", "about.json"
 class Record:
     """One finished run: its settings, what it ran on, and a line for each round."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, rounds: int | None = None) -> None:
+        """`rounds`: only so many of them, the first."""
+        self.folder, self.rounds = folder, rounds
         self.experiment = Experiment(**read(folder / SETTINGS))
         self._columns: dict[str, list[float]] = {}
 
@@ -38,7 +40,7 @@ class Record:
             raise RunError(
                 f"{self.folder}: {len(lines)} lines for {self.experiment.train.rounds} rounds; the run is not finished"
             )
-        return lines
+        return lines[: self.rounds]
 
     @property
     def about(self) -> dict[str, Any]:
@@ -83,13 +85,15 @@ class Record:
 
 
 class Results:
-    """Records by cell and seed. A cell that was not run has none."""
+    """Records by cell and seed. A cell that was not run has none; `begun` are longer runs that begin like one."""
 
-    def __init__(self, records: Mapping[str, Mapping[int, Record]]) -> None:
-        self.records = records
+    def __init__(
+        self, records: Mapping[str, Mapping[int, Record]], begun: Mapping[str, Mapping[int, Record]] | None = None
+    ) -> None:
+        self.records, self.begun = records, begun or {}
 
     def of(self, cell: Cell) -> dict[int, Record]:
-        return dict(self.records.get(cell.name, {}))
+        return {**self.begun.get(cell.name, {}), **self.records.get(cell.name, {})}
 
     def scores(self, cell: Cell) -> dict[int, float]:
         """By seed."""
@@ -108,6 +112,7 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
     """What is in a folder of published records, and the names of those that are of no cell."""
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
     found: dict[str, dict[int, Record]] = {}
+    begun: dict[str, dict[int, Record]] = {}
     others = []
     for path in sorted(folder.glob(f"*/{SETTINGS}")):
         record = Record(path.parent)
@@ -115,11 +120,14 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if cell is None:
             others.append(path.parent.name)
             continue
+        begins = known.get(identity(record.experiment.changed(**{"train.rounds": GATE_ROUNDS})))
+        if begins and begins != cell:  # no draw depends on how many rounds are to follow
+            begun.setdefault(begins.name, {})[record.experiment.seed] = Record(path.parent, GATE_ROUNDS)
         seeds = found.setdefault(cell.name, {})
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
         seeds[seed] = record
-    return Results(found), others
+    return Results(found, begun), others
 
 
 def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:

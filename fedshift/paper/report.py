@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from fedshift.files import RunError, write
 from fedshift.paper import claims, dynamics, experiments
-from fedshift.paper.records import Results, published
-from fedshift.paper.tables import Listing, compared, listing
+from fedshift.paper.records import Record, Results, published
+from fedshift.paper.tables import HEADS, Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, rate, table3
+from fedshift.summary import WINDOW
 from fedshift.toml import SettingsError
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
@@ -45,6 +46,7 @@ def report(folder: Path) -> Report:
     results, others = published(folder, [cell for some in cells.values() for cell in some])
     uploads, measured_on = codecs(folder)
     made: list[tuple[str, list[str | Listing]]] = [("What was run", _runs(results, others))]
+    made += [("Precision", precisions)] if (precisions := _precisions(cells["gate"], results)) else []
     made.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
     for name in ORDER:
         table = listing(name, cells[name], results)
@@ -63,14 +65,36 @@ def report(folder: Path) -> Report:
 
 def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
     """How many runs there are, and what they ran on."""
-    kinds = Counter(_where(record.about) for record in results.all)
-    lines = [(where, commit, torch, str(count)) for (where, commit, torch), count in sorted(kinds.items())]
+    kinds = Counter((*_where(record.about), precision(record)) for record in results.all)
+    lines = [(*kind, str(count)) for kind, count in sorted(kinds.items())]
     told: list[str | Listing] = ["Nothing yet: every cell below says not run."]
     if lines:
-        told = [Listing("", ("machine", "commit", "torch", "runs"), lines, 3)]
+        told = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
     if others:
         told.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
     return told
+
+
+def _precisions(gate: Sequence[experiments.Cell], results: Results) -> list[str | Listing]:
+    """Runs that differ in nothing but the precision: those of the gate, and the same rounds of longer ones."""
+    lines = []
+    for cell in gate:
+        for seed, ours in results.records.get(cell.name, {}).items():
+            other = results.begun.get(cell.name, {}).get(seed)
+            if other and precision(other) != precision(ours):
+                apart = statistics.fmean(abs(a - b) for a, b in zip(ours.scores, other.scores, strict=True))
+                each = [f"{record.score:.1f} ({precision(record)})" for record in (ours, other)]
+                lines.append((*cell.label, str(seed), *each, f"{other.score - ours.score:+.1f}", f"{apart:.1f}"))
+    if not lines:
+        return []
+    columns = *HEADS["gate"], "seed", "one", "the other", "difference", "a round, in the mean"
+    about = f"Rounds {gate[0].rounds - WINDOW + 1} to {gate[0].rounds}, the same draws, in two precisions:"
+    return [about, Listing("", columns, lines, 4)]
+
+
+def precision(record: Record) -> str:
+    """Of its arithmetic; a CPU has but one."""
+    return record.experiment.engine.precision if "gpu" in record.about else "fp32"
 
 
 def _where(about: dict[str, Any]) -> tuple[str, str, str]:

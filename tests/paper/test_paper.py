@@ -203,7 +203,9 @@ def test_a_report_is_made_of_the_records_alone(tmp_path: Path) -> None:
     assert "2 of 41 cells run, 2 runs of 800 rounds. Ours less the paper's: +0.4 points in the mean" in done.stdout
     assert "it gains in 1 of the 1 cells run" in done.stdout.replace("\n", " ")
     told = json.loads(fedshift("paper", "report", "--results", tmp_path, "--json").stdout)
-    assert told["What was run"][0] == [{"machine": "a Xeon", "commit": "abc", "torch": "2.13", "runs": "2"}]
+    assert told["What was run"][0] == [
+        {"machine": "a Xeon", "commit": "abc", "torch": "2.13", "precision": "fp32", "runs": "2"}
+    ]
     page = tmp_path / "page.md"
     page.write_text(f"Mine.\n\n{BEGIN}\nold\n{END}\n\nMine, too.\n")
     for _ in range(2):
@@ -215,6 +217,14 @@ def test_a_report_is_made_of_the_records_alone(tmp_path: Path) -> None:
     assert "old" not in text.split()
     with pytest.raises(SettingsError, match=r"page\.md: has no line"):
         rewritten("nothing", report(tmp_path), "page.md")
+
+
+def test_the_gate_is_read_from_longer_runs_too(tmp_path: Path) -> None:
+    write(tmp_path, mixed("fedpaq", 4, False), 0.60)
+    told = json.loads(fedshift("paper", "report", "--results", tmp_path, "--json").stdout)
+    gate = next(parts for title, parts in told.items() if title.startswith("Gate"))
+    assert "1 of 2 cells run" in gate[0]
+    assert [line["last ten"] for line in gate[1]] == ["60.0", "not run"]
 
 
 def test_the_page_is_in_step_with_the_published_records() -> None:

@@ -118,27 +118,12 @@ def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: list[tu
 
 def _job(task: Task, one: Trained, parts: list[Coded]) -> list[Upload]:
     """The uploads of one job, in the order of its clients."""
-    job, start, rule = one.job, one.job.sent.params, one.job.rule
-    decoded = (
-        {name: x.clone() for name, x in one.w.items()}
-        if any(part.arrived or part.uplink.update for part in parts)
-        else dict(one.w)
-    )
+    job, start = one.job, one.job.sent.params
+    decoded = _decoded(one, parts)
+    memory, change = _finished(task, one, decoded)
+    sane = _largest(change).isfinite().all(0).tolist() if change else [True] * len(job.clients)
+    drifts = torch.stack([_drift(w, start, job.layers) for w in (one.w, decoded)], dim=-1).transpose(0, 1).tolist()
     made: dict[int, Upload] = {}
-    for part in parts:
-        rows = torch.tensor(part.rows, device=_device(one.w))
-        for name, x in part.arrived.items():
-            decoded[name].index_copy_(0, rows, x + start[name] if part.uplink.update else x)
-        if part.uplink.update:
-            for name in decoded.keys() - part.arrived.keys():
-                decoded[name].index_copy_(0, rows, part.u[name] + start[name])
-    decoded |= {name: x.expand(len(job.clients), *x.shape) for name, x in start.items() if name not in decoded}
-    memory, change = one.own, dict[str, Tensor]()
-    if rule.extra != "none":
-        seen = take(decoded if rule.extra == "derived" else one.w, task.trained)
-        memory, change = rule.finish(seen, job.sent, one.own, travel(job.plan, task.momentum).to(_device(seen)))
-    sane = (_largest(change).isfinite().all(0).tolist()) if change else [True] * len(job.clients)
-    drifts = torch.stack([_drift(one.w, start, job.layers), _drift(decoded, start, job.layers)]).tolist()
     for part in parts:
         lengths, errors = _sizes(task, part, job), _relative_errors(part)
         for at, i in enumerate(part.rows):
@@ -146,27 +131,53 @@ def _job(task: Task, one: Trained, parts: list[Coded]) -> list[Upload]:
             if failure:
                 made[i] = Upload(job.clients[i], b"", b"", one.memory[i], [], 0.0, (0.0, 0.0), failure)
                 continue
-            kept = part.arrived if part.uplink.feedback else {}
-            sent = Decoded({name: decoded[name][i] for name in start}, lengths[at], part.uplink.lossy)
-            own = {name: x[i].clone() for name, x in memory.items()}
-            counted: tuple[Histogram, ...] = ()
-            if job.histograms and part.uplink.lossy:
-                u = {name: x[at] for name, x in part.u.items()}
-                lost = {name: u[name] - x[at] for name, x in part.arrived.items()}
-                counted = histograms(Sent(b"", u, {}, lost), job.layers)
+            own = _row(change, i)
+            lost = part.arrived if part.uplink.feedback else {}
             made[i] = Upload(
                 client=job.clients[i],
-                frame=sent,
-                extra=Decoded({name: x[i] for name, x in change.items()}, size(EXACT, job.sent.control))
-                if rule.extra == "sent"
-                else b"",
-                memory=own | {ERROR + name: part.u[name][at] - x[at] for name, x in kept.items()},
-                drift=[(drifts[0][layer][i], drifts[1][layer][i]) for layer in range(len(job.layers))],
+                frame=Decoded({name: decoded[name][i] for name in start}, lengths[at], part.uplink.lossy),
+                extra=Decoded(own, size(EXACT, job.sent.control)) if job.rule.extra == "sent" else b"",
+                memory=tmap(torch.clone, _row(memory, i))
+                | {ERROR + name: part.u[name][at] - x[at] for name, x in lost.items()},
+                drift=[(drift, coded) for drift, coded in drifts[i]],
                 error=errors[at],
                 seconds=(0.0, 0.0),
-                histograms=counted,
+                histograms=_histograms(part, at, job) if job.histograms and part.uplink.lossy else (),
             )
     return [made[i] for i in range(len(job.clients))]
+
+
+def _decoded(one: Trained, parts: list[Coded]) -> Params:
+    """The weights the server reads: (K, ...)"""
+    start, clients = one.job.sent.params, len(one.job.clients)
+    changed = any(part.arrived or part.uplink.update for part in parts)
+    decoded = tmap(torch.clone, one.w) if changed else dict(one.w)
+    for part in parts:
+        rows = torch.tensor(part.rows, device=_device(one.w))
+        for name, x in decoded.items():
+            if part.uplink.update:
+                x.index_copy_(0, rows, part.arrived.get(name, part.u[name]) + start[name])
+            elif name in part.arrived:
+                x.index_copy_(0, rows, part.arrived[name])
+    return decoded | {name: x.expand(clients, *x.shape) for name, x in start.items() if name not in decoded}
+
+
+def _finished(task: Task, one: Trained, decoded: Params) -> tuple[Params, Params]:
+    """The rule's new memory, and what else the server learns: (K, ...)"""
+    rule = one.job.rule
+    if rule.extra == "none":
+        return one.own, {}
+    seen = take(decoded if rule.extra == "derived" else one.w, task.trained)
+    return rule.finish(seen, one.job.sent, one.own, travel(one.job.plan, task.momentum).to(_device(seen)))
+
+
+def _row(stack: Params, i: int) -> Params:
+    return {name: x[i] for name, x in stack.items()}
+
+
+def _histograms(part: Coded, at: int, job: Job) -> tuple[Histogram, ...]:
+    u, arrived = _row(part.u, at), _row(part.arrived, at)
+    return histograms(Sent(b"", u, {}, {name: u[name] - x for name, x in arrived.items()}), job.layers)
 
 
 def _sizes(task: Task, part: Coded, job: Job) -> list[int]:

@@ -52,6 +52,7 @@ class Steps:
         self.fused = self.device.type == "cuda" and kernels.AVAILABLE
         self.idle = getattr(type(rule), "adjust", None) is Plain.adjust  # the gradient stays as it is
         self.room: Room | None = None
+        self.recorded = self.device.type == "cuda"
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
 
@@ -162,7 +163,7 @@ class Steps:
 
     def _prepare(self, a: int) -> None:
         """Record the step of A clients as a CUDA graph; what it does meanwhile is overwritten by `_load`."""
-        if self.device.type != "cuda" or a in self.graphs:
+        if not self.recorded or a in self.graphs:
             return
         room = self.room
         assert room is not None
@@ -175,8 +176,13 @@ class Steps:
         torch.cuda.current_stream().wait_stream(side)
         room.at.zero_()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self._step(room, a)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                self._step(room, a)
+        except RuntimeError:  # a model that asks the device something on its way: its steps are launched one by one
+            self.recorded = False
+            torch.cuda.synchronize()
+            return
         self.pool = self.pool or graph.pool()
         self.graphs[a] = graph
 

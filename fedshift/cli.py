@@ -132,13 +132,25 @@ def engines(
     quick: Annotated[
         bool, typer.Option("--quick", help="Without training the paper's CNN, which takes minutes.")
     ] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Only what a GPU gains; seconds where the rest takes minutes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
 ) -> None:
-    """What a round costs: against a loop written by hand, on all cores, and with many clients."""
+    """What a round costs: against a loop written by hand, on all cores, with many clients, and on a GPU."""
     from fedshift.bench import report
 
-    measured(report.measure_engines, quick, repeats, as_json)
+    if gpu and not torch_has_gpu():
+        typer.echo("fedshift: --gpu: there is no CUDA device here", err=True)
+        raise typer.Exit(2)
+    measured(report.measure_only_gpu if gpu else report.measure_engines, quick, repeats, as_json)
+
+
+def torch_has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @bench.command()

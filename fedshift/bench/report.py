@@ -72,9 +72,15 @@ def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> R
         bars += engines.paper_round(tick)
     if torch.cuda.is_available():
         more, listings = measure_gpu(max(3, repeats // 3), tick)
-        about |= {"gpu": torch.cuda.get_device_name()}
+        about = {"gpu": torch.cuda.get_device_name()} | about
         bars += more
     return Result(about, [], bars, tuple(listings))
+
+
+def measure_only_gpu(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+    """What the GPU gains, and nothing else."""
+    bars, listings = measure_gpu(3 if quick else max(3, repeats // 3), tick)
+    return Result(machine(), [], bars, tuple(listings))
 
 
 def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Bar], list[Listing]]:

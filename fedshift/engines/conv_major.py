@@ -20,15 +20,16 @@ if AVAILABLE:
 def expand(
     grad,  # (K, B, H2, W2, O)
     index,
-    out,  # (K, O, LENGTH)
+    out,  # (K, O, LENGTH) where FIRST, else (K, LENGTH, O)
     B,
     LENGTH,
     H: tl.constexpr,
     W: tl.constexpr,
     O: tl.constexpr,
+    FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[k, o, (b, i, j)]: the gradient of conv position (i, j), that of its pooled one if it won; 0 after the last"""
+    """The gradient of conv position (b, i, j): that of its pooled one if it won, else 0; 0 after the last position"""
     HC: tl.constexpr = H - 2
     WC: tl.constexpr = W - 2
     H2: tl.constexpr = (H - 2) // 2 + 1
@@ -43,7 +44,11 @@ def expand(
     which = tl.load(index + first + at, mask=(b < B)[:, None], other=4).to(tl.int32)
     candidate = (i + 1) % 2 * 2 + (j + 1) % 2
     g = tl.where(which == candidate[:, None], g, 0.0)
-    tl.store(out + client * O * LENGTH + o[:, None] * LENGTH + r[None, :], tl.trans(g), mask=(r < LENGTH)[None, :])
+    out += client * O * LENGTH
+    if FIRST:
+        tl.store(out + o[:, None] * LENGTH + r[None, :], tl.trans(g), mask=(r < LENGTH)[None, :])
+    else:
+        tl.store(out + r[:, None] * O + o[None, :], g, mask=(r < LENGTH)[:, None])
 
 
 @jit
@@ -102,6 +107,7 @@ def weight_major(
         g = tl.load(grad + o[:, None] * LENGTH + r[None, :])
         r = tl.minimum(r, B * (HC * WC) - 1)  # g is 0 after the last
         near = r // (HC * WC) * ((H + 2) * (W + 2)) + r // WC % HC * (W + 2) + r % WC
+        near = tl.max_contiguous(near, BLOCK)  # not quite, but threads in sequence then read positions in sequence
         tile = tl.load(x + shift[:, None] + near[None, :])
         total = tl.dot(g, tl.trans(tile), total, input_precision=PRECISION)
     part += ((client * SPLIT + split) * 7 + four) * (O * 4 * C)
@@ -110,8 +116,7 @@ def weight_major(
 
 @jit
 def input_major(
-    grad,  # (K, B, H2, W2, O)
-    index,
+    grad,  # (K, B, H - 2, W - 2, O), as `expand` gives it
     w,  # (K, 25, C, O)
     out,  # (K, B, H, W, C)
     B,
@@ -121,43 +126,31 @@ def input_major(
     O: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
-    KEEP: tl.constexpr,
 ):
-    """As conv_wide.input_wide, but one product a step; KEEP reads the gradient in the first of an offset's four."""
-    H2: tl.constexpr = (H - 2) // 2 + 1
-    W2: tl.constexpr = (W - 2) // 2 + 1
+    """Inputs (2a + ry, 2d + rx), ry and rx 0 or 1, were seen by conv (2a + 2 - u, 2d + 2 - v), u and v 0 to 5"""
+    HC: tl.constexpr = H - 2
+    WC: tl.constexpr = W - 2
     HA: tl.constexpr = (H + 1) // 2
     WA: tl.constexpr = (W + 1) // 2
     client = tl.program_id(1).to(tl.int64)
-    grad += client * B * (H2 * W2 * O)
-    index += client * B * (H2 * W2 * O)
+    grad += client * B * (HC * WC * O)
     w += client * (25 * O * C)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, a, d = p // (HA * WA), p // WA % HA, p % WA
     n, o = tl.arange(0, 4 * C), tl.arange(0, O)
     ry, rx, c = n // (2 * C), n // C % 2, n % C
     total = tl.zeros((BLOCK, 4 * C), tl.float32)
-    g = tl.zeros((BLOCK, O), tl.float32)
-    which = tl.full((BLOCK, O), 4, tl.uint8)
     for step in range(36):
-        off, candidate = step // 4, step % 4
-        oy, ox = off // 3, off % 3
-        py, px = a + 1 - oy, d + 1 - ox
-        inside = (b < B) & (py >= 0) & (py < H2) & (px >= 0) & (px < W2)
-        at = (((b * H2 + py) * W2 + px) * O)[:, None] + o[None, :]
-        if KEEP:
-            if candidate == 0:
-                g = tl.load(grad + at, mask=inside[:, None], other=0.0)
-                which = tl.load(index + at, mask=inside[:, None], other=4)
-        else:
-            g = tl.load(grad + at, mask=inside[:, None], other=0.0)
-            which = tl.load(index + at, mask=inside[:, None], other=4)
-        ky, kx = 2 * oy + ry - candidate // 2, 2 * ox + rx - candidate % 2
+        u, v = step // 6, step % 6
+        i, j = 2 * a + 2 - u, 2 * d + 2 - v
+        inside = (b < B) & (i >= 0) & (i < HC) & (j >= 0) & (j < WC)
+        at = ((b * HC + i) * WC + j) * O
+        g = tl.load(grad + at[:, None] + o[None, :], mask=inside[:, None], other=0.0)
+        ky, kx = ry - 1 + u, rx - 1 + v
         reach = (ky >= 0) & (ky < 5) & (kx >= 0) & (kx < 5)
         near = ((ky * 5 + kx) * C + c) * O
         weight = tl.load(w + near[:, None] + o[None, :], mask=reach[:, None], other=0.0)
-        part = tl.where(which == candidate.to(tl.uint8), g, 0.0)
-        total = tl.dot(part, tl.trans(weight), total, input_precision=PRECISION)
+        total = tl.dot(g, tl.trans(weight), total, input_precision=PRECISION)
     row, column = (2 * a)[:, None] + ry[None, :], (2 * d)[:, None] + rx[None, :]
     to = client * B * (H * W * C) + ((b[:, None] * H + row) * W + column) * C + c[None, :]
-    tl.store(out + to, total.to(out.dtype.element_ty), mask=(b < B)[:, None] & (row < H) & (column < W))
+    tl.store(out + to, total, mask=(b < B)[:, None] & (row < H) & (column < W))

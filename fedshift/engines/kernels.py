@@ -31,29 +31,31 @@ except ImportError:
 TUNED: dict[str, dict[str, dict[str, int]]] = {
     "forward_narrow": {
         "bf16": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
-        "tf32": {"BLOCK": 128, "num_warps": 8, "num_stages": 1},
+        "tf32": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
         "fp32": {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
     },
     "forward_wide": {
         "bf16": {"BLOCK": 64, "AHEAD": 0, "num_warps": 4, "num_stages": 4},
-        "tf32": {"BLOCK": 32, "AHEAD": 1, "num_warps": 4, "num_stages": 1},
+        "tf32": {"BLOCK": 32, "AHEAD": 0, "num_warps": 4, "num_stages": 4},
         "fp32": {"BLOCK": 16, "AHEAD": 0, "num_warps": 4, "num_stages": 1},
     },
     "input_wide": {
         "bf16": {"BLOCK": 128, "num_warps": 8, "num_stages": 2},
-        "tf32": {"BLOCK": 128, "num_warps": 8, "num_stages": 1},
+        "tf32": {"BLOCK": 128, "num_warps": 8, "num_stages": 3},
         "fp32": {"BLOCK": 16, "num_warps": 8, "num_stages": 1},
     },
     "weight_narrow": {
         "bf16": {"BLOCK": 64, "ROWS": 8, "SPLIT": 5, "num_warps": 8, "num_stages": 1},
-        "tf32": {"BLOCK": 32, "ROWS": 4, "SPLIT": 4, "num_warps": 8, "num_stages": 1},
+        "tf32": {"BLOCK": 64, "ROWS": 8, "SPLIT": 5, "num_warps": 8, "num_stages": 1},
         "fp32": {"BLOCK": 16, "ROWS": 2, "SPLIT": 4, "num_warps": 8, "num_stages": 1},
     },
     "weight_wide": {
-        "bf16": {"BLOCK": 128, "SPLIT": 3, "num_warps": 4, "num_stages": 1},
-        "tf32": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 1},
+        "bf16": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 1},
+        "tf32": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 2},
         "fp32": {"BLOCK": 16, "SPLIT": 3, "num_warps": 8, "num_stages": 1},
     },
+    "expand": {"any": {"BLOCK": 32, "num_warps": 4}},
+    "border": {"any": {"BLOCK": 64, "num_warps": 4}},
     "sgd": {"any": {"BLOCK": 2048, "num_warps": 4}},
     "images": {"any": {"BLOCK": 1024, "num_warps": 4}},
 }

@@ -51,7 +51,7 @@ TUNED: dict[str, dict[str, dict[str, int]]] = {
     },
     "weight_wide": {
         "bf16": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 1},
-        "tf32": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 2},
+        "tf32": {"BLOCK": 32, "SPLIT": 3, "num_warps": 4, "num_stages": 4},
         "fp32": {"BLOCK": 16, "SPLIT": 3, "num_warps": 8, "num_stages": 1},
     },
     "expand": {"any": {"BLOCK": 32, "num_warps": 4}},

@@ -35,9 +35,11 @@ def commit() -> str:
 
     A copy without its repository is told by FEDSHIFT_COMMIT.
     """
+    if told := os.environ.get("FEDSHIFT_COMMIT"):
+        return told
     here = Path(__file__).parent
     try:
         described = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
         return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("FEDSHIFT_COMMIT", "unknown")
+        return "unknown"

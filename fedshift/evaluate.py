@@ -42,14 +42,15 @@ def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metr
 
 def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Metric) -> Score:
     """What outputs are worth."""
-    n, predicted = len(targets), [0] * classes
-    if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # labels that data does not have are none
-        predicted = torch.bincount(outputs.argmax(-1), minlength=classes)[:classes].tolist()
-    each = metric(outputs, targets)
+    n, each = len(targets), metric(outputs, targets)
     if not isinstance(each, Tensor) or each.shape != (n,):
         seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
         raise ValueError(f"a metric must give one number for each of {n} examples, a tensor, not {seen}")
-    return Score(n, float(each.double().sum()), n * float(loss(outputs, targets)), tuple(predicted))
+    sums = [each.double().sum(), torch.as_tensor(loss(outputs, targets), dtype=torch.float64, device=each.device)]
+    if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # labels that data does not have are none
+        sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=each.device)).sum(0).double()
+    total, mean_loss, *predicted = torch.stack(sums).tolist()  # at once: a GPU answers slowly
+    return Score(n, total, n * mean_loss, tuple(map(int, predicted or [0] * classes)))
 
 
 def total(scores: Iterable[Score]) -> Score:

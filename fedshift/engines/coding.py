@@ -4,10 +4,11 @@ The weights a server would read are decoded from the codes where they are; how l
 be is known before they exist (`wire.size`), but for entropy coders, whose frames are made to be measured.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedshift import rng
@@ -33,46 +34,74 @@ class Trained(NamedTuple):
 class Coded(NamedTuple):
     """What went into the codec and what comes out of it, for the clients of one job and one uplink."""
 
+    owner: int  # the job
     rows: list[int]
+    at: Tensor  # the same on the device
     uplink: Uplink
     u: Params  # (n, ...)
     arrived: Params  # of each tensor that was quantized
     failures: list[str]  # '' for those who can send
 
 
+class Arrived(NamedTuple):
+    """What the server reads of a job, and what there is to tell: all of it still on the device."""
+
+    decoded: Params  # (K, ...)
+    memory: Params  # the rule's, afterwards
+    change: Params  # what goes up beside the weights
+    figures: Tensor  # (K, 2 layers + 2): drift, drift of what is decoded, relative error, whether change is finite
+
+
 def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
-    """The uploads of every job."""
-    parts = [(j, part) for j, one in enumerate(trained) for part in _parts(task, one)]
-    limits = torch.cat([_largest(part.u) for _, part in parts], dim=1).cpu()  # (tensors, clients)
-    first = 0
-    for place, (j, part) in enumerate(parts):
-        own = limits[:, first : first + len(part.rows)]
-        first += len(part.rows)
-        parts[place] = j, _checked(task, part, own)
-    for uplink in dict.fromkeys(part.uplink for _, part in parts if part.uplink.lossy):
-        alike = [place for place, (_, part) in enumerate(parts) if part.uplink == uplink]
-        for place, arrived in zip(alike, _code(task, uplink, trained, [parts[p] for p in alike]), strict=True):
-            parts[place] = parts[place][0], parts[place][1]._replace(arrived=arrived)
-    return [_job(task, one, [part for owner, part in parts if owner == j]) for j, one in enumerate(trained)]
+    """The uploads of every job. The device is asked twice: who can send, and what there is to tell."""
+    parts = _parts(task, trained)
+    limits = torch.cat([_largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
+    each = torch.split(limits, [len(part.rows) for part in parts], dim=1)
+    parts = [_checked(task, part, own) for part, own in zip(parts, each, strict=True)]
+    for uplink in dict.fromkeys(part.uplink for part in parts if part.uplink.lossy):
+        alike = [place for place, part in enumerate(parts) if part.uplink == uplink]
+        coded = _code(task, uplink, trained, [parts[place] for place in alike])
+        for place, arrived in zip(alike, coded, strict=True):
+            parts[place] = parts[place]._replace(arrived=arrived)
+    owned = [[part for part in parts if part.owner == j] for j in range(len(trained))]
+    read = [_arrived(task, one, own) for one, own in zip(trained, owned, strict=True)]
+    widest = max(one.figures.shape[1] for one in read)
+    told = torch.cat([F.pad(one.figures, (0, widest - one.figures.shape[1])) for one in read]).cpu()
+    figures = torch.split(told, [len(one.job.clients) for one in trained])
+    return [_job(task, *each) for each in zip(trained, owned, read, figures, strict=True)]
 
 
-def _parts(task: Task, one: Trained) -> Iterator[Coded]:
+def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
     """u = w_k or w_k - w_t, plus what error feedback kept."""
-    job, start = one.job, one.job.sent.params
-    for uplink in dict.fromkeys(job.uplinks):
-        rows = [i for i, own in enumerate(job.uplinks) if own == uplink]
-        at = torch.tensor(rows, device=_device(one.w))
-        u = one.w if len(rows) == len(job.uplinks) else {name: x.index_select(0, at) for name, x in one.w.items()}
-        u = u | {name: start[name].expand(len(rows), *start[name].shape) for name in start if name not in u}
+    groups = [
+        (j, uplink, [i for i, own in enumerate(one.job.uplinks) if own == uplink])
+        for j, one in enumerate(trained)
+        for uplink in dict.fromkeys(one.job.uplinks)
+    ]
+    places = torch.tensor([i for _, _, rows in groups for i in rows], device=_device(trained[0].w))
+    parts = []
+    for (j, uplink, rows), at in zip(groups, torch.split(places, [len(rows) for *_, rows in groups]), strict=True):
+        one, start = trained[j], trained[j].job.sent.params
+        whole = len(rows) == len(one.job.clients)
+        u = one.w if whole else {name: x.index_select(0, at) for name, x in one.w.items()}
+        u = u | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in u}
         if uplink.update:
             u = tmap(lambda w, start: w - start if w.is_floating_point() else w, u, start)
-        if uplink.feedback and any(ERROR + name in one.memory[i] for name in task.trained for i in rows):
-            for name in task.trained:
-                if any(ERROR + name in one.memory[i] for i in rows):
-                    kept = [one.memory[i].get(ERROR + name) for i in rows]
-                    zero = torch.zeros_like(u[name][0])
-                    u[name] = u[name] + torch.stack([zero if e is None else e.to(zero) for e in kept])
-        yield Coded(rows, uplink, u, {}, [])
+        if uplink.feedback:
+            u = u | _fed_back(task, u, [one.memory[i] for i in rows])
+        parts.append(Coded(j, rows, at, uplink, u, {}, []))
+    return parts
+
+
+def _fed_back(task: Task, u: Params, memories: Sequence[Params]) -> Params:
+    """u + e, of the tensors of which there is an error to feed back."""
+    found = {}
+    for name in task.trained:
+        kept = [memory.get(ERROR + name) for memory in memories]
+        if any(e is not None for e in kept):
+            zero = torch.zeros_like(u[name][0])
+            found[name] = u[name] + torch.stack([zero if e is None else e.to(zero) for e in kept])
+    return found
 
 
 def _largest(u: Params) -> Tensor:
@@ -101,64 +130,73 @@ def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
     return part._replace(failures=failures)
 
 
-def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: list[tuple[int, Coded]]) -> list[Params]:
+def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Params]:
     """Through the codec and back, all jobs' clients of this uplink at once."""
     key = None
     if uplink.codec.quantizer.random:
-        key = torch.cat([rng.fold(trained[j].job.plan.key[part.rows, 0], ROUNDING) for j, part in parts])
+        key = torch.cat([rng.fold(trained[part.owner].job.plan.key[part.rows, 0], ROUNDING) for part in parts])
     names = [name for name in task.trained if choose(uplink.codec, name, task.params[name]).quantizer.lossy]
     split: list[Params] = [{} for _ in parts]
     for name in names:  # one after another: a stack of one tensor is large enough
-        u = torch.cat([part.u[name] for _, part in parts])
+        u = torch.cat([part.u[name] for part in parts])
         arrived = code(uplink, {name: u}, [name], None if key is None else key.to(u.device))[name]
-        for own, rows in zip(split, torch.split(arrived, [len(part.rows) for _, part in parts]), strict=True):
+        for own, rows in zip(split, torch.split(arrived, [len(part.rows) for part in parts]), strict=True):
             own[name] = rows
     return split
 
 
-def _job(task: Task, one: Trained, parts: list[Coded]) -> list[Upload]:
-    """The uploads of one job, in the order of its clients."""
-    job, start = one.job, one.job.sent.params
+def _arrived(task: Task, one: Trained, parts: Sequence[Coded]) -> Arrived:
+    start, layers = one.job.sent.params, one.job.layers
     decoded = _decoded(one, parts)
     memory, change = _finished(task, one, decoded)
-    sane = _largest(change).isfinite().all(0).tolist() if change else [True] * len(job.clients)
-    drifts = torch.stack([_drift(w, start, job.layers) for w in (one.w, decoded)], dim=-1).transpose(0, 1).tolist()
+    error = torch.zeros(len(one.job.clients), dtype=torch.float64, device=_device(one.w))
+    for part in parts:
+        if part.arrived:
+            error.index_copy_(0, part.at, _relative_errors(part))
+    sane = _largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
+    drifts = [_drift(w, start, name) for w in (one.w, decoded) for name in layers]
+    return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane], dim=1))
+
+
+def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figures: Tensor) -> list[Upload]:
+    """The uploads of one job, in the order of its clients."""
+    job, start, n = one.job, one.job.sent.params, len(one.job.layers)
+    told = figures.tolist()
     made: dict[int, Upload] = {}
     for part in parts:
-        lengths, errors = _sizes(task, part, job), _relative_errors(part)
+        lengths = _sizes(task, part, job)
         for at, i in enumerate(part.rows):
-            failure = part.failures[at] or ("" if sane[i] else "its control became NaN or infinite")
+            error, sane = told[i][2 * n : 2 * n + 2]
+            failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
             if failure:
                 made[i] = Upload(job.clients[i], b"", b"", one.memory[i], [], 0.0, (0.0, 0.0), failure)
                 continue
-            own = _row(change, i)
             lost = part.arrived if part.uplink.feedback else {}
             made[i] = Upload(
                 client=job.clients[i],
-                frame=Decoded({name: decoded[name][i] for name in start}, lengths[at], part.uplink.lossy),
-                extra=Decoded(own, size(EXACT, job.sent.control)) if job.rule.extra == "sent" else b"",
-                memory=tmap(torch.clone, _row(memory, i))
+                frame=Decoded({name: read.decoded[name][i] for name in start}, lengths[at], part.uplink.lossy),
+                extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control)) if job.rule.extra == "sent" else b"",
+                memory=tmap(torch.clone, _row(read.memory, i))
                 | {ERROR + name: part.u[name][at] - x[at] for name, x in lost.items()},
-                drift=[(drift, coded) for drift, coded in drifts[i]],
-                error=errors[at],
+                drift=list(zip(told[i][:n], told[i][n : 2 * n], strict=True)),
+                error=error,
                 seconds=(0.0, 0.0),
                 histograms=_histograms(part, at, job) if job.histograms and part.uplink.lossy else (),
             )
     return [made[i] for i in range(len(job.clients))]
 
 
-def _decoded(one: Trained, parts: list[Coded]) -> Params:
+def _decoded(one: Trained, parts: Sequence[Coded]) -> Params:
     """The weights the server reads: (K, ...)"""
     start, clients = one.job.sent.params, len(one.job.clients)
     changed = any(part.arrived or part.uplink.update for part in parts)
     decoded = tmap(torch.clone, one.w) if changed else dict(one.w)
     for part in parts:
-        rows = torch.tensor(part.rows, device=_device(one.w))
         for name, x in decoded.items():
             if part.uplink.update:
-                x.index_copy_(0, rows, part.arrived.get(name, part.u[name]) + start[name])
+                x.index_copy_(0, part.at, part.arrived.get(name, part.u[name]) + start[name])
             elif name in part.arrived:
-                x.index_copy_(0, rows, part.arrived[name])
+                x.index_copy_(0, part.at, part.arrived[name])
     return decoded | {name: x.expand(clients, *x.shape) for name, x in start.items() if name not in decoded}
 
 
@@ -193,24 +231,20 @@ def _sizes(task: Task, part: Coded, job: Job) -> list[int]:
         return [len(frame) for frame in frames]
 
 
-def _relative_errors(part: Coded) -> list[float]:
+def _relative_errors(part: Coded) -> Tensor:
     """|u - Q(u)| / |u| over all quantized tensors, for every client"""
-    if not part.arrived:
-        return [0.0] * len(part.rows)
-    lost, whole = torch.zeros((2, len(part.rows)), dtype=torch.float64, device=_device(part.u))
+    lost, whole = torch.zeros((2, len(part.rows)), dtype=torch.float64, device=part.at.device)
     for name, x in part.arrived.items():
         u = part.u[name].flatten(1)
         lost += torch.linalg.vector_norm(u - x.flatten(1), dim=1).double().square()
         whole += torch.linalg.vector_norm(u, dim=1).double().square()
-    errors: list[float] = torch.where(whole > 0, (lost / whole).sqrt(), 0.0).tolist()
-    return errors
+    return torch.where(whole > 0, (lost / whole).sqrt(), 0.0)
 
 
-def _drift(w: Params, start: Params, layers: Sequence[str]) -> Tensor:
-    """|w_k - w_t| of every layer and client: (layers, K)"""
-    if not layers:
-        return torch.zeros(0)
-    return torch.stack([torch.linalg.vector_norm((w[name] - start[name]).flatten(1).float(), dim=1) for name in layers])
+def _drift(w: Params, start: Params, name: str) -> Tensor:
+    """|w_k - w_t| of a layer, for every client"""
+    far: Tensor = torch.linalg.vector_norm((w[name] - start[name]).flatten(1).float(), dim=1)
+    return far.double()
 
 
 def _device(params: Params) -> torch.device:

@@ -85,12 +85,18 @@ class Record:
 
 
 class Results:
-    """Records by cell and seed. A cell that was not run has none; `begun` are longer runs that begin like one."""
+    """Records by cell and seed. A cell that was not run has none; `begun` are longer runs that begin like one.
+
+    `short` are runs of fewer rounds than a cell's, each with the first rounds of the whole one.
+    """
 
     def __init__(
-        self, records: Mapping[str, Mapping[int, Record]], begun: Mapping[str, Mapping[int, Record]] | None = None
+        self,
+        records: Mapping[str, Mapping[int, Record]],
+        begun: Mapping[str, Mapping[int, Record]] | None = None,
+        short: Sequence[tuple[Record, Record]] = (),
     ) -> None:
-        self.records, self.begun = records, begun or {}
+        self.records, self.begun, self.short = records, begun or {}, short
 
     def of(self, cell: Cell) -> dict[int, Record]:
         return {**self.begun.get(cell.name, {}), **self.records.get(cell.name, {})}
@@ -113,12 +119,12 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
     found: dict[str, dict[int, Record]] = {}
     begun: dict[str, dict[int, Record]] = {}
-    others = []
+    others: list[Record] = []
     for path in sorted(folder.glob(f"*/{SETTINGS}")):
         record = Record(path.parent)
         cell = known.get(identity(record.experiment))
         if cell is None:
-            others.append(path.parent.name)
+            others.append(record)
             continue
         begins = known.get(identity(record.experiment.changed(**{"train.rounds": GATE_ROUNDS})))
         if begins and begins != cell:  # no draw depends on how many rounds are to follow
@@ -127,7 +133,15 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
         seeds[seed] = record
-    return Results(found, begun), others
+    whole = {(_endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
+    pairs = [(one, whole.get((_endless(one), one.experiment.seed))) for one in others]
+    short = [(one, Record(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
+    return Results(found, begun, short), [one.folder.name for one, other in pairs if not other]
+
+
+def _endless(record: Record) -> str:
+    """What a run is but for its seed and its rounds."""
+    return identity(record.experiment.changed(**{"train.rounds": 1}))
 
 
 def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from fedshift.files import RunError, write
 from fedshift.paper import claims, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
-from fedshift.paper.tables import HEADS, Listing, compared, listing
+from fedshift.paper.tables import Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, rate, table3
-from fedshift.summary import WINDOW
 from fedshift.toml import SettingsError
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
@@ -46,7 +45,7 @@ def report(folder: Path) -> Report:
     results, others = published(folder, [cell for some in cells.values() for cell in some])
     uploads, measured_on = codecs(folder)
     made: list[tuple[str, list[str | Listing]]] = [("What was run", _runs(results, others))]
-    made += [("Precision", precisions)] if (precisions := _precisions(cells["gate"], results)) else []
+    made += [("Precision", precisions)] if (precisions := _precisions(results)) else []
     made.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
     for name in ORDER:
         table = listing(name, cells[name], results)
@@ -75,21 +74,31 @@ def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
     return told
 
 
-def _precisions(gate: Sequence[experiments.Cell], results: Results) -> list[str | Listing]:
-    """Runs that differ in nothing but the precision: those of the gate, and the same rounds of longer ones."""
+def _precisions(results: Results) -> list[str | Listing]:
+    """Runs that differ in nothing but the precision, as far as the shorter one goes."""
     lines = []
-    for cell in gate:
-        for seed, ours in results.records.get(cell.name, {}).items():
-            other = results.begun.get(cell.name, {}).get(seed)
-            if other and precision(other) != precision(ours):
-                apart = statistics.fmean(abs(a - b) for a, b in zip(ours.scores, other.scores, strict=True))
-                each = [f"{record.score:.1f} ({precision(record)})" for record in (ours, other)]
-                lines.append((*cell.label, str(seed), *each, f"{other.score - ours.score:+.1f}", f"{apart:.1f}"))
+    for short, whole in results.short:
+        if precision(short) != precision(whole):
+            apart = statistics.fmean(abs(a - b) for a, b in zip(short.scores, whole.scores, strict=True))
+            more = statistics.fmean(b - a for a, b in zip(short.scores, whole.scores, strict=True))
+            each = [f"{record.score:.1f}" for record in (short, whole)]
+            rounds = str(short.experiment.train.rounds)
+            lines.append(
+                (whole.folder.name, rounds, precision(short), precision(whole), *each, f"{more:+.2f}", f"{apart:.1f}")
+            )
     if not lines:
         return []
-    columns = *HEADS["gate"], "seed", "one", "the other", "difference", "a round, in the mean"
-    about = f"Rounds {gate[0].rounds - WINDOW + 1} to {gate[0].rounds}, the same draws, in two precisions:"
-    return [about, Listing("", columns, lines, 4)]
+    columns = (
+        "run",
+        "rounds",
+        "one",
+        "other",
+        "last ten, one",
+        "other",
+        "other less one, all rounds",
+        "apart in a round",
+    )
+    return ["The same runs, the same draws, in two precisions:", Listing("", columns, lines, 1)]
 
 
 def precision(record: Record) -> str:

@@ -50,7 +50,7 @@ def travel(plan: Plan, momentum: float) -> Tensor:
     >>> travel(plan, 0.0), travel(plan, 0.9)  # 0.1 + 0.1;  0.1 + 0.19
     (tensor(0.2000), tensor(0.2900))
     """
-    speed = torch.cumsum(momentum ** torch.arange(plan.lr.shape[-1], device=plan.lr.device).double(), 0)
+    speed = torch.cumsum(momentum ** torch.arange(plan.lr.shape[-1]).double(), 0).to(plan.lr.device)
     return (plan.lr * speed * plan.keep[..., 0]).sum(-1).float()
 
 

@@ -12,7 +12,7 @@ from fedshift.engines import Batched, Sequential, StackError, TrainingError
 from fedshift.engines.base import Upload
 from fedshift.experiment import build
 from fedshift.federation import Federation
-from fedshift.loop import Turn
+from fedshift.loop import Turn, draw
 from fedshift.memory import Ram
 from fedshift.models import PaperCNN
 from fedshift.uplink import read
@@ -22,7 +22,7 @@ from tests.federations import Normed, federation, points, same, settings, train
 
 def uploads(fed: Federation, engine: Sequential | Batched) -> list[Upload]:
     """Of the first round."""
-    turn = Turn(fed, fed.start(), Ram())
+    turn = Turn(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home))
     assert turn.job is not None
     return list(engine.train([turn.job])[0])
 

@@ -43,6 +43,7 @@ if INTERPRETED:  # it takes bfloat16 for the whole numbers that hold its bits
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NATIVE or INTERPRETED, reason="the tests run here")
 def test_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", __file__]

@@ -1,6 +1,7 @@
 """The server's running mean: frames come in one by one, and only their sum is kept."""
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -65,14 +66,8 @@ class Mean:
         header, parts = self._reader.open(data)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
-        bound = dict(self._bound)
-        for name, (most, most_sum) in self._most.items():
-            reach = parts[name].reach + (self._base_reach[name] if header.update else 0.0)
-            bound[name] += weight * reach
-            if bound[name] > most_sum:
-                raise WireError(f"{name}: adding the frame could overflow the sum")
-            if reach > most:
-                raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+        base = self._base_reach if header.update else {}
+        bound = self._bounded({name: parts[name].reach + base.get(name, 0.0) for name in self._most}, weight)
         for name, part in parts.items():
             total = self._sum[name]
             if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
@@ -91,8 +86,20 @@ class Mean:
         self.update_weight += weight * header.update
         return header
 
-    def take(self, params: Params, weight: float = 1.0, lossy: bool = False) -> None:
-        """Add weights that somebody decoded, and found to be finite, where they are."""
+    def _bounded(self, reach: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Bounds on the sum with one more upload, whose numbers reach so far; WireError where one could overflow."""
+        bound = dict(self._bound)
+        for name, (most, most_sum) in self._most.items():
+            bound[name] += weight * reach[name]
+            if bound[name] > most_sum:
+                raise WireError(f"{name}: adding the frame could overflow the sum")
+            if reach[name] > most:
+                raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+        return bound
+
+    def take(self, params: Params, reach: Mapping[str, float], weight: float = 1.0, lossy: bool = False) -> None:
+        """Add weights that somebody decoded, and found to reach no further than this, where they are."""
+        self._bound = self._bounded(reach, weight)
         self._begin(next(iter(params.values())).device)
         for name, total in self._sum.items():
             if total.is_floating_point():

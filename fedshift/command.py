@@ -151,6 +151,8 @@ class Enough:
     """Whether to stop after the round that is on: somebody asked for it, or the time is up."""
 
     def __init__(self, minutes: float | None) -> None:
+        if minutes is not None and not math.isfinite(minutes):
+            raise SettingsError(f"--minutes {minutes}: must be a number")
         self.asked = Event()
         self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
@@ -209,7 +211,7 @@ def grid(
         except KeyboardInterrupt:
             enough.asked.set()
     left = [one for one in sweep.runs if not finished(one.folder)]
-    if left and enough.now():
+    if left and enough.now() and not failures:
         hint = f"`fedshift resume {out}` goes on from there" if (out / SWEEP).exists() else "nothing was begun"
         typer.echo(f"Stopped; {hint}.", err=True)
         sys.exit(enough.code)

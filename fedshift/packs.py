@@ -16,7 +16,7 @@ from fedshift.engines import Engine, Task
 from fedshift.engines.base import Job, Upload, one_thread
 from fedshift.evaluate import Score
 from fedshift.federation import Outcome
-from fedshift.loop import Drawn
+from fedshift.loop import Drawn, Turn
 from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.types import Params
@@ -79,7 +79,17 @@ class Pack:
                     next(run)
             return
         begin = time.perf_counter()
-        turns = [run.begin(self.ahead.pop(place, None)) for place, run in on]
+        turns, ready = [], []
+        for place, run in on:
+            try:
+                turns.append(self._begun(run, self.ahead.pop(place, None)))
+                ready.append((place, run))
+            except Exception as problem:
+                run.close()
+                yield place, Ended(problem)
+        on = ready
+        if not on:
+            return
         made = self.engine.train([turn.job for turn in turns if turn.job])
         with self._aside():  # while the device trains
             self.ahead = {place: drawn for place, run in on if (drawn := run.draw(1))}
@@ -95,6 +105,14 @@ class Pack:
             except Exception as problem:  # this run's own; the others go on
                 run.close()
                 yield place, Ended(problem)
+
+    def _begun(self, run: Run, drawn: Drawn | None) -> Turn:
+        """A round whose clients' memory is at hand: what is wrong with it is this run's own problem."""
+        turn = run.begin(drawn)
+        if turn.job:
+            memory = {client: turn.job.recall(client) for client in turn.job.clients}
+            turn.job = turn.job._replace(recall=memory.__getitem__)
+        return turn
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -115,9 +133,19 @@ def kind(experiment: Experiment) -> str:
     return repr(
         (
             (experiment.data.name, experiment.data.augment, experiment.model, experiment.engine),
+            experiment.record.checkpoint if experiment.engine.deterministic else None,  # they go back together
             (said.batch, said.momentum, said.weight_decay, said.clip, said.loss, said.metric),
         )
     )
+
+
+def alike(one: Task, other: Task) -> bool:
+    """Whether what does not travel, frozen weights and private buffers, is the same: a pack has but one of it."""
+    mine, its = (
+        {n: x for n, x in (*t.model.named_parameters(), *t.model.named_buffers()) if n not in t.params}
+        for t in (one, other)
+    )
+    return mine.keys() == its.keys() and all(torch.equal(x, its[name]) for name, x in mine.items())
 
 
 def fitting(experiments: Sequence[Experiment], task: Task) -> int:

@@ -43,7 +43,7 @@ class Uploads:
         try:
             extra = self._with(upload, job, i) if job.rule.extra != "none" else {}
             if isinstance(upload.frame, Decoded):
-                self.mean.take(upload.frame.params, weight, upload.frame.lossy)
+                self.mean.take(upload.frame.params, upload.frame.reach, weight, upload.frame.lossy)
             else:
                 self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
         except WireError as problem:

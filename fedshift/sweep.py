@@ -17,7 +17,7 @@ from fedshift.events import Event
 from fedshift.experiment import engine, packable
 from fedshift.files import RunError, write
 from fedshift.grid import One, expand
-from fedshift.packs import Ended, Pack, Seat, fitting, kind
+from fedshift.packs import Ended, Pack, Seat, alike, fitting, kind
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.running import Run
 from fedshift.settings import Experiment
@@ -37,6 +37,12 @@ class Sweep:
         self.runs = [One(*one, self.out / one[0]) for one in zip(labels, experiments, strict=True)]
         if begun(self.out):
             raise RunError(f"{out}: holds a run already; choose another --out")
+        for one in self.runs:
+            said = one.experiment.engine
+            if said.deterministic and packable(one.experiment) and not said.pack and len(self.runs) > 1:
+                raise SettingsError(
+                    "engine.deterministic = true: in a sweep needs engine.pack, how many runs are trained at once"
+                )
         self.text = tomli_w.dumps(plain(raw))
         for one in self.runs:
             _same_settings(one)
@@ -85,8 +91,8 @@ class Sweep:
 
     def _together(self, todo: Sequence[int], stop: Callable[[], bool]) -> Iterator[Event]:
         """As many runs at once as fit the device."""
-        for alike in self._alike(todo):
-            waiting = list(alike)
+        for group in self._alike(todo):
+            waiting = list(group)
             while waiting and not stop():
                 first = Opened(self.runs, waiting)
                 yield from first.train(stop)
@@ -97,10 +103,6 @@ class Sweep:
         groups: dict[str, list[int]] = {}
         for place, one in enumerate(self.runs):
             said = one.experiment.engine
-            if said.deterministic and packable(one.experiment) and not said.pack and len(self.runs) > 1:
-                raise SettingsError(
-                    "engine.deterministic = true: in a sweep needs engine.pack, how many runs are trained at once"
-                )
             if place in todo or (said.deterministic and packable(one.experiment)):
                 groups.setdefault(kind(one.experiment), []).append(place)
         packs: list[list[int]] = []
@@ -130,6 +132,10 @@ class Opened:
                 run = self._open(place, latest)
             except Exception as problem:
                 self.told.append(Event("failed", f"{runs[place].name}: {problem}", place=place))
+                continue
+            if self.runs and not alike(self.runs[0].fed.task, run.fed.task):
+                run.close()
+                self.places.remove(place)  # for another pack
                 continue
             if not self.runs:
                 most = fitting([runs[other].experiment for other in waiting], run.fed.task)
@@ -179,11 +185,14 @@ class Opened:
 
 
 def _common_round(folders: Sequence[Path], experiment: Experiment) -> int | None:
-    """With `deterministic`, the last round that all runs of a pack have a checkpoint of: they go on together."""
+    """With `deterministic`, the last round that all runs of a pack have a checkpoint of: they go on together.
+
+    None where there is no such round, because one has not begun or has failed: then each goes on from where it is.
+    """
     if not experiment.engine.deterministic:
         return None
     saved = [{number for number, _ in Checkpoints(folder).newest_first} for folder in folders]
-    return max(set.intersection(*saved), default=0)
+    return max(set.intersection(*saved), default=None)
 
 
 def _same_settings(one: One) -> None:
@@ -205,10 +214,12 @@ def estimate(raw: Mapping[str, Any], cores: int) -> float:
         train = outcome.seconds["train"]
         each = outcome.seconds["round"] - train + train * first.train.epochs
         return each * sum(one.train.rounds for one in experiments) / min(cores, len(experiments))
-    alike = [one.changed(**{"train.rounds": 3}) for one in experiments if kind(one) == kind(first)]
-    runs: list[Run] = [Run(alike[0])]
+    similar = [one.changed(**{"train.rounds": 3}) for one in experiments if kind(one) == kind(first)]
+    runs: list[Run] = [Run(similar[0])]
     shared = runs[0].engine
-    runs += [Run(one, like=runs[0], on=lambda run: Seat(shared)) for one in alike[1 : fitting(alike, runs[0].fed.task)]]
+    runs += [
+        Run(one, like=runs[0], on=lambda run: Seat(shared)) for one in similar[1 : fitting(similar, runs[0].fed.task)]
+    ]
     took: list[float] = []
     begin = time.perf_counter()
     for at, _ in Pack(runs, shared).rounds():

@@ -7,8 +7,8 @@ Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF 
 """
 
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -50,6 +50,7 @@ class Decoded:
 
     params: Params
     size: int
+    reach: Mapping[str, float] = field(default_factory=dict)  # the largest magnitude of each float tensor, or more
     lossy: bool = False
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from fedshift import Experiment
 from fedshift.events import Event
@@ -102,6 +103,60 @@ def test_a_run_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
     assert [event.place for event in failed] == [1]
     assert "no usable upload in 5 rounds" in failed[0].text
     assert [event.place for event in events if event.kind == "done"] == [0]
+
+
+def frozen() -> nn.Module:
+    """A random projection that is not trained: each seed has its own."""
+
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Parameter(torch.randn(64, 16), requires_grad=False)
+            self.last = nn.Linear(16, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.last(torch.relu(x @ self.projection))
+            return outputs
+
+    return Projected()
+
+
+def test_runs_with_other_frozen_weights_are_not_packed_together(tmp_path: Path) -> None:
+    raw = merge(BATCHED, {"model": {"name": "tests.test_packs:frozen"}, "sweep": {"seed": [0, 1]}})
+    raw["model"] = {"name": "tests.test_packs:frozen"}
+    seen = [event.place for event in trained(raw, tmp_path / "grid") if event.kind == "round"]
+    assert seen == [0] * 6 + [1] * 6
+    for one in Sweep(raw, tmp_path / "grid").runs:
+        alone = [outcome.loss for outcome in Run(one.experiment)]
+        assert [float(line["loss"]) for line in lines(one.folder)] == pytest.approx(alone, rel=1e-3)
+
+
+def test_damaged_memory_ends_its_own_run_alone(tmp_path: Path) -> None:
+    raw = merge(BATCHED, {"algorithm": {"name": "scaffold"}, "train": {"cohort": 12}, "record": {"memory": "disk"}})
+    raw["sweep"] = {"seed": [0, 1]}
+    rounds = Sweep(raw, tmp_path / "grid").train(1)
+    for event in rounds:
+        if event.kind == "round" and (event.number, event.place) == (3, 1):
+            break
+    for path in (Sweep(raw, tmp_path / "grid").runs[0].folder / "memory").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    events = list(rounds)
+    assert [event.place for event in events if event.kind == "failed"] == [0]
+    assert "damaged" in next(event.text for event in events if event.kind == "failed")
+    assert [event.place for event in events if event.kind == "done"] == [1]
+
+
+def test_a_run_that_failed_does_not_take_the_others_back(tmp_path: Path) -> None:
+    raw = BATCHED | {
+        "train": BATCHED["train"] | {"patience": 1},
+        "engine": {"name": "batched", "pack": 2, "deterministic": True},
+        "sweep": {"train.lr": [0.05, 1e29]},
+    }
+    trained(raw, tmp_path / "grid", after(5))
+    healthy = Sweep(raw, tmp_path / "grid").runs[0]
+    reached = len(lines(healthy.folder))
+    again = [event.number for event in trained(raw, tmp_path / "grid") if event.kind == "round" and event.place == 0]
+    assert again[0] == reached + 1
 
 
 def test_deterministic_in_a_sweep_needs_to_know_the_pack(tmp_path: Path) -> None:

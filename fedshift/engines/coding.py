@@ -4,6 +4,7 @@ The weights a server would read are decoded from the codes where they are; how l
 be is known before they exist (`wire.size`), but for entropy coders, whose frames are made to be measured.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedshift import rng
-from fedshift.codecs.base import NOT_FINITE
+from fedshift.codecs.base import NOT_FINITE, Codec
+from fedshift.codecs.exact import Cast
 from fedshift.data.cohorts import ROUNDING, travel
 from fedshift.engines.base import Histogram, Job, Task, Upload
 from fedshift.engines.client import histograms
@@ -41,6 +43,7 @@ class Coded(NamedTuple):
     u: Params  # (n, ...)
     arrived: Params  # of each tensor that was quantized
     failures: list[str]  # '' for those who can send
+    reach: list[dict[str, float]]  # of u, tensor by tensor
 
 
 class Arrived(NamedTuple):
@@ -89,7 +92,7 @@ def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
             u = tmap(lambda w, start: w - start if w.is_floating_point() else w, u, start)
         if uplink.feedback:
             u = u | _fed_back(task, u, [one.memory[i] for i in rows])
-        parts.append(Coded(j, rows, at, uplink, u, {}, []))
+        parts.append(Coded(j, rows, at, uplink, u, {}, [], []))
     return parts
 
 
@@ -108,9 +111,9 @@ def _largest(u: Params) -> Tensor:
     """The largest magnitude of every tensor and client (tensors, n), NaN or infinity where it holds one."""
     return torch.stack(
         [
-            torch.linalg.vector_norm(x.flatten(1).float(), torch.inf, dim=1)
+            torch.linalg.vector_norm(_flat(x), torch.inf, dim=1).double()
             if x.is_floating_point() and x.numel()
-            else torch.zeros(len(x), device=x.device)
+            else torch.zeros(len(x), dtype=torch.float64, device=x.device)
             for x in u.values()
         ]
     )
@@ -119,15 +122,32 @@ def _largest(u: Params) -> Tensor:
 def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
     """NaN and infinity cannot travel: those who hold them fail, with zeros in place of their numbers."""
     failures = []
-    for column in limits.isfinite().T.tolist():
-        broken = next((name for name, fine in zip(part.u, column, strict=True) if not fine), None)
-        lossy = broken is not None and broken in task.trained and part.uplink.codec.covers(part.u[broken][0])
-        why = NOT_FINITE if lossy and part.uplink.lossy else "holds NaN or infinity"
-        failures.append(f"{broken}: {why}" if broken else "")
+    codecs = {name: choose(quantized(part.uplink, task.trained), name, x[0]) for name, x in part.u.items()}
+    for at, column in enumerate(limits.T.tolist()):
+        broken = (name for name, far in zip(part.u, column, strict=True) if not far <= most(codecs[name]))
+        failures.append(next((f"{name}: {refusal(codecs[name], part.u[name][at])}" for name in broken), ""))
     if any(failures):
         fine = torch.tensor([not failure for failure in failures], device=next(iter(part.u.values())).device)
         part = part._replace(u=tmap(lambda x: torch.where(over(fine, x), x, torch.zeros_like(x)), part.u))
-    return part._replace(failures=failures)
+    reach = [dict(zip(part.u, column, strict=True)) for column in limits.T.tolist()]
+    return part._replace(failures=failures, reach=reach)
+
+
+def most(codec: Codec) -> float:
+    """The largest magnitude that a codec takes."""
+    quantizer = codec.quantizer
+    return torch.finfo(quantizer.dtype).max if isinstance(quantizer, Cast) else sys.float_info.max
+
+
+def refusal(codec: Codec, x: Tensor) -> str:
+    """What the codec has against a tensor that it does not take."""
+    if not codec.quantizer.lossy:
+        return "holds NaN or infinity"
+    try:
+        codec.encode(x[None], torch.zeros(1, dtype=torch.int64))
+    except ValueError as problem:
+        return str(problem)
+    return NOT_FINITE
 
 
 def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Params]:
@@ -165,6 +185,7 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
     made: dict[int, Upload] = {}
     for part in parts:
         lengths = _sizes(task, part, job)
+        base = _reach(start) if part.uplink.update else {}
         for at, i in enumerate(part.rows):
             error, sane = told[i][2 * n : 2 * n + 2]
             failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
@@ -174,7 +195,12 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
             lost = part.arrived if part.uplink.feedback else {}
             made[i] = Upload(
                 client=job.clients[i],
-                frame=Decoded({name: read.decoded[name][i] for name in start}, lengths[at], part.uplink.lossy),
+                frame=Decoded(
+                    {name: read.decoded[name][i] for name in start},
+                    lengths[at],
+                    {name: far + base.get(name, 0.0) for name, far in part.reach[at].items()},
+                    part.uplink.lossy,
+                ),
                 extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control)) if job.rule.extra == "sent" else b"",
                 memory=tmap(torch.clone, _row(read.memory, i))
                 | {ERROR + name: part.u[name][at] - x[at] for name, x in lost.items()},
@@ -206,7 +232,8 @@ def _finished(task: Task, one: Trained, decoded: Params) -> tuple[Params, Params
     if rule.extra == "none":
         return one.own, {}
     seen = take(decoded if rule.extra == "derived" else one.w, task.trained)
-    return rule.finish(seen, one.job.sent, one.own, travel(one.job.plan, task.momentum).to(_device(seen)))
+    memory, change = rule.finish(seen, one.job.sent, one.own, travel(one.job.plan, task.momentum).to(_device(seen)))
+    return tmap(torch.Tensor.type_as, memory, one.own), tmap(torch.Tensor.type_as, change, one.own)
 
 
 def _row(stack: Params, i: int) -> Params:
@@ -235,16 +262,27 @@ def _relative_errors(part: Coded) -> Tensor:
     """|u - Q(u)| / |u| over all quantized tensors, for every client"""
     lost, whole = torch.zeros((2, len(part.rows)), dtype=torch.float64, device=part.at.device)
     for name, x in part.arrived.items():
-        u = part.u[name].flatten(1)
-        lost += torch.linalg.vector_norm(u - x.flatten(1), dim=1).double().square()
+        u = _flat(part.u[name])
+        lost += torch.linalg.vector_norm(u - _flat(x), dim=1).double().square()
         whole += torch.linalg.vector_norm(u, dim=1).double().square()
     return torch.where(whole > 0, (lost / whole).sqrt(), 0.0)
 
 
 def _drift(w: Params, start: Params, name: str) -> Tensor:
     """|w_k - w_t| of a layer, for every client"""
-    far: Tensor = torch.linalg.vector_norm((w[name] - start[name]).flatten(1).float(), dim=1)
+    far: Tensor = torch.linalg.vector_norm(_flat(w[name] - start[name]), dim=1)
     return far.double()
+
+
+def _reach(params: Params) -> dict[str, float]:
+    """The largest magnitude of each tensor."""
+    return dict(zip(params, _largest(tmap(lambda x: x[None], params))[:, 0].tolist(), strict=True))
+
+
+def _flat(x: Tensor) -> Tensor:
+    """(K, ...) -> (K, n), in float32 at least"""
+    rows = x.reshape(len(x), -1)
+    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 def _device(params: Params) -> torch.device:

@@ -10,13 +10,14 @@ from torch.func import functional_call, vmap
 
 from fedshift.data.augment import cropped
 from fedshift.engines import convpool, kernels
-from fedshift.engines.base import Task, told
+from fedshift.engines.base import Task, arithmetic, told
 from fedshift.evaluate import Loss
 from fedshift.models import PaperCNN
 from fedshift.types import Params
 
 BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
 DROPOUT = nn.modules.dropout._DropoutNd
+TRIED = 8  # examples of a client in the trial
 
 
 class StackError(ValueError):
@@ -104,25 +105,29 @@ def stacked(task: Task, precision: str) -> Net:
     for name, module in task.model.named_modules():
         if module not in task.learners:
             continue
+        kind = f"{name} ({type(module).__name__})"
         if isinstance(module, BATCH_STATISTICS):
-            raise StackError(_refusal(task, f"{name} ({type(module).__name__}) mixes the examples of a batch"))
+            raise StackError(_refusal(task, f"{kind} mixes the examples of a batch"))
         if isinstance(module, DROPOUT) and module.p:
-            raise StackError(_refusal(task, f"{name} ({type(module).__name__}) draws at random"))
-    shape = task.data.shape
+            raise StackError(_refusal(task, f"{kind} draws at random"))
+        if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
+            raise StackError(_refusal(task, f"{kind} has padding_idx or max_norm, which a stack does not know"))
+    try:
+        with arithmetic("fp32"):
+            problem = _different(task)
+    except Exception as raised:
+        raise StackError(_refusal(task, told(raised))) from raised
+    if problem:
+        raise StackError(_refusal(task, problem))
     if (
         type(task.model) is PaperCNN
         and task.data.x.is_cuda
         and task.data.x.dtype == torch.uint8
         and kernels.AVAILABLE
-        and all(convpool.fits(*shapes) for shapes in _convolutions(task.model, shape))
+        and all(convpool.fits(*shapes) for shapes in _convolutions(task.model, task.data.shape))
     ):
         return Convolved(task, precision)
-    net = Mapped(task, precision)
-    try:
-        _try_out(net, task)
-    except Exception as problem:
-        raise StackError(_refusal(task, told(problem))) from problem
-    return net
+    return Mapped(task, precision)
 
 
 def _convolutions(model: PaperCNN, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -133,15 +138,42 @@ def _convolutions(model: PaperCNN, shape: tuple[int, ...]) -> list[tuple[tuple[i
     return [((1, 1, h, w, c), (1, *weights[0])), ((1, 1, *after, weights[0][0]), (1, *weights[1]))]
 
 
-def _try_out(net: Net, task: Task) -> None:
-    """One step of two clients with two examples each."""
-    device = task.data.x.device
-    params = {name: x.to(device).expand(2, *x.shape).clone() for name, x in task.params.items()}
-    leaves = [params[name].requires_grad_() for name in task.trained]
-    index = torch.arange(4, device=device).view(2, 2) % len(task.data.x)
-    outputs = net(params, net.inputs(task.data.x, index, None))
-    losses = each_loss(task.loss, outputs, task.data.y[index])
-    torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+def _different(task: Task) -> str:
+    """Why the gradients of two clients in a stack, one of them with a short batch, are not those of each alone."""
+    data, net, device = task.data, Mapped(task, "fp32"), task.data.x.device
+    b = min(TRIED, len(data.x))
+    index = torch.arange(2 * b, device=device).view(2, b) * (len(data.x) // (2 * b) or 1) % len(data.x)
+    keep = torch.ones(2, b, dtype=torch.bool, device=device)
+    keep[1, (b + 1) // 2 :] = False
+    own = [p for p in task.model.parameters() if p.requires_grad]
+    before = {name: x.clone() for name, x in task.model.named_buffers()}
+    alone = []
+    for row, kept in zip(index, keep, strict=True):
+        loss = task.loss(task.model(data.inputs(data.x[row[kept]])), data.y[row[kept]])
+        alone.append(torch.autograd.grad(loss, own, allow_unused=True))
+    now = dict(task.model.named_buffers())
+    if moved := [name for name, x in before.items() if name not in now or not torch.equal(x, now[name])]:
+        for name, x in before.items():
+            task.model.get_buffer(name).copy_(x)
+        return f"{moved[0]} changes while it trains"
+    params = dict(task.model.named_parameters()) | now
+    stack = {name: params[name].detach().expand(2, *params[name].shape).clone() for name in task.params}
+    leaves = [stack[name].requires_grad_() for name in task.trained]
+    outputs = net(stack, net.inputs(data.x, index, None))
+    losses = mean_losses(each_loss(task.loss, outputs, data.y[index]), keep)
+    together = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+    for name, grad, *each in zip(task.trained, together, *alone, strict=True):
+        for k, true in enumerate(each):
+            zero = torch.zeros_like(stack[name][k])
+            one, other = (zero if true is None else true), (zero if grad is None else grad[k])
+            if one.isfinite().all() and not torch.allclose(
+                one, other, rtol=1e-2, atol=1e-4 + 1e-2 * float(one.abs().max())
+            ):
+                return (
+                    f"the gradient of {name} depends on who else is in the batch; "
+                    "examples must not see each other, and a loss must be the mean of its examples' losses"
+                )
+    return ""
 
 
 def _refusal(task: Task, why: str) -> str:

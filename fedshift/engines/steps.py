@@ -208,7 +208,7 @@ class Steps:
     def _move(self, room: Room, a: int, w: Params, grads: Params, lr: Tensor) -> None:
         task = self.task
         if task.clip:
-            squares = [grad.float().flatten(1).square().sum(1) for grad in grads.values()]
+            squares = [grad.float().reshape(a, -1).square().sum(1) for grad in grads.values()]
             scale = (task.clip / torch.stack(squares).sum(0).sqrt()).clamp(max=1.0)
             grads = tree.tmap(lambda g: g * tree.over(scale, g), grads)
         if task.weight_decay:

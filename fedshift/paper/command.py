@@ -55,7 +55,9 @@ class Asked(NamedTuple):
         over: dict[str, Any] = {}
         for assignment in self.assignments:
             assign(over, assignment)
-        raw = experiments.sweep(runs, self.rounds, over)
+        raw = experiments.sweep(runs, self.rounds, {key: value for key, value in over.items() if key != "sweep"})
+        if "sweep" in over:
+            raise SettingsError("--set sweep: a table of the paper says which runs there are")
         if taken := sorted(dotted(over).keys() & (grid.keys(raw) | {"name", "seed"})):
             hint = "--rounds changes it" if taken[0] == "train.rounds" else "it makes a cell of the table what it is"
             raise SettingsError(f"--set {taken[0]}: {hint}")
@@ -79,7 +81,7 @@ def estimate(asked: Asked, out: Path, as_json: bool) -> None:
 
 def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float | None) -> None:
     """Train what is missing, then print ours beside the paper's."""
-    raw, code = asked.raw(asked.runs), 0
+    raw, code, stopped = asked.raw(asked.runs), 0, False
     made = sweep.Sweep(raw, out)
     if not all(finished(one.folder) for one in made.runs):
         try:
@@ -88,10 +90,10 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
         except SystemExit as ended:
             if ended.code not in (0, 1):  # 0: the time is up; 1: some runs failed; what is finished is worth a table
                 raise
-            code = int(ended.code)
+            code, stopped = int(ended.code), ended.code == 0
     done = [(*run, one.folder) for run, one in zip(asked.runs, made.runs, strict=True) if finished(one.folder)]
     passed = tell(asked, finished_runs(done), as_json)
-    if code or not passed:
+    if code or not (passed or stopped):
         sys.exit(1)
 
 
@@ -122,7 +124,7 @@ def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
 
 
 def report(folder: Path, page: Path | None, as_json: bool) -> None:
-    if not folder.is_dir() and page is None:
+    if not folder.is_dir():
         raise SettingsError(f"--results {folder}: there is no such folder")
     made = reporting.report(folder)
     if page is not None:

@@ -36,7 +36,7 @@ def runs_under(folders: Iterable[Path]) -> list[Path]:
 def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
     """Where the record of a run is, and whether it is new; another one in its place is left alone unless forced."""
     record = Record(run)
-    place = to / record.experiment.name
+    place = to / run.resolve().name
     files = {
         SETTINGS: record.experiment.toml().encode(),
         ABOUT: (json.dumps(_about(record), indent=2) + "\n").encode(),

@@ -147,6 +147,87 @@ def test_a_model_that_cannot_be_stacked_is_refused_with_alternatives(module: nn.
         assert way_out in str(caught.value)
 
 
+class Counting(nn.Linear):
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return super().forward(x)
+
+
+class Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Counting(), "seen changes while it trains"),
+        (Centred(6, 4), "the gradient of weight depends on who else is in the batch"),
+        (nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten()), "padding_idx"),
+    ],
+)
+def test_what_would_be_trained_wrongly_is_refused(module: nn.Module, why: str) -> None:
+    with pytest.raises(StackError, match=why):
+        Batched(federation(module, held=words() if "padding" in why else None).task)
+
+
+def words() -> Dataset:
+    x, y = torch.arange(60).view(60, 1) % 9, torch.arange(60) % 4
+    return dataset(x, y, x[:20], y[:20])
+
+
+def test_a_loss_that_is_no_mean_over_examples_is_refused() -> None:
+    rare = torch.tensor([0.1, 1.0, 5.0, 20.0])
+    fed = build(settings(), data=points(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets, weight=rare))
+    with pytest.raises(StackError, match="must be the mean of its examples' losses"):
+        Batched(fed.task)
+
+
+def test_a_scalar_weight_is_a_weight() -> None:
+    class Warm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.last, self.heat = nn.Linear(6, 4), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.last(x) * self.heat
+            return outputs
+
+    fed = federation(Warm(), train={"clip": 0.5})
+    state, _, _ = train(fed)
+    mine, _, _ = train(fed, engine=Batched(fed.task))
+    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+
+
+@pytest.mark.parametrize("bits", [32, 16, 4])
+def test_numbers_that_no_mean_can_hold_are_refused_like_the_references(bits: int) -> None:
+    """Each weight is 1e38: two of them may be too many, and bfloat16 rounds some up to infinity."""
+
+    class Huge(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 4)
+            with torch.no_grad():
+                self.weight.copy_(torch.linspace(-1.2e38, 1.2e38, 24).view(4, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :4] + self.bias
+
+    fed = federation(Huge(), uplink={"bits": bits}, train={"lr": 1e-6})
+    _, (outcome,), _ = train(fed, rounds=1)
+    mine, (told,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    assert told.arrived == outcome.arrived
+    assert told.failed == outcome.failed
+    assert all(x.isfinite().all() for x in mine.out.params.values())
+
+
 def test_dropout_of_the_functional_kind_is_refused_too() -> None:
     class Sly(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -195,7 +276,7 @@ def test_what_a_model_raises_is_told() -> None:
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         calls.append(1)
-        if len(calls) > 3:
+        if len(calls) > 6:
             raise KeyError("not today")
         return F.cross_entropy(outputs, targets)
 

@@ -112,6 +112,8 @@ def test_a_gate_that_is_not_passed_says_so(tmp_path: Path) -> None:
         (["table2", "--algorithms", "fedef"], "paper table2: has no cell with these"),
         (["table1", "--set", "train.rounds=3"], "--set train.rounds: --rounds changes it"),
         (["table1", "--set", "shift.on=true"], "--set shift.on: it makes a cell of the table what it is"),
+        (["table1", "--set", "sweep.seed=[3, 4]"], "--set sweep: a table of the paper says which runs there are"),
+        (["report", "--markdown", "--results", "typo"], "--results typo: there is no such folder"),
         (["table1", "--set", "train.lrr=1"], "--set: unknown setting 'train.lrr'; did you mean 'lr'?"),
         (["table1", "--set", "data.name=nodata"], "data.name = 'nodata': unknown data set"),
         (["table3", "--uplink", "fast"], "--uplink fast: must be a rate"),
@@ -124,6 +126,8 @@ def test_what_is_wrong_is_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "--page" in arguments:
+        (tmp_path / "results").mkdir()
     done = fedshift("paper", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1

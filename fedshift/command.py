@@ -1,6 +1,7 @@
 """What the commands do, once their arguments are read."""
 
 import math
+import os
 import signal
 import sys
 import time
@@ -109,7 +110,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
 
 def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end, showing how far it is."""
-    with display, interrupts(display, minutes) as enough:
+    with display, interrupts(minutes) as enough:
         place = display.add(run.experiment.name, run.experiment.train.rounds)
         try:
             for outcome in run:
@@ -129,7 +130,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
 
 def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
-    with display, interrupts(display, minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
+    with display, interrupts(minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
         place = display.add(experiment.name, experiment.train.rounds)
         try:
             for event in events:
@@ -166,7 +167,7 @@ class Enough:
 
 
 @contextmanager
-def interrupts(display: Display, minutes: float | None = None) -> Iterator[Enough]:
+def interrupts(minutes: float | None = None) -> Iterator[Enough]:
     """Ctrl-C asks for an end after the round that is on, a second one for an end at once."""
     enough = Enough(minutes)
 
@@ -174,7 +175,8 @@ def interrupts(display: Display, minutes: float | None = None) -> Iterator[Enoug
         if enough.asked.is_set():
             raise KeyboardInterrupt
         enough.asked.set()
-        display.tell("Stopping after this round; Ctrl-C once more stops at once.")
+        # not through the display, which may be in the middle of something
+        os.write(2, b"Stopping after this round; Ctrl-C once more stops at once.\n")
 
     before = signal.signal(signal.SIGINT, ask)
     try:
@@ -198,7 +200,7 @@ def grid(
     skipped = [one for one in sweep.runs if finished(one.folder)]
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
-    with display, interrupts(display, minutes) as enough:
+    with display, interrupts(minutes) as enough:
         places = [display.add(one.name, one.experiment.train.rounds) for one in sweep.runs]
         try:
             with closing(sweep.train(cores_here(), enough.now)) as events:

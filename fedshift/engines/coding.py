@@ -4,7 +4,6 @@ The weights a server would read are decoded from the codes where they are; how l
 be is known before they exist (`wire.size`), but for entropy coders, whose frames are made to be measured.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedshift import rng
-from fedshift.codecs.base import NOT_FINITE, Codec
-from fedshift.codecs.exact import Cast
 from fedshift.data.cohorts import ROUNDING, travel
 from fedshift.engines.base import Histogram, Job, Task, Upload
 from fedshift.engines.client import histograms
+from fedshift.engines.limits import flat, largest, most, reach, refusal
 from fedshift.tree import over, take, tmap
 from fedshift.types import Params
 from fedshift.uplink import ERROR, Decoded, Sent, Uplink, code, quantized
@@ -58,7 +56,7 @@ class Arrived(NamedTuple):
 def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
     """The uploads of every job. The device is asked twice: who can send, and what there is to tell."""
     parts = _parts(task, trained)
-    limits = torch.cat([_largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
+    limits = torch.cat([largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
     each = torch.split(limits, [len(part.rows) for part in parts], dim=1)
     parts = [_checked(task, part, own) for part, own in zip(parts, each, strict=True)]
     for uplink in dict.fromkeys(part.uplink for part in parts if part.uplink.lossy):
@@ -107,18 +105,6 @@ def _fed_back(task: Task, u: Params, memories: Sequence[Params]) -> Params:
     return found
 
 
-def _largest(u: Params) -> Tensor:
-    """The largest magnitude of every tensor and client (tensors, n), NaN or infinity where it holds one."""
-    return torch.stack(
-        [
-            torch.linalg.vector_norm(_flat(x), torch.inf, dim=1).double()
-            if x.is_floating_point() and x.numel()
-            else torch.zeros(len(x), dtype=torch.float64, device=x.device)
-            for x in u.values()
-        ]
-    )
-
-
 def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
     """NaN and infinity cannot travel: those who hold them fail, with zeros in place of their numbers."""
     failures = []
@@ -129,25 +115,8 @@ def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
     if any(failures):
         fine = torch.tensor([not failure for failure in failures], device=next(iter(part.u.values())).device)
         part = part._replace(u=tmap(lambda x: torch.where(over(fine, x), x, torch.zeros_like(x)), part.u))
-    reach = [dict(zip(part.u, column, strict=True)) for column in limits.T.tolist()]
-    return part._replace(failures=failures, reach=reach)
-
-
-def most(codec: Codec) -> float:
-    """The largest magnitude that a codec takes."""
-    quantizer = codec.quantizer
-    return torch.finfo(quantizer.dtype).max if isinstance(quantizer, Cast) else sys.float_info.max
-
-
-def refusal(codec: Codec, x: Tensor) -> str:
-    """What the codec has against a tensor that it does not take."""
-    if not codec.quantizer.lossy:
-        return "holds NaN or infinity"
-    try:
-        codec.encode(x[None], torch.zeros(1, dtype=torch.int64))
-    except ValueError as problem:
-        return str(problem)
-    return NOT_FINITE
+    far = [dict(zip(part.u, column, strict=True)) for column in limits.T.tolist()]
+    return part._replace(failures=failures, reach=far)
 
 
 def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Params]:
@@ -173,7 +142,7 @@ def _arrived(task: Task, one: Trained, parts: Sequence[Coded]) -> Arrived:
     for part in parts:
         if part.arrived:
             error.index_copy_(0, part.at, _relative_errors(part))
-    sane = _largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
+    sane = largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
     drifts = [_drift(w, start, name) for w in (one.w, decoded) for name in layers]
     return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane], dim=1))
 
@@ -185,7 +154,7 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
     made: dict[int, Upload] = {}
     for part in parts:
         lengths = _sizes(task, part, job)
-        base = _reach(start) if part.uplink.update else {}
+        base = reach(start) if part.uplink.update else {}
         for at, i in enumerate(part.rows):
             error, sane = told[i][2 * n : 2 * n + 2]
             failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
@@ -262,27 +231,16 @@ def _relative_errors(part: Coded) -> Tensor:
     """|u - Q(u)| / |u| over all quantized tensors, for every client"""
     lost, whole = torch.zeros((2, len(part.rows)), dtype=torch.float64, device=part.at.device)
     for name, x in part.arrived.items():
-        u = _flat(part.u[name])
-        lost += torch.linalg.vector_norm(u - _flat(x), dim=1).double().square()
+        u = flat(part.u[name])
+        lost += torch.linalg.vector_norm(u - flat(x), dim=1).double().square()
         whole += torch.linalg.vector_norm(u, dim=1).double().square()
     return torch.where(whole > 0, (lost / whole).sqrt(), 0.0)
 
 
 def _drift(w: Params, start: Params, name: str) -> Tensor:
     """|w_k - w_t| of a layer, for every client"""
-    far: Tensor = torch.linalg.vector_norm(_flat(w[name] - start[name]), dim=1)
+    far: Tensor = torch.linalg.vector_norm(flat(w[name] - start[name]), dim=1)
     return far.double()
-
-
-def _reach(params: Params) -> dict[str, float]:
-    """The largest magnitude of each tensor."""
-    return dict(zip(params, _largest(tmap(lambda x: x[None], params))[:, 0].tolist(), strict=True))
-
-
-def _flat(x: Tensor) -> Tensor:
-    """(K, ...) -> (K, n), in float32 at least"""
-    rows = x.reshape(len(x), -1)
-    return rows if rows.dtype == torch.float64 else rows.float()
 
 
 def _device(params: Params) -> torch.device:

@@ -30,6 +30,7 @@ Tick = Callable[[str], None]
 BASELINE = {"bf16": 1.55, "tf32": 2.05}  # us a sample above which centralised training was not done well
 AMORTISED = {"bf16": 125, "tf32": 165}  # seconds for a run of 800 rounds
 ALONE = 40.0  # us a sample of the sequential engine above which it is no measure
+WARM = 4  # rounds in which kernels are compiled and graphs are recorded
 CURVE = (1, 2, 4, 8, 10, 12)
 ROUNDS, SAMPLES = 800, 100_000  # of the paper, and of one of its rounds
 
@@ -118,7 +119,7 @@ def packed(data: Dataset, runs: int, precision: str, rounds: int) -> Packed:
         took: list[float] = []
         trained: list[float] = []
         begin, train = time.perf_counter(), 0.0
-        for place, outcome in opened.rounds(lambda: len(took) > rounds):
+        for place, outcome in opened.rounds(lambda: len(took) >= WARM + rounds):
             train += outcome.seconds["train"]  # type: ignore[union-attr]
             if place == runs - 1:
                 torch.cuda.synchronize()
@@ -126,8 +127,7 @@ def packed(data: Dataset, runs: int, precision: str, rounds: int) -> Packed:
                 took.append(now - begin)
                 trained.append(train)
                 begin, train = now, 0.0
-    # the first round also compiles and records
-    return Packed(runs, median(trained[1:]), median(took[1:]), torch.cuda.max_memory_allocated() - before)
+    return Packed(runs, median(trained[WARM:]), median(took[WARM:]), torch.cuda.max_memory_allocated() - before)
 
 
 def open_pack(data: Dataset, runs: int, precision: str, out: Path) -> Pack:

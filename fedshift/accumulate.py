@@ -9,7 +9,7 @@ import torch
 from fedshift.codecs.base import ends
 from fedshift.frame import Header, WireError
 from fedshift.parts import Reader, as_dtype
-from fedshift.types import CPU, Params
+from fedshift.types import CPU, Decoded, Params
 
 LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
 ROOM = 0.999  # of the largest number, so that rounding cannot go beyond it
@@ -66,8 +66,7 @@ class Mean:
         header, parts = self._reader.open(data)
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
-        base = self._base_reach if header.update else {}
-        bound = self._bounded({name: parts[name].reach + base.get(name, 0.0) for name in self._most}, weight)
+        bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update)
         for name, part in parts.items():
             total = self._sum[name]
             if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
@@ -86,20 +85,22 @@ class Mean:
         self.update_weight += weight * header.update
         return header
 
-    def _bounded(self, reach: Mapping[str, float], weight: float) -> dict[str, float]:
+    def _bounded(self, reach: Mapping[str, float], weight: float, update: bool) -> dict[str, float]:
         """Bounds on the sum with one more upload, whose numbers reach so far; WireError where one could overflow."""
         bound = dict(self._bound)
         for name, (most, most_sum) in self._most.items():
-            bound[name] += weight * reach[name]
+            far = reach[name] + (self._base_reach[name] if update else 0.0)
+            bound[name] += weight * far
             if bound[name] > most_sum:
                 raise WireError(f"{name}: adding the frame could overflow the sum")
-            if reach[name] > most:
+            if far > most:
                 raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
         return bound
 
-    def take(self, params: Params, reach: Mapping[str, float], weight: float = 1.0, lossy: bool = False) -> None:
-        """Add weights that somebody decoded, and found to reach no further than this, where they are."""
-        self._bound = self._bounded(reach, weight)
+    def take(self, upload: Decoded, weight: float = 1.0) -> None:
+        """Add weights that somebody decoded, where they are; an update is in them already."""
+        params, lossy = upload.params, upload.lossy
+        self._bound = self._bounded(upload.reach, weight, upload.update)
         self._begin(next(iter(params.values())).device)
         for name, total in self._sum.items():
             if total.is_floating_point():

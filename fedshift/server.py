@@ -12,8 +12,8 @@ from fedshift.engines.base import Job, Upload
 from fedshift.evaluate import Score
 from fedshift.federation import Federation, Layer, Outcome, shift_of
 from fedshift.frame import WireError
-from fedshift.types import Broadcast, Params, Round
-from fedshift.uplink import Decoded, Uplink, quantized, read
+from fedshift.types import Broadcast, Decoded, Params, Round
+from fedshift.uplink import Uplink, quantized, read
 from fedshift.wire import EXACT, fixed, size, unpack
 
 
@@ -43,7 +43,7 @@ class Uploads:
         try:
             extra = self._with(upload, job, i) if job.rule.extra != "none" else {}
             if isinstance(upload.frame, Decoded):
-                self.mean.take(upload.frame.params, upload.frame.reach, weight, upload.frame.lossy)
+                self.mean.take(upload.frame, weight)
             else:
                 self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
         except WireError as problem:

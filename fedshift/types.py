@@ -1,5 +1,7 @@
 """The nouns every room shares."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -26,3 +28,17 @@ class Round(NamedTuple):
     mean: Params  # sum_k p_k w_k over the uploads that arrived, p renormalised
     extra: Params  # plain mean of what else came with them (SCAFFOLD's change of c); {} otherwise
     share: float  # sum of p_k over lossy uploads: the paper's I/K
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """An upload that never was a frame: the weights a server would read from it, and how long it would be."""
+
+    params: Params
+    size: int
+    reach: Mapping[str, float] = field(default_factory=dict)  # the largest magnitude of each float tensor that was sent
+    lossy: bool = False
+    update: bool = False  # what was sent; params are weights all the same
+
+    def __len__(self) -> int:
+        return self.size

@@ -7,8 +7,8 @@ Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF 
 """
 
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedshift.codecs.base import Codec
 from fedshift.frame import Header
 from fedshift.parts import as_dtype
 from fedshift.tree import tmap
-from fedshift.types import Params
+from fedshift.types import Decoded, Params
 from fedshift.wire import EXACT, Choice, Writer, choose, header, unpack
 
 ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
@@ -42,19 +42,6 @@ class Sent(NamedTuple):
     coded: Params  # u + e: what went into the codec
     decoded: Params  # the weights the server will read
     error: Params  # what the codec lost of each quantized tensor; kept for the next round with feedback
-
-
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """An upload that never was a frame: the weights a server would read from it, and how long it would be."""
-
-    params: Params
-    size: int
-    reach: Mapping[str, float] = field(default_factory=dict)  # the largest magnitude of each float tensor, or more
-    lossy: bool = False
-
-    def __len__(self) -> int:
-        return self.size
 
 
 def send(

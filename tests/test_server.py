@@ -7,8 +7,7 @@ import torch
 
 from fedshift.engines import Job, Sequential, Upload
 from fedshift.federation import Federation
-from fedshift.types import Params
-from fedshift.uplink import Decoded
+from fedshift.types import Decoded, Params
 from fedshift.wire import EXACT, pack
 from tests.federations import federation, same, train
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,13 @@ from fedshift.data.augment import draws
 from fedshift.data.datasets import Dataset
 from fedshift.engines import Engine, Sequential, kernels
 from fedshift.engines.base import arithmetic
+from fedshift.engines.stacked import levels
 from fedshift.models import PaperCNN
 from fedshift.packs import Pack, Seat
+from fedshift.presets import PRESETS
 from fedshift.running import Run
 from fedshift.settings import Experiment
+from fedshift.toml import merge
 
 Tick = Callable[[str], None]
 BASELINE = {"bf16": 1.55, "tf32": 2.05}  # us a sample above which centralised training was not done well
@@ -88,25 +91,15 @@ def promises(precision: str, central: float, alone: float, ten: Packed) -> list[
     ]
 
 
-def paper(precision: str, seed: int = 0, **changed: Any) -> Experiment:
-    """The paper's experiment, 32+4 bits."""
-    base: dict[str, Any] = {
+def paper(precision: str, seed: int = 0) -> Experiment:
+    """The paper's experiment, 32+4 bits, for as long as one likes."""
+    own = {
         "seed": seed,
-        "data": {"partition": "shards", "augment": True},
-        "model": {"name": "paper-cnn"},
-        "train": {
-            "rounds": 1_000_000,
-            "selection": "stratified",
-            "lr": 0.005,
-            "momentum": 0.9,
-            "epochs": 10,
-            "batch": 50,
-        },
-        "uplink": {"bits": "32+4"},
+        "train": {"rounds": 1_000_000},
         "engine": {"name": "batched", "device": "cuda", "precision": precision},
         "record": {"checkpoint": 100},
     }
-    return Experiment(**(base | changed))
+    return Experiment(**merge(PRESETS["paper"], own))
 
 
 def packed(data: Dataset, runs: int, precision: str, rounds: int) -> Packed:
@@ -155,9 +148,7 @@ def centralised(data: Dataset, precision: str, batch: int = 5000, steps: int = 4
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, fused=True)
     index = torch.randint(0, len(data.x), (batch,), device="cuda")
     short = precision == "bf16"
-    kind = torch.bfloat16 if short else torch.float32
-    values = torch.arange(256, dtype=torch.uint8, device="cuda").view(1, 256, 1)
-    table = data.inputs(values.expand(data.shape[0], 256, 1))[..., 0].to(kind).contiguous()
+    table = levels(data, torch.bfloat16 if short else torch.float32)
     keys = torch.arange(batch, device="cuda")
 
     def step() -> None:

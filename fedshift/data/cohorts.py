@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedshift import rng
+from fedshift.data.augment import draws
 from fedshift.data.partition import Partition
 
 SHUFFLE, STEP, AUGMENT, ROUNDING = range(4)  # what keys are folded with
@@ -52,6 +53,11 @@ def travel(plan: Plan, momentum: float) -> Tensor:
     """
     speed = torch.cumsum(momentum ** torch.arange(plan.lr.shape[-1]).double(), 0).to(plan.lr.device)
     return (plan.lr * speed * plan.keep[..., 0]).sum(-1).float()
+
+
+def moves(key: Tensor, batch: int) -> Tensor:
+    """How each of so many images of every step is cropped and flipped: keys of steps (...) -> int64 (..., B, 3)."""
+    return draws(rng.fold(rng.fold(key, AUGMENT)[..., None], torch.arange(batch, device=key.device)))
 
 
 def draw_plan(

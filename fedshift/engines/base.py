@@ -18,8 +18,8 @@ from fedshift.algorithms.base import ClientRule
 from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.evaluate import Loss, Metric, Score
-from fedshift.types import Broadcast, Params
-from fedshift.uplink import Decoded, Uplink
+from fedshift.types import Broadcast, Decoded, Params
+from fedshift.uplink import Uplink
 
 
 @dataclass(frozen=True, eq=False)

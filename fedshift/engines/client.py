@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedshift import evaluate, rng
 from fedshift.codecs.base import finite
-from fedshift.data.augment import cropped, draws
-from fedshift.data.cohorts import AUGMENT, ROUNDING, Plan, travel
+from fedshift.data.augment import cropped
+from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.engines.base import Histogram, Job, Task, TrainingError, Upload, told
 from fedshift.evaluate import Score
 from fedshift.tree import take, tmap
@@ -122,7 +122,7 @@ class Client:
         batches, values = plan.batches.to(self.device), list(self.w.values())
         seeds, rates, counts = plan.key.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
         data, loss_of = task.data, task.loss
-        drawn = self._moves(plan) if task.augment else None
+        drawn = moves(plan.key.to(self.device), batches.shape[1]) if task.augment else None
         velocity: list[Tensor] | tuple[Tensor, ...] = []
         with self._drawing() as generator:
             for step, n in enumerate(counts):
@@ -150,11 +150,6 @@ class Client:
                 torch._foreach_add_(values, velocity, alpha=-rates[step])
         self.tensors = self._tensors() if self.changing else self.tensors
         return {name: x.detach().to("cpu", copy=True) for name, x in self.tensors.items()}
-
-    def _moves(self, plan: Plan) -> Tensor:
-        """How every image of every step is cropped and flipped: (S, B, 3)."""
-        keys = rng.fold(plan.key.to(self.device), AUGMENT)[:, None]
-        return draws(rng.fold(keys, torch.arange(plan.batches.shape[1], device=self.device)))
 
     @contextmanager
     def _drawing(self) -> Iterator[torch.Generator]:

@@ -15,10 +15,10 @@ from fedshift import rng
 from fedshift.data.cohorts import ROUNDING, travel
 from fedshift.engines.base import Histogram, Job, Task, Upload
 from fedshift.engines.client import histograms
-from fedshift.engines.limits import flat, largest, most, reach, refusal
+from fedshift.engines.limits import flat, largest, most, refusal
 from fedshift.tree import over, take, tmap
-from fedshift.types import Params
-from fedshift.uplink import ERROR, Decoded, Sent, Uplink, code, quantized
+from fedshift.types import Decoded, Params
+from fedshift.uplink import ERROR, Sent, Uplink, code, quantized
 from fedshift.wire import EXACT, choose, pack, size
 
 
@@ -154,7 +154,6 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
     made: dict[int, Upload] = {}
     for part in parts:
         lengths = _sizes(task, part, job)
-        base = reach(start) if part.uplink.update else {}
         for at, i in enumerate(part.rows):
             error, sane = told[i][2 * n : 2 * n + 2]
             failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
@@ -167,8 +166,9 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
                 frame=Decoded(
                     {name: read.decoded[name][i] for name in start},
                     lengths[at],
-                    {name: far + base.get(name, 0.0) for name, far in part.reach[at].items()},
+                    part.reach[at],
                     part.uplink.lossy,
+                    part.uplink.update,
                 ),
                 extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control)) if job.rule.extra == "sent" else b"",
                 memory=tmap(torch.clone, _row(read.memory, i))

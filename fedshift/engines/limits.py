@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fedshift.codecs.base import NOT_FINITE, Codec
 from fedshift.codecs.exact import Cast
-from fedshift.tree import tmap
 from fedshift.types import Params
 
 
@@ -21,11 +20,6 @@ def largest(u: Params) -> Tensor:
             for x in u.values()
         ]
     )
-
-
-def reach(params: Params) -> dict[str, float]:
-    """The largest magnitude of each tensor."""
-    return dict(zip(params, largest(tmap(lambda x: x[None], params))[:, 0].tolist(), strict=True))
 
 
 def flat(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedshift.data.augment import cropped
+from fedshift.data.datasets import Dataset
 from fedshift.engines import convpool, kernels
 from fedshift.engines.base import Task, arithmetic, told
 from fedshift.evaluate import Loss
@@ -65,9 +66,7 @@ class Convolved:
 
     def __init__(self, task: Task, precision: str) -> None:
         self.task, self.precision, self.short = task, precision, precision == "bf16"
-        values = torch.arange(256, dtype=torch.uint8, device=task.data.x.device).view(1, 256, 1)
-        table = task.data.inputs(values.expand(task.data.shape[0], 256, 1))[..., 0]  # (C, 256)
-        self.table = table.to(torch.bfloat16 if self.short else torch.float32).contiguous()
+        self.table = levels(task.data, torch.bfloat16 if self.short else torch.float32)
 
     def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
         return kernels.images(x, index, drawn, self.table)
@@ -78,6 +77,12 @@ class Convolved:
         x = x.permute(0, 1, 4, 2, 3).flatten(2)  # the order of the model's own flatten
         x = F.relu(linear(x, params["fc1.weight"]))
         return linear(x, params["fc2.weight"]).float()
+
+
+def levels(data: Dataset, dtype: torch.dtype) -> Tensor:
+    """What a model sees of each of the 256 values of a channel: (C, 256)"""
+    values = torch.arange(256, dtype=torch.uint8, device=data.x.device).view(1, 256, 1)
+    return data.inputs(values.expand(data.shape[0], 256, 1))[..., 0].to(dtype).contiguous()
 
 
 class _Linear(torch.autograd.Function):
@@ -133,7 +138,7 @@ def stacked(task: Task, precision: str) -> Net:
 def _convolutions(model: PaperCNN, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Shapes of the inputs (K, B, H, W, C) and weights (K, O, C, 5, 5) of the two."""
     c, h, w = shape
-    after = ((h - 2) // 2 + 1, (w - 2) // 2 + 1)
+    after = convpool.pooled(h), convpool.pooled(w)
     weights = [tuple(conv.weight.shape) for conv in (model.conv1, model.conv2)]
     return [((1, 1, h, w, c), (1, *weights[0])), ((1, 1, *after, weights[0][0]), (1, *weights[1]))]
 

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift import rng, tree
+from fedshift import tree
 from fedshift.algorithms.base import ClientRule
 from fedshift.algorithms.fedavg import Plain
-from fedshift.data.augment import draws
-from fedshift.data.cohorts import AUGMENT, Plan
+from fedshift.data.cohorts import Plan, moves
 from fedshift.engines import kernels
 from fedshift.engines.base import Job, Task
 from fedshift.engines.stacked import Net, each_loss, mean_losses
@@ -155,8 +154,7 @@ class Steps:
             room.keep[:s, rows, :b] = keep.transpose(0, 1)
             room.lr[:s, rows] = torch.where(keep.any(-1), plan.lr.to(self.device), 0.0).T
             if room.drawn is not None:
-                keys = rng.fold(plan.key.to(self.device), AUGMENT)[..., None]
-                drawn = draws(rng.fold(keys, torch.arange(b, device=self.device)))  # (K, S, B, 3)
+                drawn = moves(plan.key.to(self.device), b)  # (K, S, B, 3)
                 room.drawn[:s, rows, :b] = drawn.to(torch.int32).transpose(0, 1)
         for name, x in room.short.items():
             x.copy_(room.w[name])

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedshift import __version__
 from fedshift.paper.cli import paper, plan
-from fedshift.terminal import display, sentences
+from fedshift.terminal import Minutes, Quiet, Set, display, sentences
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench = typer.Typer(help="Measure fedshift on this machine.", no_args_is_help=True)
@@ -18,16 +18,11 @@ app.add_typer(bench, name="bench")
 
 File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings; without it, a preset.")]
 Preset = Annotated[str | None, typer.Option(help="Start from: demo, smoke or paper.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
 On = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="Who trains: auto, sequential, processes, batched or flower."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder of the run; runs/... otherwise.")]
-Minutes = Annotated[
-    float | None, typer.Option(min=0, help="Stop after so long, at the end of a round, to go on later.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a round, then the result.")]
 
 

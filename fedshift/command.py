@@ -1,14 +1,9 @@
 """What the commands do, once their arguments are read."""
 
-import math
-import os
-import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import typer
@@ -23,6 +18,7 @@ from fedshift.data import fetch as fetch_data
 from fedshift.data.datasets import Dataset
 from fedshift.experiment import build
 from fedshift.files import RunError
+from fedshift.interrupts import interrupts
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, strict_json
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
@@ -146,43 +142,6 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, mi
         typer.echo(f"Stopped; {hint}.", err=True)
         sys.exit(enough.code)
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
-
-
-class Enough:
-    """Whether to stop after the round that is on: somebody asked for it, or the time is up."""
-
-    def __init__(self, minutes: float | None) -> None:
-        if minutes is not None and not math.isfinite(minutes):
-            raise SettingsError(f"--minutes {minutes}: must be a number")
-        self.asked = Event()
-        self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
-
-    def now(self) -> bool:
-        return self.asked.is_set() or time.monotonic() >= self.until
-
-    @property
-    def code(self) -> int:
-        """To exit with: an end that was planned is no failure."""
-        return 130 if self.asked.is_set() else 0
-
-
-@contextmanager
-def interrupts(minutes: float | None = None) -> Iterator[Enough]:
-    """Ctrl-C asks for an end after the round that is on, a second one for an end at once."""
-    enough = Enough(minutes)
-
-    def ask(*_: object) -> None:
-        if enough.asked.is_set():
-            raise KeyboardInterrupt
-        enough.asked.set()
-        # not through the display, which may be in the middle of something
-        os.write(2, b"Stopping after this round; Ctrl-C once more stops at once.\n")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield enough
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def grid(

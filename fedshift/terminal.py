@@ -1,13 +1,28 @@
-"""What every command shares: how progress is shown, and how a problem is told."""
+"""What every command shares: options, how progress is shown, and how a problem is told."""
 
+import math
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+
+def _finite(minutes: float | None) -> float | None:
+    if minutes is not None and not math.isfinite(minutes):
+        raise typer.BadParameter(f"{minutes} is no time.")
+    return minutes
+
+
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(min=0, callback=_finite, help="Stop after so long, at the end of a round, to go on later."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 
 
 def display(quiet: bool, as_json: bool) -> Any:

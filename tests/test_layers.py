@@ -25,7 +25,7 @@ LAYERS = [
     {"checkpoint", "record"},
     {"journal"},
     {"running"},
-    {"flower", "grid", "packs", "presets", "progress", "summary"},
+    {"flower", "grid", "interrupts", "packs", "presets", "progress", "summary"},
     {"crew"},
     {"sweep"},
     {"bench", "command", "terminal"},

@@ -176,6 +176,24 @@ def test_a_run_stops_after_so_many_minutes_and_goes_on(tmp_path: Path) -> None:
     assert "goes on after round 2" in again.stderr
 
 
+def test_a_failure_counts_even_when_the_time_is_up(tmp_path: Path) -> None:
+    grid = tmp_path / "grid.toml"
+    grid.write_text(
+        "[train]\nrounds = 100000\nepochs = 1\npatience = 1\n[engine]\nname = 'batched'\npack = 1\n"
+        "[sweep]\n'train.lr' = [1e29, 0.05]\n"
+    )
+    done = fedshift("sweep", grid, "--out", tmp_path / "runs", "--minutes", "0.05", "-q")
+    assert done.exit_code == 1
+    assert "1 of 2 runs failed" in done.stderr
+
+
+def test_minutes_must_be_a_number(tmp_path: Path) -> None:
+    done = fedshift("run", "--preset", "smoke", "--out", tmp_path / "run", "--minutes", "nan")
+    assert done.exit_code == 2
+    assert "nan is no time" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_estimate_is_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
     for raw in (GRID, merge(GRID, {"engine": {"name": "sequential"}})):
         assert 0 < estimate(raw, 1) < 600

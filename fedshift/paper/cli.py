@@ -8,7 +8,7 @@ import typer
 from click import Context
 from typer.core import TyperCommand
 
-from fedshift.terminal import display, sentences
+from fedshift.terminal import Minutes, Quiet, Set, display, sentences
 
 paper = typer.Typer(help="The paper's tables and figures: run, compared, published.", no_args_is_help=True)
 SEVERAL = ("--bits", "--algorithms")
@@ -54,9 +54,6 @@ Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of each ru
 Shift = Annotated[str, typer.Option(metavar="both|on|off", help="Runs without the shift, with it, or both.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where runs are; what is finished there is not run again.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long what is missing takes on this device.")]
-Minutes = Annotated[float | None, typer.Option(min=0, metavar="M", help="Stop after so many; a repeat goes on.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Uplink = Annotated[str, typer.Option(metavar="RATE", help="1MB/s, 500kB/s, 10Mbit/s, or bytes a second.")]
 Records = Annotated[Path, typer.Option(metavar="DIR", help="Where published records are.")]

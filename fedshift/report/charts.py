@@ -1,0 +1,158 @@
+"""The nouns of a report: what is said, tabled and drawn. The page and the figures on paper draw the same ones."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Numbers = Sequence[float | None]  # None where nothing was measured
+
+
+class Line(NamedTuple):
+    """Runs that differ in nothing but their seed: one entry of the legend, shown or hidden as a whole."""
+
+    key: str
+    label: str  # 'fedprox, 32+4 bits, shift'
+    settings: dict[str, str]  # those in which lines differ: what a reader may choose by
+    colour: int  # of the palette
+    dashed: bool  # without the shift, where there are lines with it
+    runs: list[str]
+
+
+class Axis(NamedTuple):
+    label: str
+    unit: str = ""  # '%': a fraction, shown in percent; 'B': bytes; 's': seconds
+    log: bool = False
+
+
+class Curve(NamedTuple):
+    line: str  # key of the line it belongs to, '' for one that is always shown
+    x: Sequence[float]
+    y: Numbers
+    low: Numbers = ()  # of a band around it
+    high: Numbers = ()
+    label: str = ""  # what it is besides its line: 'before the shift'
+    dashed: bool = False
+
+
+class Panel(NamedTuple):
+    """One of several drawings side by side, with the same axes."""
+
+    title: str
+    curves: list[Curve]
+
+
+class Curves(NamedTuple):
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    panels: list[Panel]
+    level: float | None = None  # a line across, at what is to be expected
+    rate: float | None = None  # x is seconds at so many bytes a second; a reader may choose another
+
+
+class Interval(NamedTuple):
+    line: str
+    mean: float
+    spread: float | None  # the standard deviation over seeds
+    seeds: dict[int, float]
+
+
+class Band(NamedTuple):
+    """A row of intervals that are to be compared."""
+
+    label: str
+    intervals: list[Interval]
+
+
+class Intervals(NamedTuple):
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    bands: list[tuple[str, list[Band]]]  # under headings
+
+
+class Stack(NamedTuple):
+    line: str
+    values: Sequence[float]  # one for each part
+
+
+class Stacks(NamedTuple):
+    """A bar for each line, made of parts."""
+
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    parts: list[str]
+    stacks: list[Stack]
+
+
+class Heat(NamedTuple):
+    """A field of values: rows from the top, columns from the left."""
+
+    name: str
+    title: str
+    caption: str
+    value: Axis
+    columns: list[str]
+    rows: list[str]
+    values: list[Numbers]
+    lines: list[str]  # the line that each row belongs to, or ''
+    marks: list[str]  # a word for each column, such as the group a label belongs to, or ''
+
+
+class Steps(NamedTuple):
+    """Histograms with bins in common: the first one filled, others as outlines."""
+
+    title: str
+    edges: Sequence[float]  # one more than counts
+    counts: list[tuple[str, Sequence[float]]]  # each with what it is: 'before the quantizer'
+
+
+class Histograms(NamedTuple):
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    panels: list[Steps]
+
+
+Chart = Curves | Intervals | Stacks | Heat | Histograms
+
+
+class Choice(NamedTuple):
+    """Charts of the same kind, of which a reader looks at one."""
+
+    name: str
+    title: str
+    of: list[tuple[str, Chart]]
+
+
+class Row(NamedTuple):
+    line: str  # or ''
+    cells: list[str]
+
+
+class Table(NamedTuple):
+    name: str
+    title: str
+    columns: list[str]
+    rows: list[Row]
+    folded: bool = False  # only its title is shown until it is asked for
+
+
+class Section(NamedTuple):
+    name: str
+    title: str  # a question
+    answer: list[str]  # sentences
+    parts: list[Table | Chart | Choice]
+
+
+class Report(NamedTuple):
+    title: str
+    about: str  # '9 runs of 150 rounds, seeds 0, 1, 2'
+    warnings: list[str]  # what is unfinished, broken or damaged
+    lines: list[Line]
+    sections: list[Section]

@@ -204,6 +204,18 @@ def histograms(sent: Sent, layers: Sequence[str]) -> tuple[Histogram, ...]:
         if name in sent.error:
             u = sent.coded[name].float()
             low, high = map(float, torch.aminmax(u))
-            counts = [torch.histc(x, BINS, low, high).int().tolist() for x in (u, u - sent.error[name].float())]
+            counts = [_counts(x, low, high) for x in (u, u - sent.error[name].float())]
             found.append(Histogram(name, low, high, *counts))
     return tuple(found)
+
+
+def _counts(x: Tensor, low: float, high: float) -> list[int]:
+    """How many values are in each of equal bins; torch.histc has no deterministic form on a GPU.
+
+    >>> counts = _counts(torch.tensor([0.0, 0.1, 0.9, 1.0]), 0.0, 1.0)
+    >>> sum(counts[: BINS // 2]), counts[-1]
+    (2, 1)
+    """
+    at = ((x.flatten() - low) * (BINS / (high - low) if high > low else 0.0)).long().clamp_(0, BINS - 1)
+    counts: list[int] = torch.bincount(at, minlength=BINS).tolist()
+    return counts

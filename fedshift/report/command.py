@@ -79,7 +79,7 @@ def write_page(made: Report, out: Path) -> None:
 def plain(value: Any) -> Any:
     """Nouns as JSON has them: objects, each part of a section with its kind."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Chart | Choice | Table) else {}
+        kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
         return kind | {key: plain(part) for key, part in value._asdict().items()}
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}

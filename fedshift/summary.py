@@ -47,7 +47,12 @@ class Row(NamedTuple):
 
     @property
     def spread(self) -> float | None:
-        return statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+        return _deviation([*self.scores.values()]) if len(self.scores) > 1 else None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Over seeds; NaN where one of them has come to no number."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def load(folder: Path, experiment: Experiment) -> Result:
@@ -114,10 +119,12 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
         return statistics.fmean(ours.values()) - statistics.fmean(theirs.values()), "no seed in common"
     differences = [ours[seed] - theirs[seed] for seed in seeds]
     gain = statistics.fmean(differences)
+    if not math.isfinite(gain):
+        return gain, "no number"
     if len(seeds) == 1:
         return gain, "one seed: noise unknown"
     t = T95[len(seeds) - 2] if len(seeds) - 2 < len(T95) else 2.0
-    noise = t * statistics.stdev(differences) / math.sqrt(len(seeds))
+    noise = t * _deviation(differences) / math.sqrt(len(seeds))
     return gain, "within noise" if abs(gain) <= noise else ""
 
 
@@ -170,7 +177,7 @@ def sentences(made: Sequence[Row]) -> list[str]:
     """What the few bits cost and what the shift gave back, where the runs tell."""
     said = []
     for row in made:
-        if row.gain is None:
+        if row.gain is None or not math.isfinite(row.gain):
             continue
         verdict = f" ({row.verdict})" if row.verdict else ""
         much, bits = f"{points(abs(row.gain))} points", row.label.get("uplink.bits", "")

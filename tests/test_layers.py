@@ -58,6 +58,12 @@ def test_imports_point_left() -> None:
             assert allowed, f"{file.relative_to(ROOT)} imports {other}, which is not to its left"
 
 
+def test_a_report_reads_records_and_knows_nothing_of_training() -> None:
+    training = {".engines", ".experiment", ".loop", ".running", ".crew", ".sweep", ".flower", "torch"}
+    for file in (ROOT / "report").rglob("*.py"):
+        assert not training & imported(file), file
+
+
 def test_only_one_room_knows_flower() -> None:
     rooms = {file.relative_to(ROOT).parts[0] for file in ROOT.rglob("*.py") if {"flwr", "ray"} & imported(file)}
     assert rooms == {"flower"}

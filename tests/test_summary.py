@@ -1,6 +1,7 @@
 """What a table says about runs."""
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,10 @@ def test_a_difference_of_ones_own_metric_is_no_percentage() -> None:
     experiment = Experiment(train={"metric": "mine:gain"})
     assert told(made[1], experiment) == "-10 against 32 bits"
     assert told(made[1], Experiment()) == "-1000.0 against 32 bits"
+
+
+def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:
+    made = rows([one._replace(score=math.nan) if i in (4, 7) else one for i, one in enumerate(CLEAR)])
+    assert [row.spread is not None and math.isnan(row.spread) for row in made] == [False, True, True]
+    assert [row.verdict for row in made[1:]] == ["no number", "no number"]
+    assert sentences(made) == []

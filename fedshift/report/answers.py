@@ -33,8 +33,11 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     done = [one for one in strands if one.row]
     if not done:
         return ["No run is finished yet, so nothing can be said."]
+    done = [one for one in done if one.row and math.isfinite(one.row.mean)]
+    if not done:
+        return [f"What the runs came to is no number: {metric(strands[0].experiment)} is infinite or NaN."]
     rows = [one.row for one in done if one.row]
-    shifted = [one for one in done if one.row and one.row.against == "no shift"]
+    shifted = [one for one in done if one.row and one.row.against == "no shift" and math.isfinite(one.row.gain or 0.0)]
     experiment = done[0].experiment
     if not shifted:
         return [_reached(done), _nothing_to_compare(done)]

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedshift.engines.base import Histogram
-from fedshift.recorded import Recorded
+from fedshift.recorded import Recorded, Weights
 from fedshift.report.charts import Axis, Choice, Histograms, Steps
 from fedshift.report.curves import chosen, cut
 from fedshift.report.lines import Strand
@@ -29,17 +28,18 @@ def charts(strands: Sequence[Strand]) -> list[Choice]:
 
 
 def _histograms(run: Recorded, number: int, name: str, label: str) -> Histograms:
-    found = [held.histogram for held in run.weights if held.round == number]
+    found = [held for held in run.weights if held.round == number]
     return Histograms(
         name=name,
         title=f"Weights before and after the quantizer: {label}",
         caption="What one quantized client sends, layer by layer.",
         x=Axis("weight"),
-        panels=[_steps(histogram) for histogram in found],
+        panels=[_steps(held) for held in found],
     )
 
 
-def _steps(of: Histogram) -> Steps:
+def _steps(held: Weights) -> Steps:
+    of = held.histogram
     edges = np.linspace(of.low, of.high, len(of.before) + 1)
     counts = [("before the quantizer", of.before), ("after", of.after)]
     return Steps(of.layer, [cut(float(edge), 6) or 0.0 for edge in edges], [*counts])

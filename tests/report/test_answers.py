@@ -1,5 +1,6 @@
 """Whether the shift helped."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,11 @@ def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
     assert made.answer[0] == "With the shift, Gain is higher in 1 of 1 comparisons and lower in 0."
     assert table(made).title == "Gain at the end"
     assert table(made).rows[1].cells == ["yes", "25.01 ± 0.01", "3", "25.01", "0.01", "+5 against no shift"]
+
+
+def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
+    said = settings(rounds=12, train={"metric": "mine:gain"})
+    made = section(grouped(read([write(tmp_path / "run", said, math.nan)])))
+    assert made.answer == ["What the runs came to is no number: gain is infinite or NaN."]
+    assert table(made).rows[0].cells[1] == "nan"
+    assert len(made.parts) == 1

@@ -17,7 +17,7 @@ LAYERS = [
     {"accumulate", "uplink", "evaluate"},
     {"engines"},
     {"federation", "toml"},
-    {"settings", "events"},
+    {"settings", "events", "rates"},
     {"server", "links", "columns"},
     {"loop", "experiment"},
     {"files", "about"},
@@ -56,6 +56,12 @@ def test_imports_point_left() -> None:
         for other in (name[1:] for name in imported(file) if name.startswith(".") and room != "__init__"):
             allowed = other == room or other == "__version__" or LEVEL[other] < LEVEL[room]
             assert allowed, f"{file.relative_to(ROOT)} imports {other}, which is not to its left"
+
+
+def test_a_report_reads_records_and_knows_nothing_of_training() -> None:
+    training = {".engines", ".experiment", ".loop", ".running", ".crew", ".sweep", ".flower", "torch"}
+    for file in (ROOT / "report").rglob("*.py"):
+        assert not training & imported(file), file
 
 
 def test_only_one_room_knows_flower() -> None:

@@ -1,6 +1,5 @@
 """Runs side by side: accuracy with its spread over seeds, bytes, and what bits cost and the shift gave back."""
 
-import csv
 import math
 import statistics
 import zlib
@@ -12,6 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedshift.columns import column
+from fedshift.files import RunError
+from fedshift.recorded import ROUNDS, sheet
 from fedshift.settings import Experiment
 from fedshift.toml import dotted
 
@@ -50,31 +51,41 @@ class Row(NamedTuple):
 
 
 def load(folder: Path, experiment: Experiment) -> Result:
-    with open(folder / "rounds.csv", newline="") as file:
-        rounds = list(csv.DictReader(file))
-    name = column(experiment)
-    scores = [float(line[name]) for line in rounds if line[name]]
-    up = sum(int(line[f"bytes.{part}"]) for line in rounds for part in ("codes", "side", "header"))
-    return Result(experiment, statistics.fmean(scores[-WINDOW:]), scores[-1], up)
+    found = sheet(folder / ROUNDS)
+    if found.lost:
+        raise RunError(f"{found.path}: {found.lost} damaged lines; `fedshift report {folder}` shows the others")
+    up = sum(sum(found.column(f"bytes.{part}")) for part in ("codes", "side", "header"))
+    return result(experiment, found.column(column(experiment)), int(up))
+
+
+def result(experiment: Experiment, scores: Sequence[float], bytes_up: int) -> Result:
+    """Of the scores of all evaluated rounds."""
+    return Result(experiment, statistics.fmean(scores[-WINDOW:]), scores[-1], bytes_up)
 
 
 def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
     """One for each setting of these runs; `of` are all runs there should be, where some have failed."""
-    flat = [dotted(result.experiment.model_dump()) for result in results]
-    varying = _varying([dotted(one.model_dump()) for one in of] or flat)
+    varying, kinds = apart([result.experiment for result in results], of)
     grouped: dict[tuple[str, ...], list[Result]] = {}
-    for result, one in zip(results, flat, strict=True):
-        grouped.setdefault(tuple(shown(one.get(key)) for key in varying), []).append(result)
+    for result, kind in zip(results, kinds, strict=True):
+        grouped.setdefault(kind, []).append(result)
     made = [
         Row(
-            dict(zip(varying, values, strict=True)),
+            {key: shown(dotted(members[0].experiment.model_dump()).get(key)) for key in varying},
             {result.experiment.seed: result.score for result in members},
             statistics.fmean(result.last for result in members),
             statistics.fmean(result.bytes_up for result in members),
         )
-        for values, members in grouped.items()
+        for members in grouped.values()
     ]
     return [_compared(row, made) for row in made]
+
+
+def apart(experiments: Sequence[Experiment], of: Sequence[Experiment] = ()) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The settings but the seed in which runs differ, and the values of each run: those alike are of one kind."""
+    flat = [dotted(one.model_dump()) for one in experiments]
+    varying = _varying([dotted(one.model_dump()) for one in of] or flat)
+    return varying, [tuple(str(one.get(key)) for key in varying) for one in flat]
 
 
 def _compared(row: Row, others: Sequence[Row]) -> Row:
@@ -116,8 +127,8 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
     drawn = Table(
         title=f"{title}: {about}" if title else about, title_justify="left", title_style="bold", box=SIMPLE_HEAD
     )
-    for key in made[0].label:
-        drawn.add_column(key.rpartition(".")[2] if key != "shift.on" else "shift")
+    for word in words(made[0].label).values():
+        drawn.add_column(word)
     for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):
         drawn.add_column(name, justify="right")
     show = points if experiment.train.metric == "accuracy" else "{:.4g}".format
@@ -127,19 +138,31 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
     for row in made:
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
         cells = [*row.label.values(), f"{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
-        drawn.add_row(*cells, *([told(row)] if compared else []))
+        drawn.add_row(*cells, *([told(row, experiment)] if compared else []))
     return drawn
+
+
+def words(keys: Iterable[str]) -> dict[str, str]:
+    """What settings are called, short as long as that tells them apart.
+
+    >>> words(["algorithm.name", "shift.on", "train.lr", "model.args.lr"])
+    {'algorithm.name': 'algorithm', 'shift.on': 'shift', 'train.lr': 'train.lr', 'model.args.lr': 'model.args.lr'}
+    """
+    short = {key: key.rpartition(".")[0 if key.endswith((".name", ".on")) else 2] or key for key in keys}
+    return {key: key if list(short.values()).count(word) > 1 else word for key, word in short.items()}
 
 
 def points(x: float) -> str:
     return f"{100 * x:.1f}"
 
 
-def told(row: Row) -> str:
+def told(row: Row, experiment: Experiment) -> str:
+    """A row's difference, in points of accuracy or as large as a metric of one's own has it."""
     if row.gain is None:
         return ""
     verdict = f" ({row.verdict})" if row.verdict else ""
-    return f"{100 * row.gain:+.1f} against {row.against}{verdict}"
+    much = f"{100 * row.gain:+.1f}" if experiment.train.metric == "accuracy" else f"{row.gain:+.4g}"
+    return f"{much} against {row.against}{verdict}"
 
 
 def sentences(made: Sequence[Row]) -> list[str]:

@@ -17,7 +17,7 @@ LAYERS = [
     {"accumulate", "uplink", "evaluate"},
     {"engines"},
     {"federation", "toml"},
-    {"settings", "events"},
+    {"settings", "events", "rates"},
     {"server", "links", "columns"},
     {"loop", "experiment"},
     {"files", "about"},

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from fedshift.paper.experiments import TITLES, Cell, dirichlet, mixed
 from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results
-from fedshift.paper.uplinks import Upload, changes, said
+from fedshift.paper.uplinks import Upload, changes
+from fedshift.rates import said
 from fedshift.summary import difference
 
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")

@@ -18,6 +18,7 @@ from fedshift.paper.experiments import Cell, Choice
 from fedshift.paper.records import Results, finished_runs
 from fedshift.paper.tables import Listing, compared, listing, verdict
 from fedshift.progress import Display, strict_json
+from fedshift.rates import rate
 from fedshift.record import finished
 from fedshift.running import cores_here
 from fedshift.toml import SettingsError, assign, dotted
@@ -142,7 +143,7 @@ def report(folder: Path, page: Path | None, as_json: bool) -> None:
 
 
 def table3(uplink: str, to: Path | None, repeats: int, as_json: bool) -> None:
-    at = uplinks.rate(uplink)
+    at = rate(uplink)
     uploads = measured(*uplinks.model(None, None), repeats)
     if to is not None:
         typer.echo(f"{reporting.publish_codecs(to, uploads, machine())}: published", err=True)
@@ -158,7 +159,7 @@ def table3(uplink: str, to: Path | None, repeats: int, as_json: bool) -> None:
 
 
 def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> None:
-    at = uplinks.rate(uplink)
+    at = rate(uplink)
     uploads = measured(*uplinks.model(model, weights))
     table, said = uplinks.plan(uploads, at)
     if as_json:

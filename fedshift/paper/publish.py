@@ -11,8 +11,9 @@ from typing import Any
 
 from fedshift.columns import column
 from fedshift.files import RunError, write
-from fedshift.paper.records import ABOUT, ROUNDS_FILE, Record
+from fedshift.paper.records import Record
 from fedshift.record import SETTINGS, begun, finished
+from fedshift.recorded import ABOUT, ROUNDS
 from fedshift.toml import plain
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
@@ -40,7 +41,7 @@ def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
     files = {
         SETTINGS: record.experiment.toml().encode(),
         ABOUT: (json.dumps(_about(record), indent=2) + "\n").encode(),
-        ROUNDS_FILE: reduced(record).encode(),
+        ROUNDS: reduced(record).encode(),
     }
     if begun(place):
         if all((place / name).exists() and (place / name).read_bytes() == content for name, content in files.items()):

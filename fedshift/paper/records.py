@@ -1,7 +1,5 @@
 """Finished runs, from a run directory or from what was published of it, by the cell they are of."""
 
-import csv
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -13,11 +11,10 @@ from fedshift.files import RunError
 from fedshift.paper.experiments import BASE, Cell, settings
 from fedshift.paper.published import GATE_ROUNDS
 from fedshift.record import SETTINGS
+from fedshift.recorded import ROUNDS, Sheet, about, sheet
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
 from fedshift.toml import dotted, merge, read
-
-ROUNDS_FILE, ABOUT = "rounds.csv", "about.json"
 
 
 class Record:
@@ -30,39 +27,31 @@ class Record:
         self._columns: dict[str, list[float]] = {}
 
     @cached_property
-    def lines(self) -> list[dict[str, str]]:
-        try:
-            with open(self.folder / ROUNDS_FILE, newline="", encoding="utf-8") as file:
-                lines = list(csv.DictReader(file))
-        except (OSError, csv.Error) as problem:
-            raise RunError(f"{self.folder / ROUNDS_FILE}: cannot be read: {problem}") from None
-        if len(lines) != self.experiment.train.rounds:
+    def _sheet(self) -> Sheet:
+        found = sheet(self.folder / ROUNDS)
+        if len(found.lines) != self.experiment.train.rounds:
             raise RunError(
-                f"{self.folder}: {len(lines)} lines for {self.experiment.train.rounds} rounds; the run is not finished"
+                f"{self.folder}: {len(found.lines)} lines for {self.experiment.train.rounds} rounds; "
+                "the run is not finished"
             )
-        return lines[: self.rounds]
+        return found._replace(lines=found.lines[: self.rounds])
+
+    @property
+    def lines(self) -> list[dict[str, str]]:
+        return [dict(zip(self.header, cells, strict=True)) for cells in self._sheet.lines]
 
     @property
     def about(self) -> dict[str, Any]:
-        try:
-            found = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return about(self.folder)
 
     @property
     def header(self) -> list[str]:
-        return list(self.lines[0])
+        return self._sheet.header
 
     def column(self, name: str) -> list[float]:
         """What was measured, round after round; rounds without it are left out."""
         if name not in self._columns:
-            if name not in self.lines[0]:
-                raise RunError(f"{self.folder / ROUNDS_FILE}: has no column {name}")
-            try:
-                self._columns[name] = [float(line[name]) for line in self.lines if line[name]]
-            except (TypeError, ValueError):
-                raise RunError(f"{self.folder / ROUNDS_FILE}: {name}: holds something that is no number") from None
+            self._columns[name] = self._sheet.column(name)
         return self._columns[name]
 
     def layers(self, figure: str) -> list[str]:

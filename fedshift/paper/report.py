@@ -11,7 +11,8 @@ from fedshift.files import RunError, write
 from fedshift.paper import claims, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
 from fedshift.paper.tables import Listing, compared, listing
-from fedshift.paper.uplinks import Upload, crossover, rate, table3
+from fedshift.paper.uplinks import Upload, crossover, table3
+from fedshift.rates import rate
 from fedshift.toml import SettingsError
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"

@@ -5,7 +5,6 @@ t(codec) = encode + bytes / rate            seconds until the upload is there
                                             how many times slower than the fast link the slow one may be
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,13 +16,10 @@ from fedshift.models import MODELS
 from fedshift.names import named
 from fedshift.paper.published import TABLE3
 from fedshift.paper.tables import Listing
+from fedshift.rates import said
 from fedshift.toml import SettingsError
 from fedshift.types import Params
 
-PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30}
-RATE = re.compile(
-    r"(?P<number>[0-9.]+(e[+-]?[0-9]+)?)\s*(?P<prefix>[kmg]i?)?(?P<unit>b|B|bit|byte|bytes|bps)?(/s)?", re.I
-)
 MOST = 4_000_000  # weights that are encoded to measure; of a larger model, as many times that as it has
 # K-means at 4 bits (20 dB on the paper's CNN) trains as well as the paper says; uniform codes at 5 bits (18 dB)
 # lose up to twenty points there, and at 4 bits (12 dB) fail
@@ -62,26 +58,6 @@ class Upload(NamedTuple):
     @property
     def trains(self) -> bool:
         return self.snr_db is None or self.snr_db >= TRAINS_DB
-
-
-def rate(text: str) -> float:
-    """Bytes a second.
-
-    >>> rate("1MB/s"), rate("500kB/s"), rate("10Mbit/s"), rate("1e6"), rate("2 MiB/s")
-    (1000000.0, 500000.0, 1250000.0, 1000000.0, 2097152.0)
-    """
-    found = RATE.fullmatch(text.strip())
-    try:
-        number = float(found["number"]) if found else 0.0
-    except ValueError:
-        number = 0.0
-    if found is None or not 0 < number < 1e15:
-        raise SettingsError(
-            f"--uplink {text}: must be a rate, for example 1MB/s, 500kB/s, 10Mbit/s or 1e6 (bytes a second)"
-        )
-    unit = found["unit"] or "B"
-    bits = unit == "b" or unit.lower() in ("bit", "bps")
-    return number * PREFIX[(found["prefix"] or "").lower()] / (8 if bits else 1)
 
 
 def model(name: str | None, count: int | None) -> tuple[Params, float]:
@@ -207,14 +183,3 @@ def time(seconds: float) -> str:
     ('0.0123', '4,806')
     """
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"
-
-
-def said(at: float) -> str:
-    """
-    >>> said(1e6), said(1250), said(115.2e6), said(0.5)
-    ('1 MB/s', '1.25 kB/s', '115 MB/s', '0.5 B/s')
-    """
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if at >= size:
-            return f"{at / size:.3g} {unit}"
-    return f"{at:.3g} B/s"

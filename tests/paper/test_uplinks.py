@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedshift.paper.published import TABLE3
-from fedshift.paper.uplinks import Upload, changes, measure, model, plan, rate, table3
+from fedshift.paper.uplinks import Upload, changes, measure, model, plan, table3
 from fedshift.toml import SettingsError
 
 EXACT = Upload("Identity", 8.421e6, 0.0, None)
@@ -18,30 +18,6 @@ def test_the_paper_s_own_figures_give_its_rule() -> None:
     assert table.rows[1][4] == "7.78"
     assert table.rows[1][-1] == "7.78"
     assert TABLE3["KMeans(8)"].bytes == 2_194_000
-
-
-@pytest.mark.parametrize(
-    ("text", "bytes_a_second"),
-    [
-        ("1MB/s", 1e6),
-        ("1 MB/s", 1e6),
-        ("500kB/s", 5e5),
-        ("10Mbit/s", 1.25e6),
-        ("10Mb/s", 1.25e6),
-        ("8kbps", 1e3),
-        ("1e6", 1e6),
-        ("250000", 2.5e5),
-        ("0.5GB/s", 5e8),
-    ],
-)
-def test_a_rate_may_be_written_in_many_ways(text: str, bytes_a_second: float) -> None:
-    assert rate(text) == bytes_a_second
-
-
-@pytest.mark.parametrize("text", ["", "fast", "0", "-1MB/s", "1XB/s", "1..2", "MB/s", "1e99"])
-def test_what_is_no_rate_gets_a_sentence(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"--uplink .*must be a rate, for example 1MB/s"):
-        rate(text)
 
 
 def test_codecs_come_in_the_order_they_arrive() -> None:

@@ -1,0 +1,41 @@
+"""Rates of links, as people write them and as they read them."""
+
+import re
+
+from fedshift.toml import SettingsError
+
+PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30}
+RATE = re.compile(
+    r"(?P<number>[0-9.]+(e[+-]?[0-9]+)?)\s*(?P<prefix>[kmg]i?)?(?P<unit>b|B|bit|byte|bytes|bps)?(/s)?", re.I
+)
+
+
+def rate(text: str) -> float:
+    """Bytes a second.
+
+    >>> rate("1MB/s"), rate("500kB/s"), rate("10Mbit/s"), rate("1e6"), rate("2 MiB/s")
+    (1000000.0, 500000.0, 1250000.0, 1000000.0, 2097152.0)
+    """
+    found = RATE.fullmatch(text.strip())
+    try:
+        number = float(found["number"]) if found else 0.0
+    except ValueError:
+        number = 0.0
+    if found is None or not 0 < number < 1e15:
+        raise SettingsError(
+            f"--uplink {text}: must be a rate, for example 1MB/s, 500kB/s, 10Mbit/s or 1e6 (bytes a second)"
+        )
+    unit = found["unit"] or "B"
+    bits = unit == "b" or unit.lower() in ("bit", "bps")
+    return number * PREFIX[(found["prefix"] or "").lower()] / (8 if bits else 1)
+
+
+def said(at: float) -> str:
+    """
+    >>> said(1e6), said(1250), said(115.2e6), said(0.5)
+    ('1 MB/s', '1.25 kB/s', '115 MB/s', '0.5 B/s')
+    """
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if at >= size:
+            return f"{at / size:.3g} {unit}"
+    return f"{at:.3g} B/s"

@@ -1,0 +1,249 @@
+"""A run's record as it is found: whole, unfinished, published in short, or damaged here and there.
+
+A damaged line is lost, not the file; settings that cannot be read make the run a broken one.
+"""
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.columns import column
+from fedshift.engines.base import Histogram
+from fedshift.files import RunError
+from fedshift.record import SETTINGS, finished
+from fedshift.settings import Experiment
+from fedshift.toml import SettingsError, read
+
+ROUNDS, ABOUT, CLIENTS, HISTOGRAMS = "rounds.csv", "about.json", "clients.csv", "histograms.jsonl"
+TEXT = {"failed", "group"}  # columns that hold no numbers
+DAMAGE = "\0", "\ufffd"  # what is no text leaves these
+
+Figures = NDArray[np.float64]
+
+
+class Sheet(NamedTuple):
+    """A CSV file, line by line; lines that are not whole are left out and counted."""
+
+    path: Path
+    header: list[str]
+    lines: list[list[str]]
+    lost: int
+
+    def column(self, name: str) -> list[float]:
+        """What was measured, line after line; lines without it are left out. RunError for what is no number."""
+        if name not in self.header:
+            raise RunError(f"{self.path}: has no column {name}")
+        place = self.header.index(name)
+        try:
+            return [float(cells[place]) for cells in self.lines if cells[place]]
+        except ValueError:
+            raise RunError(f"{self.path}: {name}: holds something that is no number") from None
+
+
+def sheet(path: Path) -> Sheet:
+    """The whole lines of a CSV file; the last one is whole when it is ended."""
+    try:
+        first, *lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read: {problem.strerror}") from None
+    header = _cells(first)
+    cut = lines.pop() if lines else first
+    split = [_cells(line) for line in lines if not any(sign in line for sign in DAMAGE)]
+    whole = [cells for cells in split if len(cells) == len(header)]
+    return Sheet(path, header, whole, len(lines) - len(whole) + bool(cut))
+
+
+def _cells(line: str) -> list[str]:
+    """Line by line, so that a stray quotation mark swallows no other."""
+    line = line.removesuffix("\r")
+    try:
+        return next(csv.reader([line]), []) if '"' in line else line.split(",")
+    except csv.Error:
+        return []
+
+
+class Client(NamedTuple):
+    number: int
+    group: str
+    examples: int
+    labels: list[int]  # examples of each
+
+
+class Weights(NamedTuple):
+    """A layer's weights in one round."""
+
+    round: int
+    histogram: Histogram
+
+
+class Broken(NamedTuple):
+    """A run of which nothing can be told but why."""
+
+    folder: Path
+    problem: str
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a run has recorded; figures are NaN where nothing was measured."""
+
+    folder: Path
+    experiment: Experiment
+    about: dict[str, Any]
+    rounds: NDArray[np.int64]  # (n,) in order
+    figures: dict[str, Figures]  # (n,) by column
+    clients: list[Client]
+    weights: list[Weights]
+    lost: dict[str, int]  # damaged lines, by file
+    ended: bool  # its model is there
+
+    @property
+    def reached(self) -> int:
+        """The last round."""
+        return int(self.rounds[-1]) if len(self.rounds) else 0
+
+    @property
+    def finished(self) -> bool:
+        """What is published of a run has no model, but all of its rounds."""
+        return bool(self.reached) and (self.ended or self.reached == self.experiment.train.rounds)
+
+    @property
+    def missing(self) -> int:
+        """Rounds without a line although later ones, or a model, are there."""
+        return (self.experiment.train.rounds if self.finished else self.reached) - len(self.rounds)
+
+    def figure(self, name: str) -> Figures:
+        """A column, NaN throughout where it was not recorded."""
+        found = self.figures.get(name)
+        return np.full(len(self.rounds), math.nan) if found is None else found
+
+    @cached_property
+    def evaluated(self) -> NDArray[np.bool_]:
+        """(n,) whether the model was; a loss or a metric of one's own may be NaN all the same."""
+        evaluated: NDArray[np.bool_] = ~np.isnan(self.scores) | ~np.isnan(self.figure("loss"))
+        return evaluated
+
+    @property
+    def scores(self) -> Figures:
+        return self.figure(column(self.experiment))
+
+    @property
+    def up(self) -> Figures:
+        """Bytes all clients of a round sent."""
+        if "bytes.up" in self.figures:
+            return self.figures["bytes.up"]
+        return sum((self.figure(f"bytes.{part}") for part in ("codes", "side", "header")), np.zeros(len(self.rounds)))
+
+    def layers(self, figure: str) -> list[str]:
+        """The layers a figure is recorded for."""
+        return [name.removeprefix(f"{figure}.") for name in self.figures if name.startswith(f"{figure}.")]
+
+
+def recorded(folder: Path) -> Recorded | Broken:
+    """All that can be read of a run."""
+    try:
+        experiment = _settings(folder / SETTINGS)
+        rounds = sheet(folder / ROUNDS)
+        if "round" not in rounds.header:
+            raise RunError(f"{rounds.path}: its first line names no columns")
+    except (RunError, SettingsError) as problem:
+        return Broken(folder, str(problem))
+    numbers, figures = _by_round(rounds, experiment.train.rounds)
+    clients, clients_lost = _clients(folder / CLIENTS)
+    weights, weights_lost = _weights(folder / HISTOGRAMS)
+    lost = {ROUNDS: rounds.lost + len(rounds.lines) - len(numbers), CLIENTS: clients_lost, HISTOGRAMS: weights_lost}
+    return Recorded(
+        folder=folder,
+        experiment=experiment,
+        about=about(folder),
+        rounds=numbers,
+        figures=figures,
+        clients=clients,
+        weights=weights,
+        lost={name: count for name, count in lost.items() if count},
+        ended=finished(folder),
+    )
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """Versions, commit and machine; nothing where that cannot be read."""
+    try:
+        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _settings(path: Path) -> Experiment:
+    raw = read(path)
+    try:
+        return Experiment(**raw)
+    except SettingsError as problem:
+        raise SettingsError(f"{path}: {problem}") from None
+
+
+def _by_round(rounds: Sheet, most: int) -> tuple[NDArray[np.int64], dict[str, Figures]]:
+    """The lines that are all numbers, by column, in the order of their rounds, each round once."""
+    places = [i for i, name in enumerate(rounds.header) if name not in TEXT]
+    place = rounds.header.index("round")
+    found: dict[int, list[float]] = {}
+    for cells in rounds.lines:
+        try:
+            number = int(cells[place])
+            values = [float(cells[i]) if cells[i] else math.nan for i in places]
+        except ValueError:
+            continue
+        if 1 <= number <= most:
+            found.setdefault(number, values)
+    ordered = sorted(found)
+    table = np.array([found[number] for number in ordered], dtype=np.float64).reshape(len(ordered), len(places))
+    columns = {rounds.header[i]: table[:, j] for j, i in enumerate(places)}
+    return np.array(ordered, dtype=np.int64), columns
+
+
+def _clients(path: Path) -> tuple[list[Client], int]:
+    """The clients, none where that is not recorded, and how many lines are lost."""
+    if not path.exists():
+        return [], 0
+    try:
+        lines = sheet(path)
+    except RunError:
+        return [], 1
+    found = []
+    for cells in lines.lines:
+        try:
+            number, group, examples, *labels = cells
+            found.append(Client(int(number), group, int(examples), [int(count) for count in labels]))
+        except ValueError:
+            continue
+    return found, lines.lost + len(lines.lines) - len(found)
+
+
+def _weights(path: Path) -> tuple[list[Weights], int]:
+    """The histograms, none where none are recorded, and how many lines are lost."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return [], int(path.exists())
+    lines = content.split(b"\n")
+    found = [made for line in lines if line and (made := _histogram(line))]
+    return found, sum(1 for line in lines if line) - len(found)
+
+
+def _histogram(line: bytes) -> Weights | None:
+    try:
+        told = json.loads(line)
+        low, high = float(told["low"]), float(told["high"])
+        counts = [[int(n) for n in told[name]] for name in ("before", "after")]
+        if not (math.isfinite(high - low) and low <= high and counts[0] and len(counts[0]) == len(counts[1])):
+            return None
+        return Weights(int(told["round"]), Histogram(str(told["layer"]), low, high, *counts))
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None

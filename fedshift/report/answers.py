@@ -1,0 +1,132 @@
+"""Did the shift help? The final figures with their spread over seeds, and what may be noise."""
+
+import statistics
+from collections.abc import Sequence
+
+from fedshift import summary
+from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
+from fedshift.report.curves import by_metric, cut, metric, score, score_axis
+from fedshift.report.lines import BITS, SHIFT, Grouped, Strand
+from fedshift.settings import Experiment
+
+FEW = {SHIFT, BITS}  # settings that single sentences can speak of
+
+
+def section(grouped: Grouped) -> Section:
+    parts: list[Table | Intervals] = []
+    said: list[str] = []
+    for end, strands in by_metric(grouped.strands):
+        said += sentences(strands)
+        parts.append(table(strands, grouped.varying, f"results{end}"))
+        if any(one.row for one in strands):
+            parts.append(intervals(strands, f"final{end}"))
+    return Section("answer", "Did the shift help?", said, [*parts])
+
+
+def show(x: float, experiment: Experiment) -> str:
+    """A score: percent of accuracy, or a metric of one's own as it is."""
+    return summary.points(x) if experiment.train.metric == "accuracy" else f"{x:.4g}"
+
+
+def sentences(strands: Sequence[Strand]) -> list[str]:
+    done = [one for one in strands if one.row]
+    if not done:
+        return ["No run is finished yet, so nothing can be said."]
+    rows = [one.row for one in done if one.row]
+    shifted = [one for one in done if one.row and one.row.against == "no shift"]
+    experiment = done[0].experiment
+    if not shifted:
+        return [_reached(done), _nothing_to_compare(done)]
+    if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
+        said = summary.sentences([*(row for row in rows if row.against == "no shift")])
+        return said + summary.sentences([row for row in rows if row.against != "no shift"])
+    return _counted(shifted)
+
+
+def _reached(done: Sequence[Strand]) -> str:
+    """What the only line came to, or the highest of several."""
+    best = max(done, key=lambda one: one.row.mean if one.row else 0.0)
+    assert best.row
+    unit = " %" if best.experiment.train.metric == "accuracy" else ""
+    spread = "" if best.row.spread is None else f" ± {show(best.row.spread, best.experiment)}"
+    window = min(summary.WINDOW, int(best.runs[0].evaluated.sum()))
+    which = f"{best.line.label} reached" if len(done) == 1 else f"The highest of {len(done)} is {best.line.label}, with"
+    many = "the last evaluated round" if window == 1 else f"the mean of the last {window} evaluated rounds"
+    return f"{which} {metric(best.experiment)} {show(best.row.mean, best.experiment)}{spread}{unit}, {many}."
+
+
+def _nothing_to_compare(done: Sequence[Strand]) -> str:
+    with_it = [one for one in done if one.experiment.shift.on]
+    if len(with_it) == len(done):
+        return "There is no run without the shift to compare with, so whether it helped cannot be told."
+    if not with_it:
+        return "No run here has the shift, so whether it would help cannot be told."
+    return (
+        "No run with the shift has a run beside it that differs in nothing else, so whether it helped cannot be told."
+    )
+
+
+def _counted(shifted: Sequence[Strand]) -> list[str]:
+    """Many comparisons in few sentences."""
+    gains = [(one.row.gain, one.row.verdict, one) for one in shifted if one.row and one.row.gain is not None]
+    experiment, name = shifted[0].experiment, metric(shifted[0].experiment)
+    points = experiment.train.metric == "accuracy"
+
+    def much(gain: float) -> str:
+        return f"{100 * gain:+.1f} points" if points else f"{gain:+.4g}"
+
+    more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
+    clear = [gain for gain, verdict, _ in gains if not verdict]
+    said = [f"With the shift, {name} is higher in {more} of {len(gains)} comparisons and lower in {less}."]
+    if all(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains):
+        said.append("There are too few seeds to know what is noise.")
+    else:
+        up, down = (sum(sign * gain > 0 for gain in clear) for sign in (1, -1))
+        rest = f"; in the other {noise} the difference is within noise" if (noise := len(gains) - up - down) else ""
+        said.append(f"Beyond noise it is higher in {up} and lower in {down}{rest}.")
+    (least, _, worst), (most, _, best) = (pick(gains, key=lambda one: one[0]) for pick in (min, max))
+    mean = statistics.fmean(gain for gain, _, _ in gains)
+    ends = f"from {much(least)} ({worst.line.label}) to {much(most)} ({best.line.label})"
+    return [*said, f"The mean difference is {much(mean)}, {ends}." if len(gains) > 1 else f"It is {much(mean)}."]
+
+
+def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:
+    experiment = strands[0].experiment
+    unit = ", %" if experiment.train.metric == "accuracy" else ""
+    compared = any(one.row and one.row.gain is not None for one in strands)
+    words = [*summary.words(varying).values()] or ["line"]
+    columns = [*words, f"{metric(experiment)}{unit}", "seeds", "last round", "MB up", *(["difference"] * compared)]
+    rows = []
+    for one in strands:
+        label = [*one.line.settings.values()] or [one.line.label]
+        rows.append(Row(one.line.key, [*label, *_cells(one, compared)]))
+    return Table(name, f"{metric(experiment).capitalize()} at the end", columns, rows)
+
+
+def _cells(one: Strand, compared: bool) -> list[str]:
+    experiment, row = one.experiment, one.row
+    if row is None:
+        so_far = [float(score(run)[run.evaluated][-1]) for run in one.runs if run.evaluated.any()]
+        at = f"unfinished, round {one.reached} of {experiment.train.rounds}"
+        last = show(statistics.fmean(so_far), experiment) if so_far else ""
+        up = statistics.fmean(float(run.up.sum()) for run in one.runs)
+        return [at, str(len(one.runs)), last, f"{up / 1e6:.2f}", *([""] * compared)]
+    spread = "" if row.spread is None else f" ± {show(row.spread, experiment)}"
+    cells = [f"{show(row.mean, experiment)}{spread}", str(len(row.scores)), show(row.last, experiment)]
+    return [*cells, f"{row.bytes_up / 1e6:.2f}", *([summary.told(row, experiment)] * compared)]
+
+
+def intervals(strands: Sequence[Strand], name: str) -> Intervals:
+    """The final figures of all seeds, those to be compared beside one another."""
+    headings: dict[str, dict[str, list[Interval]]] = {}
+    for one in strands:
+        if one.row:
+            spread = None if one.row.spread is None else cut(one.row.spread)
+            seeds = {seed: cut(value) or 0.0 for seed, value in one.row.scores.items()}
+            interval = Interval(one.line.key, cut(one.row.mean) or 0.0, spread, seeds)
+            headings.setdefault(one.heading, {}).setdefault(one.band, []).append(interval)
+    bands = [(heading, [Band(*band) for band in bands.items()]) for heading, bands in headings.items()]
+    experiment = strands[0].experiment
+    caption = "The mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."
+    title = f"{metric(experiment).capitalize()} at the end"
+    return Intervals(name, title, caption, score_axis(experiment), bands)

@@ -1,0 +1,164 @@
+"""What did it cost? Bytes, seconds on a link, and what the time of a round went into."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedshift.rates import said
+from fedshift.recorded import Figures, Recorded
+from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
+from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, metric, room, score, score_axis, sent
+from fedshift.report.lines import Strand, panels
+
+UPLINK = "seconds.uplink"
+PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}
+WHOLE, ROUND = "upload, not split", "round, not split"
+PHASES = ("train", "encode", "aggregate", "evaluate", "save", "other")
+
+
+def section(strands: Sequence[Strand], rate: float) -> Section:
+    """`rate`: bytes a second of the link that all uploads of a round share."""
+    parts: list[Curves | Stacks] = []
+    for end, some in by_metric(strands):
+        parts += against_cost(some, rate, end)
+    parts += [chart for chart in (upload(strands), phases(strands)) if chart]
+    return Section("cost", "What did it cost?", sentences(strands, rate), [*parts])
+
+
+def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
+    """What a run sends in all, the least and the most of it, and how long that takes."""
+    sizes = {
+        ", ".join(filter(None, (one.heading, one.band))): float(np.mean([run.up.sum() for run in one.runs]))
+        for one in strands
+        if one.row
+    }
+    if not any(sizes.values()):
+        return []
+    least, most = min(sizes, key=lambda label: sizes[label]), max(sizes, key=lambda label: sizes[label])
+
+    def told(label: str) -> str:
+        return f"{size(sizes[label])}, {time(sizes[label] / rate)} on one link of {said(rate)} for all"
+
+    if sizes[least] == sizes[most]:
+        return [f"A run sends {told(least)}."]
+    much = f"{sizes[most] / sizes[least]:.3g} times as much" if sizes[least] else "most"
+    return [f"Runs with {least} send the least: {told(least)}.", f"Those with {most} send {much}: {told(most)}."]
+
+
+def size(count: float) -> str:
+    """
+    >>> size(33_160_000), size(107_797_950_000)
+    ('33.2 MB', '108 GB')
+    """
+    for unit, much in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= much:
+            return f"{count / much:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def time(seconds: float) -> str:
+    """
+    >>> time(26.5), time(3104), time(86238)
+    ('26.5 s', '51.7 min', '24 h')
+    """
+    for unit, much in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * much:
+            return f"{seconds / much:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curves]:
+    """The score against bytes, against seconds on one link, and on the links of the settings where they have some."""
+    axis, points = score_axis(strands[0].experiment), room(len(strands))
+    title, caption = metric(strands[0].experiment).capitalize(), f"{AVERAGE} {BAND}"
+
+    def drawn(some: Sequence[Strand], across: Callable[[Recorded], Figures]) -> list[Panel]:
+        return panels(some, lambda one: curve(one, averaged(score), points, across, banded=True))
+
+    sending = [one for one in strands if any(run.up.any() for run in one.runs)]
+    linked = [one for one in strands if all(UPLINK in run.figures for run in one.runs)]
+    shared = f"All uploads of a round share one link. {caption}"
+    own = f"The bandwidths are those of the settings: a round takes until its slowest upload is there. {caption}"
+    in_bytes, in_seconds = Axis("sent up by all clients", "B"), Axis("time on the uplink", "s")
+    made = [
+        Curves(f"score-bytes{end}", f"{title} against bytes sent", caption, in_bytes, axis, drawn(sending, sent)),
+        Curves(
+            f"score-seconds{end}",
+            f"{title} against time on the uplink",
+            shared,
+            in_seconds,
+            axis,
+            drawn(sending, lambda run: sent(run) / rate),
+            rate=rate,
+        ),
+        Curves(
+            f"score-links{end}",
+            f"{title} against time on the clients' own links",
+            own,
+            in_seconds,
+            axis,
+            drawn(linked, lambda run: np.cumsum(np.nan_to_num(run.figure(UPLINK)))),
+        ),
+    ]
+    return [chart for chart in made if chart.panels]
+
+
+def upload(strands: Sequence[Strand]) -> Stacks | None:
+    """What one client sends in one round."""
+    found: list[tuple[Strand, dict[str, float]]] = []
+    for one in strands:
+        uploads = sum(float(np.nansum(_uploads(run))) for run in one.runs)
+        split = all("bytes.codes" in run.figures for run in one.runs)
+        sums = {
+            part: sum(float(np.nansum(run.figure(name))) for run in one.runs)
+            for part, name in (PARTS.items() if split else ())
+        } or {WHOLE: sum(float(np.nansum(run.up)) for run in one.runs)}
+        if uploads and sum(sums.values()):
+            found.append((one, {part: size / uploads for part, size in sums.items()}))
+    caption = "Bytes of one upload, mean over clients and rounds: full and quantized ones together."
+    return _stacks("upload", "Bytes per round and client", caption, Axis("one upload", "B"), [*PARTS, WHOLE], found)
+
+
+def _uploads(run: Recorded) -> Figures:
+    """How many arrived in each round; a published record does not say, the settings do."""
+    if "arrived" in run.figures:
+        return run.figures["arrived"]
+    return np.full(len(run.rounds), float(run.experiment.train.cohort))
+
+
+def phases(strands: Sequence[Strand]) -> Stacks | None:
+    """What the seconds of a round went into; saving comes on top of what is recorded as the round."""
+    found = []
+    for one in strands:
+        times = [_phases(run) for run in one.runs if np.nansum(run.figure("seconds.round"))]
+        if times:
+            keys = dict.fromkeys(key for time in times for key in time)
+            found.append((one, {key: float(np.mean([time.get(key, 0.0) for time in times])) for key in keys}))
+    caption = "Mean over rounds. Where clients train side by side, their time is shared out as it passed on the clock."
+    return _stacks("phases", "Seconds a round", caption, Axis("one round", "s"), [*PHASES, ROUND], found)
+
+
+def _phases(run: Recorded) -> dict[str, float]:
+    """Training and encoding are sums over clients, which may train at once; the rest is as the clock had it."""
+    known = {phase: float(np.nanmean(run.figure(f"seconds.{phase}"))) for phase in PHASES[:-1] if _timed(run, phase)}
+    whole = float(np.nanmean(run.figure("seconds.round")))
+    if "train" not in known:
+        return {ROUND: whole}
+    left = max(0.0, whole - known.get("aggregate", 0.0) - known.get("evaluate", 0.0))
+    worked = known["train"] + known.get("encode", 0.0)
+    if worked > left:
+        known |= {phase: known[phase] * left / worked for phase in ("train", "encode") if phase in known}
+    return known | {"other": max(0.0, left - worked)}
+
+
+def _timed(run: Recorded, phase: str) -> bool:
+    return not bool(np.isnan(run.figure(f"seconds.{phase}")).all())
+
+
+def _stacks(
+    name: str, title: str, caption: str, x: Axis, parts: Sequence[str], found: Sequence[tuple[Strand, dict[str, float]]]
+) -> Stacks | None:
+    """The parts that some line has."""
+    used = [part for part in parts if any(part in sizes for _, sizes in found)]
+    stacks = [Stack(one.line.key, [cut(sizes.get(part, 0.0)) or 0.0 for part in used]) for one, sizes in found]
+    return Stacks(name, title, caption, x, used, stacks) if stacks else None

@@ -1,0 +1,153 @@
+"""From rounds to curves: moving averages, means and bands over seeds, few points with few digits."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedshift.columns import column
+from fedshift.recorded import Figures, Recorded
+from fedshift.report.charts import Axis, Curve
+from fedshift.report.lines import Strand
+from fedshift.settings import Experiment
+from fedshift.summary import WINDOW
+
+POINTS = 25_000  # that all curves of a chart may have together
+MOST, LEAST = 200, 12  # points of one curve
+ROUND = Axis("round")
+AVERAGE = "Moving average over ten evaluated rounds, mean of seeds."
+BAND = "Band: from the lowest seed to the highest."
+
+
+class Measured(NamedTuple):
+    """One figure of one run."""
+
+    rounds: Figures
+    values: Figures
+
+
+Measure = Callable[[Recorded], Measured]
+
+
+def every(name: str) -> Measure:
+    """A column, in every round that has it."""
+
+    def measure(run: Recorded) -> Measured:
+        values = run.figure(name)
+        there = ~np.isnan(values)
+        return Measured(run.rounds[there].astype(float), values[there])
+
+    return measure
+
+
+def averaged(of: Callable[[Recorded], Figures]) -> Measure:
+    """The mean of the last ten evaluated rounds, at each of them."""
+
+    def measure(run: Recorded) -> Measured:
+        return Measured(run.rounds[run.evaluated].astype(float), moving(of(run)[run.evaluated]))
+
+    return measure
+
+
+def score(run: Recorded) -> Figures:
+    return run.scores
+
+
+def moving(values: Figures, window: int = WINDOW) -> Figures:
+    """The mean of the last ten values, of fewer at the beginning.
+
+    >>> moving(np.array([2.0, 4.0, 6.0, 8.0]), 2).tolist()
+    [2.0, 3.0, 5.0, 7.0]
+    """
+    return np.array([values[max(0, i + 1 - window) : i + 1].mean() for i in range(len(values))])
+
+
+def sent(run: Recorded) -> Figures:
+    """Bytes that went up until the end of each round."""
+    return np.cumsum(np.nan_to_num(run.up))
+
+
+def curve(
+    strand: Strand,
+    measure: Measure,
+    points: int,
+    across: Callable[[Recorded], Figures] | None = None,
+    *,
+    banded: bool = False,
+    label: str = "",
+    dashed: bool = False,
+) -> list[Curve]:
+    """The mean over seeds, round by round, against what `across` says of a round; none where nothing was measured."""
+    found = [(run, measured) for run in strand.runs if len((measured := measure(run)).rounds)]
+    if not found:
+        return []
+    grid = np.unique(np.concatenate([measured.rounds for _, measured in found]))
+    if strand.row is None:  # seeds that have come further than others say nothing about the others
+        grid = grid[grid <= min(measured.rounds[-1] for _, measured in found)]
+        if not len(grid):
+            return []
+    grid = grid[chosen(len(grid), points)]
+    values = np.stack([np.interp(grid, *measured) for _, measured in found])
+    x = grid if across is None else np.mean([np.interp(grid, run.rounds, across(run)) for run, _ in found], axis=0)
+    band = banded and len(found) > 1
+    return [
+        Curve(
+            line=strand.line.key,
+            x=[cut(value) or 0 for value in x],
+            y=cuts(values.mean(axis=0)),
+            low=cuts(values.min(axis=0)) if band else (),
+            high=cuts(values.max(axis=0)) if band else (),
+            label=label,
+            dashed=dashed,
+        )
+    ]
+
+
+def chosen(count: int, points: int) -> list[int]:
+    """Places evenly spread, the first and the last among them.
+
+    >>> chosen(10, 4), chosen(3, 4)
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    if count <= points:
+        return list(range(count))
+    return [round(i * (count - 1) / (points - 1)) for i in range(points)]
+
+
+def room(curves: int) -> int:
+    """Points for each of so many curves."""
+    return max(LEAST, min(MOST, POINTS // max(1, curves)))
+
+
+def cut(x: float, digits: int = 5) -> float | None:
+    """So many digits; None for what is no number.
+
+    >>> cut(0.123456789), cut(150.0), cut(math.nan)
+    (0.12346, 150, None)
+    """
+    if not math.isfinite(x):
+        return None
+    short = float(f"{x:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def cuts(values: Sequence[float] | Figures, digits: int = 5) -> list[float | None]:
+    return [cut(float(x), digits) for x in values]
+
+
+def metric(experiment: Experiment) -> str:
+    """What the score is called."""
+    return column(experiment).removeprefix("metric.")
+
+
+def score_axis(experiment: Experiment) -> Axis:
+    return Axis(metric(experiment), "%" if experiment.train.metric == "accuracy" else "")
+
+
+def by_metric(strands: Sequence[Strand]) -> list[tuple[str, list[Strand]]]:
+    """Lines that can be drawn into one chart, because their scores are of one kind; with what its name ends in."""
+    kinds: dict[str, list[Strand]] = {}
+    for one in strands:
+        kinds.setdefault(metric(one.experiment), []).append(one)
+    return [("" if i == 0 else f"-{i + 1}", some) for i, some in enumerate(kinds.values())]

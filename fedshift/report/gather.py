@@ -1,0 +1,96 @@
+"""From folders to a report: find the runs, read them, and put the sections together."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedshift.files import RunError
+from fedshift.grid import expand
+from fedshift.record import SETTINGS, SWEEP
+from fedshift.recorded import ROUNDS, Broken, Recorded, recorded
+from fedshift.report import answers, costs, inside, what
+from fedshift.report.charts import Report
+from fedshift.report.lines import Grouped, counts, grouped
+from fedshift.summary import names
+from fedshift.toml import SettingsError, read
+
+UPLINK = 1.25e6  # 10 Mbit/s
+NAMED = 5  # runs that a warning names
+
+
+def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) -> Report:
+    """What the runs in these folders and below them tell; `uplink` in bytes a second."""
+    records = [recorded(folder) for folder in found(folders)]
+    runs = [run for run in records if isinstance(run, Recorded)]
+    broken = [run for run in records if isinstance(run, Broken)]
+    if not runs:
+        raise RunError(f"{broken[0].problem}; there is no other run in {folders[0]}")
+    lines = grouped(runs)
+    return Report(
+        title=title or folders[0].resolve().name,
+        about=about(runs),
+        warnings=warnings(folders, lines, runs, broken),
+        lines=[one.line for one in lines.strands],
+        sections=[
+            answers.section(lines),
+            costs.section(lines.strands, uplink),
+            inside.section(lines.strands),
+            what.section(lines, runs, broken),
+        ],
+    )
+
+
+def found(folders: Iterable[Path]) -> list[Path]:
+    """The runs in these folders and below, each once, broken ones among them."""
+    places: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: there is no such folder")
+        here = sorted({path.parent for name in (SETTINGS, ROUNDS) for path in folder.rglob(name) if path.is_file()})
+        if not here:
+            raise RunError(f"{folder}: holds no run (there is no {SETTINGS} in it or below)")
+        for path in here:
+            places.setdefault(path.resolve(), path)
+    return list(places.values())
+
+
+def not_begun(folder: Path) -> list[str]:
+    """The runs of a sweep that have no folder yet."""
+    try:
+        there_should_be = names(expand(read(folder / SWEEP)))
+    except SettingsError:  # it is no sweep, or nobody knows what it was to be
+        return []
+    return [name for name in there_should_be if not (folder / name).exists()]
+
+
+def about(runs: Sequence[Recorded]) -> str:
+    """Such as 'digits: 9 runs of 150 rounds, seeds 0, 1, 2'."""
+    seeds = sorted({run.experiment.seed for run in runs})
+    rounds = sorted({run.experiment.train.rounds for run in runs})
+    data = ", ".join(dict.fromkeys(run.experiment.data.name for run in runs))
+    listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    length = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else str(rounds[0])
+    return f"{data}: {len(runs)} run{'s' * (len(runs) > 1)} of {length} rounds, {listed}"
+
+
+def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> list[str]:
+    """What is unfinished, broken, damaged or there twice."""
+    said = []
+    if late := [run for run in runs if not counts(run)]:
+        told = [f"{run.folder.name} ({what.status(run)})" for run in late]
+        said.append(f"Not finished, and not in the final figures: {_some(told)}.")
+    if waiting := [name for folder in folders for name in not_begun(folder)]:
+        said.append(f"Not begun: {_some(waiting)}.")
+    if broken:
+        said.append(f"Broken: {_some([f'{run.folder.name} ({run.problem})' for run in broken])}.")
+    if hurt := [run for run in runs if counts(run) and what.losses(run)]:
+        told = [f"{run.folder.name} ({'; '.join(what.losses(run))})" for run in hurt]
+        said.append(f"Damaged in places, and read without them: {_some(told)}.")
+    if lines.doubles:
+        told = [f"{double.folder.name} ({kept.folder})" for double, kept in lines.doubles]
+        said.append(f"Left out, because another run has the same settings and seed: {_some(told)}.")
+    return said
+
+
+def _some(told: Sequence[str]) -> str:
+    more = f", and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    return ", ".join(told[:NAMED]) + more

@@ -1,0 +1,159 @@
+"""What the model predicts: the share of each label, and of those that only quantized clients hold."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedshift.recorded import Client, Figures, Recorded
+from fedshift.report.charts import Axis, Curves, Heat
+from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
+from fedshift.report.lines import Strand, panels
+from fedshift.settings import Experiment
+from fedshift.summary import WINDOW
+
+ONLY = 0.9  # of a label's examples lie with one kind of clients: it is theirs
+SUPERIOR, INFERIOR = "superior", "inferior"
+
+
+class Held(NamedTuple):
+    """The labels of a data set, and whose they are: those of exact uploads (superior), quantized ones, or nobody's."""
+
+    strands: list[Strand]
+    marks: list[str]  # for each label
+    inferior: float  # the share of inferior labels among all examples
+
+
+def bits(experiment: Experiment, group: str) -> int:
+    """The bits of a group of clients, by the name it has in clients.csv.
+
+    >>> bits(Experiment(uplink={"bits": "32+4"}), "4 bit")
+    4
+    """
+    said = experiment.uplink
+    for name, link in said.group.items():
+        if " ".join(name.split()) == group:
+            return link.bits
+    found = re.match(r"(\d+) bit", group)
+    return int(found[1]) if found else said.bits if isinstance(said.bits, int) else 32
+
+
+def marks(experiment: Experiment, clients: Sequence[Client]) -> list[str]:
+    """Whose each label is; nobody's where all clients upload alike."""
+    labels = np.array([client.labels for client in clients if len(client.labels) == len(clients[0].labels)])
+    if not labels.size:
+        return []
+    lossy = np.array([bits(experiment, one.group) < 32 for one in clients if len(one.labels) == labels.shape[1]])
+    if lossy.all() or not lossy.any():
+        return [""] * labels.shape[1]
+    share = labels[lossy].sum(axis=0) / np.maximum(1, labels.sum(axis=0))
+    return [INFERIOR if part >= ONLY else SUPERIOR if part <= 1 - ONLY else "" for part in share]
+
+
+def held(strands: Sequence[Strand]) -> list[Held]:
+    """By data set and number of labels; a label is somebody's if it is theirs in every run that can tell."""
+    kinds: dict[tuple[str, int], list[Strand]] = {}
+    for one in strands:
+        classes = len(one.runs[0].layers("predicted"))  # predicted.3 reads like a layer
+        if classes:
+            kinds.setdefault((one.experiment.data.name, classes), []).append(one)
+    return [_held(some, classes) for (_, classes), some in kinds.items()]
+
+
+def _held(strands: list[Strand], classes: int) -> Held:
+    runs = [run for one in strands for run in one.runs if run.clients]
+    found = [marks(run.experiment, run.clients) for run in runs]
+    told = [one for one in found if any(one) and len(one) == classes]
+    whose = [{one[label] for one in told} for label in range(classes)]
+    agreed = [next(iter(seen)) if len(seen) == 1 else "" for seen in whose]
+    counts = sum(
+        (np.array(client.labels) for run in runs[:1] for client in run.clients if len(client.labels) == classes),
+        np.zeros(classes),
+    )
+    inferior = np.array([mark == INFERIOR for mark in agreed])
+    return Held(strands, agreed, float(counts[inferior].sum() / max(1.0, counts.sum())))
+
+
+def charts(strands: Sequence[Strand]) -> list[Heat | Curves]:
+    made: list[Heat | Curves] = []
+    for i, one in enumerate(held(strands)):
+        end = f"-{i + 1}" if i else ""
+        made.append(predicted(one, end))
+        if INFERIOR in one.marks:
+            made.append(inferior(one, end))
+    return made
+
+
+def share(run: Recorded, label: int) -> float:
+    """Of the predictions of the last ten evaluated rounds."""
+    late = run.figure(f"predicted.{label}")[run.evaluated][-WINDOW:]
+    return float(late.mean()) if len(late) else math.nan
+
+
+def predicted(of: Held, end: str) -> Heat:
+    classes = range(len(of.marks))
+    values = [[float(np.mean([share(run, c) for run in one.runs])) for c in classes] for one in of.strands]
+    known = any(of.marks)
+    whose = f"A label is superior, or inferior, when {100 * ONLY:.0f} % of its examples lie with clients of that kind."
+    return Heat(
+        name=f"predicted{end}",
+        title=f"Predicted share of each label{_data(of, end)}",
+        caption=f"Mean of the last ten evaluated rounds and of seeds. {whose if known else ''}".strip(),
+        value=Axis("share of predictions", "%"),
+        columns=[str(c) for c in classes],
+        rows=[one.line.label for one in of.strands],
+        values=[cuts(row, 4) for row in values],
+        lines=[one.line.key for one in of.strands],
+        marks=of.marks if known else [""] * len(of.marks),
+    )
+
+
+def inferior(of: Held, end: str) -> Curves:
+    """How often one of the labels is predicted that quantized clients hold."""
+    theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
+
+    def total(run: Recorded) -> Figures:
+        return sum((run.figure(f"predicted.{label}") for label in theirs), np.zeros(len(run.rounds)))
+
+    points = room(2 * len(of.strands))
+    found = panels(of.strands, lambda one: curve(one, averaged(total), points, banded=True))
+    named = ", ".join(map(str, theirs))
+    return Curves(
+        name=f"inferior{end}",
+        title=f"Predicted share of inferior labels{_data(of, end)}",
+        caption=f"Labels {named}. {AVERAGE} {BAND} Across: their share of the data.",
+        x=ROUND,
+        y=Axis("share of predictions", "%"),
+        panels=found,
+        level=cut(of.inferior),
+    )
+
+
+def _data(of: Held, end: str) -> str:
+    return f": {of.strands[0].experiment.data.name}" if end else ""
+
+
+def sentences(strands: Sequence[Strand]) -> list[str]:
+    """How often inferior labels are predicted, without the shift and with it, beside how often they occur."""
+    said: list[str] = []
+    for of in held(strands):
+        theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
+        parts: list[str] = []
+        for on, how in ((False, "without the shift"), (True, "with it")):
+            runs = [run for one in of.strands for run in one.runs if one.row and _mixed(run, on)]
+            if theirs and runs:
+                mean = float(np.mean([sum(share(run, label) for label in theirs) for run in runs]))
+                parts.append(f"{100 * mean:.1f} % {how if parts or not on else 'with the shift'}")
+        if parts:
+            said.append(
+                f"Labels that only quantized clients hold{_data(of, '-' * bool(said))} are {100 * of.inferior:.1f} % "
+                f"of the data; of what is predicted at the end they are {' and '.join(parts)}."
+            )
+    return said
+
+
+def _mixed(run: Recorded, on: bool) -> bool:
+    """Whether some of its clients are quantized and some are not, with the shift or without."""
+    return run.experiment.shift.on == on and any(marks(run.experiment, run.clients) if run.clients else [])

@@ -1,0 +1,177 @@
+"""Runs as lines of a legend: those that differ in nothing but their seed are one."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedshift import summary
+from fedshift.recorded import Recorded
+from fedshift.report.charts import Curve, Line, Panel
+from fedshift.report.palette import COLOURS
+from fedshift.settings import Experiment
+from fedshift.summary import shown
+from fedshift.toml import dotted
+
+MOST = 8  # lines in one panel, before there are several
+PANELS = 12
+SHIFT, BITS, ALGORITHM = "shift.on", "uplink.bits", "algorithm.name"
+COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
+FIRST = (ALGORITHM, "data.name", "model.name", BITS)  # of a label; the shift comes last
+
+
+class Strand(NamedTuple):
+    """A line and the runs behind it, one for each seed: finished ones, or else those that are on their way."""
+
+    line: Line
+    runs: list[Recorded]
+    row: summary.Row | None  # what came of it; None while none of its runs is finished
+    heading: str  # lines under one are alike in it: 'fedprox'
+    band: str  # and what else they are, but for the shift: '32+4 bits'
+    panel: str  # the heading, where one drawing cannot hold all lines
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.runs[0].experiment
+
+    @property
+    def reached(self) -> int:
+        """The round up to which all of its runs are there."""
+        return min(run.reached for run in self.runs)
+
+
+class Grouped(NamedTuple):
+    strands: list[Strand]
+    varying: list[str]  # the settings in which they differ
+    doubles: list[tuple[Recorded, Recorded]]  # runs that are another one over again
+
+
+def counts(run: Recorded) -> bool:
+    """Whether its last rounds are there, of which a final figure is made."""
+    return run.finished and run.reached > run.experiment.train.rounds - summary.WINDOW and bool(run.evaluated.any())
+
+
+def grouped(runs: Sequence[Recorded]) -> Grouped:
+    """Strands in the order of a legend: by heading, by band, without the shift and with it."""
+    varying, kinds = summary.apart([run.experiment for run in runs])
+    seeds: dict[tuple[str, ...], dict[int, Recorded]] = {}
+    doubles = []
+    for run, kind in zip(runs, kinds, strict=True):
+        mine, seed = seeds.setdefault(kind, {}), run.experiment.seed
+        if seed in mine:
+            better = counts(run) and not counts(mine[seed])
+            doubles.append((mine[seed], run) if better else (run, mine[seed]))
+            run = run if better else mine[seed]
+        mine[seed] = run
+    flat = {kind: dotted(next(iter(mine.values())).experiment.model_dump()) for kind, mine in seeds.items()}
+    split = _split(varying, list(flat.values()))
+    named = _telling(varying, list(flat.values())) or [ALGORITHM, BITS, SHIFT]  # alone, it is still called something
+    made = [_strand(flat[kind], mine, varying, named, split) for kind, mine in seeds.items()]
+    rows = _rows(made, [run.experiment for run in runs])
+    several = len(made) > MOST and bool(split)
+    made = [one._replace(row=row, panel=one.heading if several else "") for one, row in zip(made, rows, strict=True)]
+    return Grouped(_coloured(_ordered(made)), varying, doubles)
+
+
+def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Row | None]:
+    """What came of each, in their order."""
+    done = [counts(one.runs[0]) for one in made]
+    results = [outcome(run) for one, there in zip(made, done, strict=True) if there for run in one.runs]
+    found = iter(summary.rows(results, of)) if results else iter(())
+    return [next(found) if there else None for there in done]
+
+
+def outcome(run: Recorded) -> summary.Result:
+    return summary.result(run.experiment, run.scores[run.evaluated].tolist(), int(run.up.sum()))
+
+
+def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:
+    """The setting that makes headings: the algorithm, or the one that leaves the fewest lines under each."""
+    if ALGORITHM in varying:
+        return ALGORITHM
+    sizes = {key: _sizes([str(one.get(key)) for one in flat]) for key in varying if key != SHIFT}
+    able = {key: held for key, held in sizes.items() if 1 < len(held) <= PANELS}
+    if len(flat) <= MOST or not able:
+        return ""
+    return min(able, key=lambda key: (max(0, max(able[key]) - MOST), len(able[key]), key == BITS))
+
+
+def _telling(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings of a label, in its order: without those that others tell already."""
+    kept = sorted(varying, key=lambda key: (key == SHIFT, FIRST.index(key) if key in FIRST else len(FIRST)))
+    for key in reversed([key for key in kept if key not in (*FIRST, SHIFT)]):
+        fewer = [other for other in kept if other != key]
+        if len({tuple(str(one.get(other)) for other in fewer) for one in flat}) == len(flat):
+            kept = fewer
+    return kept
+
+
+def _sizes(values: Sequence[str]) -> list[int]:
+    return [values.count(value) for value in dict.fromkeys(values)]
+
+
+def _strand(
+    flat: Mapping[str, Any], seeds: Mapping[int, Recorded], varying: Sequence[str], named: Sequence[str], split: str
+) -> Strand:
+    runs = [seeds[seed] for seed in sorted(seeds)]
+    done = [run for run in runs if counts(run)]
+    words = summary.words(varying)
+    said = {key: told(key, words.get(key, ""), flat.get(key)) for key in named}
+    rest = [text for key, text in said.items() if text and key not in (split or ALGORITHM, SHIFT)]
+    line = Line(
+        key="",
+        label=", ".join([*filter(None, said.values()), *([] if done else ["unfinished"])]) or "plain",
+        settings={words[key]: shown(flat.get(key)) for key in varying},
+        colour=0,
+        dashed=not flat[SHIFT],
+        runs=[run.folder.name for run in runs],
+    )
+    band = ", ".join(rest) or told(BITS, "", flat[BITS])
+    return Strand(line, done or runs, None, said.get(split or ALGORITHM, ""), band, "")
+
+
+def told(key: str, word: str, value: Any) -> str:
+    """A setting in a label; nothing for what is off.
+
+    >>> told("uplink.bits", "bits", "32+4"), told("shift.on", "shift", False), told("train.lr", "lr", 0.1)
+    ('32+4 bits', 'no shift', 'lr 0.1')
+    """
+    if key in COUNTED:
+        return f"{shown(value)} {key.rpartition('.')[2]}"
+    if key == SHIFT:
+        return "shift" if value else "no shift"
+    if isinstance(value, bool):
+        return word if value else ""
+    if value is None:
+        return f"{word} not set"
+    return shown(value) if key.endswith(".name") else f"{word} {shown(value)}"
+
+
+def _ordered(made: Sequence[Strand]) -> list[Strand]:
+    headings = list(dict.fromkeys(one.heading for one in made))
+    bands = list(dict.fromkeys(one.band for one in made))
+    return sorted(made, key=lambda one: (headings.index(one.heading), bands.index(one.band), not one.line.dashed))
+
+
+def _coloured(made: Sequence[Strand]) -> list[Strand]:
+    """A colour for each band, the same in every panel; dashes where the shift is what differs; a label for each."""
+    colours = list(dict.fromkeys((one.heading, one.band)[bool(one.panel) :] for one in made))
+    shifted = any(not one.line.dashed for one in made)
+    labels = [one.line.label for one in made]
+    coloured = []
+    for i, one in enumerate(made):
+        alike = labels[:i].count(labels[i])
+        line = one.line._replace(
+            key=f"line-{i}",
+            label=labels[i] + (f" ({alike + 1})" if alike else ""),
+            colour=colours.index((one.heading, one.band)[bool(one.panel) :]) % len(COLOURS),
+            dashed=one.line.dashed and shifted,
+        )
+        coloured.append(one._replace(line=line))
+    return coloured
+
+
+def panels(strands: Iterable[Strand], curves: Callable[[Strand], Sequence[Curve]]) -> list[Panel]:
+    """The curves of all lines, a panel for each heading where there are many."""
+    found: dict[str, list[Curve]] = {}
+    for one in strands:
+        found.setdefault(one.panel, []).extend(curves(one))
+    return [Panel(title, drawn) for title, drawn in found.items() if drawn]

@@ -1,0 +1,110 @@
+"""What was run? Every run and how it ended, settings, versions, and who holds which labels."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from fedshift import summary
+from fedshift.recorded import Broken, Client, Recorded
+from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
+from fedshift.report.curves import chosen
+from fedshift.report.labels import bits, marks
+from fedshift.report.lines import Grouped, counts
+from fedshift.settings import Experiment
+from fedshift.toml import dotted
+
+CLIENTS = 120  # rows that a drawing of clients may have
+PARTITIONS = 8
+ABOUT = ("fedshift", "commit", "torch", "numpy", "python", "system", "cpu", "gpu", "data", "command")
+
+
+def section(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Section:
+    parts: list[Table | Heat | Choice] = [listed(grouped, runs, broken), common(grouped, runs), *versions(runs)]
+    parts += partitions(runs)
+    return Section("what", "What was run?", [], [*parts])
+
+
+def status(run: Recorded) -> str:
+    """How it ended, and what of its record is lost."""
+    rounds = run.experiment.train.rounds
+    said = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
+    if run.finished and not counts(run):
+        said = f"finished, but the record ends with round {run.reached} of {rounds}"
+    return "; ".join([said, *losses(run)])
+
+
+def losses(run: Recorded) -> list[str]:
+    """Lines that are damaged, and rounds that have none."""
+    told = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
+    gone = run.missing
+    return [*told, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
+
+
+def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Table:
+    words = summary.words(grouped.varying)
+    lines = {run.folder: one.line for one in grouped.strands for run in one.runs}
+    rows = []
+    for run in runs:
+        flat = dotted(run.experiment.model_dump())
+        varying = [summary.shown(flat.get(key)) for key in grouped.varying]
+        line = lines.get(run.folder)
+        rows.append(Row(line.key if line else "", [run.folder.name, *varying, str(run.experiment.seed), status(run)]))
+    rows += [Row("", [one.folder.name, *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
+    return Table("runs", "Runs", ["run", *words.values(), "seed", "status"], rows, folded=len(rows) > 20)
+
+
+def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
+    """The settings in which all runs agree."""
+    flat = dotted(runs[0].experiment.model_dump())
+    kept = {key: value for key, value in flat.items() if key not in (*grouped.varying, "seed", "name")}
+    rows = [Row("", [key, summary.shown(value)]) for key, value in kept.items() if value is not None]
+    return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)
+
+
+def versions(runs: Sequence[Recorded]) -> list[Table]:
+    rows = []
+    for key in ABOUT:
+        found = Counter(str(run.about[key]) for run in runs if key in run.about)
+        for value, count in found.items():
+            rows.append(Row("", [key if key != "data" else "checksum of the data", value, str(count)]))
+    return [Table("versions", "Versions and machine", ["what", "value", "runs"], rows, folded=True)] if rows else []
+
+
+def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
+    """Who holds which labels: a field for each way in which they are held."""
+    found: dict[str, tuple[Recorded, list[Client]]] = {}
+    for run in runs:
+        known = [client for client in run.clients if client.labels]
+        if known:
+            found.setdefault(str([client.labels for client in known]), (run, known))
+    kept = list(found.values())[:PARTITIONS]
+    seeds = Counter(run.experiment.seed for run, _ in kept)
+    made: list[tuple[str, Any]] = []
+    for i, (run, clients) in enumerate(kept):
+        seed = run.experiment.seed
+        label = f"seed {seed}" if seeds[seed] == 1 else run.folder.name
+        end, title = (f"-{i + 1}", f": {label}") if len(kept) > 1 else ("", "")
+        made.append((label, _heat(run.experiment, clients, f"clients{end}", f"Labels of each client{title}")))
+    if len(made) < 2:
+        return [heat for _, heat in made]
+    return [Choice("clients", "Labels of each client", made)]
+
+
+def _heat(experiment: Experiment, clients: Sequence[Client], name: str, title: str) -> Heat:
+    """Clients in the order of their groups, those of most bits first; every so many of a great many."""
+    classes = len(clients[0].labels)
+    order = {group: -bits(experiment, group) for group in dict.fromkeys(client.group for client in clients)}
+    ordered = sorted(clients, key=lambda one: (order[one.group], one.group, one.number))
+    shown = [ordered[i] for i in chosen(len(ordered), CLIENTS)]
+    some = f" {len(shown)} of {len(ordered)} clients." if len(shown) < len(ordered) else ""
+    return Heat(
+        name=name,
+        title=title,
+        caption=f"Examples of each label that a client holds, clients ordered by group.{some}",
+        value=Axis("examples"),
+        columns=[str(label) for label in range(classes)],
+        rows=[f"{client.number}, {client.group}" for client in shown],
+        values=[[*client.labels] for client in shown],
+        lines=[""] * len(shown),
+        marks=marks(experiment, clients) or [""] * classes,
+    )

@@ -1,0 +1,30 @@
+"""Rates as people write them."""
+
+import pytest
+
+from fedshift.rates import rate
+from fedshift.toml import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_a_second"),
+    [
+        ("1MB/s", 1e6),
+        ("1 MB/s", 1e6),
+        ("500kB/s", 5e5),
+        ("10Mbit/s", 1.25e6),
+        ("10Mb/s", 1.25e6),
+        ("8kbps", 1e3),
+        ("1e6", 1e6),
+        ("250000", 2.5e5),
+        ("0.5GB/s", 5e8),
+    ],
+)
+def test_a_rate_may_be_written_in_many_ways(text: str, bytes_a_second: float) -> None:
+    assert rate(text) == bytes_a_second
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1MB/s", "1XB/s", "1..2", "MB/s", "1e99"])
+def test_what_is_no_rate_gets_a_sentence(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"--uplink .*must be a rate, for example 1MB/s"):
+        rate(text)

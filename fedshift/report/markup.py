@@ -62,7 +62,7 @@ class Markup:
         """An empty place; one of several that are chosen from does not say again what they are called together."""
         number = len(self.charts)
         self.charts.append(chart)
-        title = "" if chart.title == among else f"<h3>{escape(chart.title)}</h3>"
+        title = "" if among and chart.title.startswith(among) else f"<h3>{escape(chart.title)}</h3>"
         caption = f"<p>{escape(chart.caption)}</p>" if chart.caption else ""
         return (
             f'<figure id="{self._id(chart.name)}" data-chart="{number}"{" hidden" if hidden else ""}>'

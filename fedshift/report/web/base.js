@@ -8,7 +8,7 @@ function fill(element, attributes, children) {
     if (value === false || value === undefined || value === null) continue;
     element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  element.append(...children.filter((child) => child || child === ""));
   return element;
 }
 

@@ -6,10 +6,10 @@ function curveLook(chart, curve) {
   const labels = [...new Set(all.map((each) => each.label))];
   const place = labels.indexOf(curve.label);
   if (labels.length > 1 && new Set(all.map((each) => each.line)).size === 1) {
-    return { hue: `c${place % COLOURS}`, dash: curve.dashed ? "dashed" : "", mark: Math.floor(place / COLOURS) % (MARKS + 1) };
+    return { hue: `c${place % COLOURS}`, dash: curve.dashed ? "second" : "", mark: Math.floor(place / COLOURS) % (MARKS + 1) };
   }
   const look = lookOf(curve.line);
-  return { ...look, dash: !curve.dashed ? look.dash : look.dash ? "dotted" : "dashed" };
+  return { ...look, dash: curve.dashed ? `${look.dash} second` : look.dash };
 }
 
 const curveName = (curve) => [named(curve.line), curve.label].filter(Boolean).join(", ");
@@ -31,6 +31,12 @@ function seen(chart, panel) {
     .filter(({ points }) => points.some(Boolean));
 }
 
+// Marks are for curves that colour and dash do not tell apart.
+function alike(curves) {
+  const looks = curves.map(({ look }) => `${look.hue} ${look.dash}`);
+  return new Set(looks).size < looks.length;
+}
+
 function domains(chart, panels, zoom) {
   const points = panels.flatMap((curves) => curves.flatMap((each) => each.points.filter(Boolean)));
   const whole = extent(points.map(([x]) => x));
@@ -48,7 +54,7 @@ function endLabels(curves, frame, scales, room) {
   const ends = curves
     .map((each) => ({ each, last: each.points.findLast((point) => point && point[0] <= scales.x.high) }))
     .filter(({ last }) => last)
-    .map(({ each, last }) => ({ each, y: between(scales.y(last[1]), frame.top, frame.bottom) }))
+    .map(({ each, last }) => ({ each, x: scales.x(last[0]), y: between(scales.y(last[1]), frame.top, frame.bottom) }))
     .sort((one, other) => one.y - other.y);
   const step = 15;
   ends.forEach((end, place) => {
@@ -57,7 +63,9 @@ function endLabels(curves, frame, scales, room) {
   for (let place = ends.length - 1, floor = frame.bottom; place >= 0; place -= 1, floor -= step) {
     ends[place].at = Math.min(ends[place].at, floor);
   }
-  for (const { each, at } of ends) {
+  for (const { each, x, y, at } of ends) {
+    const leader = { x1: round(x) + 5, y1: round(y), x2: frame.right + 5, y2: at };
+    if (x < frame.right - 15) group.append(shape("line", { class: "leader", ...leader }));
     group.append(
       label(each.name, frame.right + 8, at + 4, { class: `end ${each.look.hue}`, "data-line": each.curve.line }, room - 10),
     );
@@ -65,7 +73,7 @@ function endLabels(curves, frame, scales, room) {
   return group;
 }
 
-function drawCurve({ curve, points, look }, scales, faint) {
+function drawCurve({ curve, points, look }, scales, marked) {
   const low = (value) => scales.y(scales.y.log ? Math.max(value, scales.y.low) : value);
   const at = points.map((point) => point && [scales.x(point[0]), scales.y(point[1])]);
   const group = shape("g", { class: look.hue, "data-line": curve.line });
@@ -73,22 +81,30 @@ function drawCurve({ curve, points, look }, scales, faint) {
     const around = points.map((point) =>
       point && given(point[2]) && given(point[3]) ? [scales.x(point[0]), low(point[2]), low(point[3])] : null,
     );
-    group.append(shape("path", { class: faint ? "band faint" : "band", d: bandPath(around) }));
+    group.append(shape("path", { class: "band", d: bandPath(around) }));
   }
-  group.append(shape("path", { class: `curve ${look.dash}${faint ? " thin" : ""}`, d: curvePath(at) }));
-  const marks = marksPath(at, look.mark);
+  group.append(shape("path", { class: `curve ${look.dash}${marked ? " thin" : ""}`, d: curvePath(at) }));
+  const marks = marksPath(at, marked ? look.mark : 0);
   if (marks) group.append(shape("path", { class: "mark", d: marks }));
   return group;
 }
 
 function drawLevel(chart, frame, scales) {
   const y = round(scales.y(chart.level));
-  return shape(
-    "g",
-    { class: "level" },
-    shape("line", { x1: frame.left, x2: frame.right, y1: y, y2: y }),
-    label(`expected ${tell(chart.level, chart.y)}`, frame.left + 4, y - 4, {}, Infinity, 11),
-  );
+  return shape("g", { class: "level" }, shape("line", { x1: frame.left, x2: frame.right, y1: y, y2: y }));
+}
+
+// At the end, and on the side of the line, where curves are furthest away.
+function levelLabel(chart, curves, frame, scales) {
+  const text = `expected ${tell(chart.level, chart.y)}`;
+  const wide = textWidth(text, 11);
+  const line = scales.y(chart.level);
+  const points = curves.flatMap((each) => each.points.filter(Boolean).map(([x, y]) => [scales.x(x), scales.y(y)]));
+  const places = [frame.right - wide, frame.left + 2].flatMap((x) => [[x, line - 4], [x, line + 13]]);
+  const clear = ([x, y]) =>
+    Math.min(...points.filter(([at]) => at > x - 8 && at < x + wide + 8).map(([, at]) => Math.abs(at - y + 4)), 60);
+  const [x, y] = places.reduce((best, place) => (clear(place) > clear(best) ? place : best));
+  return shape("g", { class: "level" }, label(text, x, y, {}, Infinity, 11));
 }
 
 // Where every panel is: a row of them has one upright axis, at its left.
@@ -127,17 +143,19 @@ function drawCurves(chart, width, view, id) {
     };
     const clip = `clip-${id}-${place}`;
     const box = { x: frame.left - 3, y: frame.top - 4, width: frame.right - frame.left + 6, height: frame.bottom - frame.top + 8 };
-    const inside = shape("g", { "clip-path": `url(#${clip})` });
-    const faint = panels[place].length > 8;
-    inside.append(...panels[place].map((each) => drawCurve(each, scales, faint)));
+    const crowd = panels[place].length > 7 ? "many" : panels[place].length > 3 ? "several" : "";
+    const inside = shape("g", { "clip-path": `url(#${clip})`, class: crowd });
+    const marked = alike(panels[place]);
+    inside.append(...panels[place].map((each) => drawCurve(each, scales, marked)));
     svg.append(
       shape("clipPath", { id: clip }, shape("rect", box)),
       uprightAxis(frame, scales.y, ticks, frame.first),
-      levelAxis(frame, scales.x, ticksOf(scales.x, chart.x, (frame.right - frame.left) / 75)),
+      levelAxis(frame, scales.x, ticksOf(scales.x, chart.x, (frame.right - frame.left) / 55)),
       label(chart.panels[place].title, frame.left, frame.top - 9, { class: "panel" }, frame.right - frame.left),
     );
     if (given(chart.level)) svg.append(drawLevel(chart, frame, scales));
     svg.append(inside);
+    if (given(chart.level) && place === 0) svg.append(levelLabel(chart, panels[place], frame, scales));
     if (longest) svg.append(endLabels(panels[place], frame, scales, longest));
     return { frame, scales, curves: panels[place], title: chart.panels[place].title };
   });

@@ -13,7 +13,7 @@ function curveKey(chart) {
   const curves = chart.panels.flatMap((panel) => panel.curves).filter((curve) => curve.label);
   const first = [...new Map(curves.map((curve) => [curve.label, curve])).values()];
   const one = new Set(curves.map((curve) => curve.line)).size <= 1;
-  const look = (curve) => (one ? curveLook(chart, curve) : { hue: "c-plain", dash: curve.dashed ? "dashed" : "", mark: 0 });
+  const look = (curve) => (one ? curveLook(chart, curve) : { hue: "c-plain", dash: curve.dashed ? "second" : "", mark: 0 });
   return first.length ? node("ul", { class: "key" }, ...first.map((curve) => node("li", {}, stroke(look(curve)), curve.label))) : null;
 }
 
@@ -45,8 +45,8 @@ function makeFigure(element) {
   const write = () => numbers.replaceChildren(numbers.firstElementChild, ...kind.numbers(chart).map(numberTable));
   numbers.addEventListener("toggle", () => numbers.open && write());
 
-  if (curves) dragZoom(figure, tools);
   if (chart.rate) rateControl(figure, tools);
+  if (curves) dragZoom(figure, tools);
   follow(figure, curves);
   return figure;
 }

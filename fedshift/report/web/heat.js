@@ -58,12 +58,14 @@ function drawHeat(chart, width) {
   const span = heatSpan(chart.values.flat());
   const { unit, short } = heatUnit(chart, span);
   const longest = Math.max(...rows.map((row) => textWidth(chart.rows[row])));
-  const left = Math.min(longest, width * (width < 560 ? 0.36 : 0.3)) + 10;
+  const above = width < 560 && longest > width * 0.3; // rows' names
+  const left = above ? 0 : Math.min(longest, width * 0.3) + 10;
   const cell = Math.min((width - left) / chart.columns.length, 72);
   const height = rows.length > 60 ? 9 : rows.length > 30 ? 15 : 24;
   const groups = markGroups(chart.marks);
   const top = groups.length ? 42 : 22;
-  const bottom = top + rows.length * height;
+  const step = above ? height + 18 : height;
+  const bottom = top + rows.length * step;
   const svg = drawing(width, bottom + 52, heatInWords(chart, rows));
   const right = left + cell * chart.columns.length;
   for (const { mark, from, to } of groups) {
@@ -77,9 +79,10 @@ function drawHeat(chart, width) {
   const every = Math.max(1, Math.ceil(14 / height));
   const spots = [];
   rows.forEach((row, place) => {
-    const y = top + place * height;
+    const y = top + (place + 1) * step - height;
     const group = shape("g", { "data-line": chart.lines[row] ?? "" });
-    if (place % every === 0) {
+    if (above) group.append(label(chart.rows[row], 0, y - 5, {}, width));
+    else if (place % every === 0) {
       group.append(label(chart.rows[row], left - 8, y + height / 2 + 4, { "text-anchor": "end" }, left - 10));
     }
     chart.columns.forEach((column, number) => {
@@ -90,7 +93,7 @@ function drawHeat(chart, width) {
       const size = { x: round(x), y: round(y), width: round(cell - 1), height: height - 1 };
       group.append(shape("rect", { class: colour ? "cell" : "cell empty", fill: colour && rgb(colour), "data-spot": spot, ...size }));
       if (!colour || !written) return;
-      const inside = { "text-anchor": "middle", class: "inside", fill: inkOn(colour) };
+      const inside = { "text-anchor": "middle", class: `inside ${inkOn(colour)}` };
       group.append(label(short(value), x + (cell - 1) / 2, y + height / 2 + 3.5, inside, Infinity, 11));
     });
     svg.append(group);

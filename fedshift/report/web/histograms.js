@@ -45,7 +45,7 @@ function drawHistograms(chart, width) {
     svg.append(
       label(panel.title, frame.left, top - 9, { class: "panel" }, frame.right - frame.left),
       uprightAxis(frame, y, ticks, true),
-      levelAxis(frame, x, ticksOf(x, chart.x, (frame.right - frame.left) / 75)),
+      levelAxis(frame, x, ticksOf(x, chart.x, (frame.right - frame.left) / 60)),
     );
     for (const [name, counts] of panel.counts) {
       svg.append(shape("path", { class: stepLook(labels, name), d: stepsPath(panel.edges, counts, x, y) }));

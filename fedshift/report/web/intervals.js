@@ -58,14 +58,16 @@ function drawIntervals(chart, width) {
     }
     for (const band of bands) {
       const height = Math.max(band.intervals.length * 15, 18);
-      if (narrow && band.label) body.append(label(band.label, left, (y += 13), {}, width - left));
+      const alone = band.intervals.length === 1;
+      const room = width - left - (alone ? 90 : 0);
+      if (narrow && (alone || band.label)) body.append(label(band.label, left, (y += 13), {}, room));
       if (!narrow) body.append(label(band.label, left - 14, y + height / 2 + 4, { "text-anchor": "end" }, left - 14));
       band.intervals.forEach((interval, place) => {
         const middle = y + (height * (place + 0.5)) / band.intervals.length;
         const spot = spots.push(intervalSpot(interval, band, chart.x, scale(interval.mean), middle)) - 1;
         body.append(drawInterval(interval, scale, round(middle)));
-        const value = label(meanText(interval, chart.x), width, middle + 4, { "text-anchor": "end", class: "value" }, Infinity, 11);
-        if (!narrow) body.append(value);
+        const value = { "text-anchor": "end", class: "value" };
+        if (!narrow || alone) body.append(label(meanText(interval, chart.x), width, narrow ? y : middle + 4, value, Infinity, 11));
         const hit = { x: left, width: width - left, y: middle - 8, height: 16 };
         body.append(shape("rect", { class: "hit", "data-spot": spot, ...hit }));
       });

@@ -79,5 +79,5 @@ const rgb = (colour) => `rgb(${colour.join(",")})`;
 // Black or white, whichever reads better on a colour.
 function inkOn(colour) {
   const [r, g, b] = colour.map((part) => (part / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "black" : "white";
 }

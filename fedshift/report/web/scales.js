@@ -45,7 +45,8 @@ function makeScale(low, high, from, to, log = false) {
 // Ticks in the axis's unit: where they are, and what is written there.
 function ticksOf(scale, axis, count) {
   if (scale.log) {
-    return logTicks(scale.low, scale.high, count).map((value) => ({ value, text: logText(value, axis) }));
+    const wide = scale.low < 1e-3 || scale.high >= 1e5;
+    return logTicks(scale.low, scale.high, count).map((value) => ({ value, text: logText(value, axis, wide) }));
   }
   const { factor } = unitFor(axis, Math.max(Math.abs(scale.low), Math.abs(scale.high)));
   const ticks = linearTicks(scale.low * factor, scale.high * factor, count);
@@ -55,9 +56,10 @@ function ticksOf(scale, axis, count) {
   return ticks.map((tick) => ({ value: tick / factor, text: tick.toFixed(places).replace("-", "−") }));
 }
 
-function logText(value, axis) {
+function logText(value, axis, wide) {
   if (axis.unit) return tell(value, axis);
-  return value >= 0.01 && value < 1e4 ? decimal(value) : decimal(value, 1);
+  const exponent = Math.round(Math.log10(value));
+  return wide && Math.abs(value / 10 ** exponent - 1) < 1e-9 ? power(exponent) : decimal(value, 1);
 }
 
 // The unit of a whole axis: on a logarithmic one every tick tells its own.

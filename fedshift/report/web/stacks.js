@@ -1,6 +1,6 @@
 // A bar for each line, made of parts.
 
-const partColour = (place, count) => ramp(count > 1 ? 0.12 + (0.8 * place) / (count - 1) : 0.35);
+const partColour = (place, count) => ramp(count > 1 ? 0.3 + (0.65 * place) / (count - 1) : 0.35);
 
 function partKey(parts) {
   const entries = parts.map((part, place) => {
@@ -40,7 +40,7 @@ function drawStacks(chart, width) {
       group.append(shape("rect", { class: "part", fill: colour, "data-spot": spot, ...size }));
       from += value;
     });
-    group.append(label(tell(total(stack), chart.x), scale(from) + 7, top + 13, { class: "value" }, Infinity, 11));
+    group.append(label(tell(total(stack), chart.x, 3), scale(from) + 7, top + 13, { class: "value" }, Infinity, 11));
     svg.append(group);
   });
   svg.append(label(axisTitle(scale, chart.x), right, bottom + 34, { class: "title", "text-anchor": "end" }));

@@ -5,8 +5,9 @@ from html import escape
 
 from fedshift.report.charts import Chart, Choice, Report, Row, Section, Table
 
-NUMERIC = re.compile(r"[-−+±<>≈~]?\s*\d[\d\s.,]*(e[-+]?\d+)?\s*(±\s*[\d.,]+)?\s*([%×x]|[a-zA-Zµ]{1,3}(/s)?)?")
-ABSENT = {"", "-", "–", "—"}
+NUMERIC = re.compile(r"[-+\u2212]?\d[\d.,]*(e[-+]?\d+)?( ?± ?[\d.,]+)?( ?%| ?[a-zA-Z]{1,3}(/s)?)?")  # 1.5 ± 0.2 MB
+ABSENT = {"", "-", "\u2013", "\u2014"}
+LONG = 60  # characters of a cell that is allowed several lines
 
 
 class Markup:
@@ -97,11 +98,12 @@ class Markup:
 
     def _row(self, row: Row, classes: list[str]) -> str:
         line = f' data-line="{self._known[row.line]}"' if row.line in self._known else ""
-        cells = [
-            f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in zip(row.cells[1:], classes[1:], strict=False)
+        told = [
+            (escape(cell), "long" if len(cell) > LONG else kind) for cell, kind in zip(row.cells, classes, strict=True)
         ]
-        first = "".join(f'<th scope="row" class="{classes[0]}">{escape(cell)}</th>' for cell in row.cells[:1])
-        return f"<tr{line}>{first}{''.join(cells)}</tr>"
+        first = "".join(f'<th scope="row" class="{kind}">{cell}</th>' for cell, kind in told[:1])
+        rest = "".join(f'<td class="{kind}">{cell}</td>' for cell, kind in told[1:])
+        return f"<tr{line}>{first}{rest}</tr>"
 
     def _id(self, name: str) -> str:
         """A name that can stand in an address, and that no other place on the page has."""
@@ -115,6 +117,6 @@ class Markup:
 
 
 def _numeric(table: Table, place: int) -> bool:
-    cells = [row.cells[place].strip() for row in table.rows if place < len(row.cells)]
+    cells = [row.cells[place].strip() for row in table.rows]
     told = [cell for cell in cells if cell not in ABSENT]
     return bool(told) and all(NUMERIC.fullmatch(cell) for cell in told)

@@ -18,6 +18,7 @@ SCRIPTS = [  # in this order, as one script
     "scales.js",
     "lines.js",
     "legend.js",
+    "tables.js",
     "tip.js",
     "frame.js",
     "paths.js",

@@ -119,7 +119,7 @@ def charts(lines: list[Line], rounds: int, panels: dict[str, list[Line]]) -> lis
         [Stack(each.key, [4e5 * (1 + place % 5), 9e4, 2e4, 1.2e3]) for place, each in enumerate(lines)],
     )
     labels = Heat(
-        "labels",
+        "by-label",
         "Accuracy by label",
         "",
         ACCURACY,

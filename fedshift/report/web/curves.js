@@ -31,6 +31,12 @@ function seen(chart, panel) {
     .filter(({ points }) => points.some(Boolean));
 }
 
+// Panels whose curves are all hidden make room for others.
+function shownPanels(chart) {
+  const panels = chart.panels.map((panel) => ({ title: panel.title, curves: seen(chart, panel) }));
+  return panels.filter((panel) => panel.curves.length);
+}
+
 // Marks are for curves that colour and dash do not tell apart.
 function alike(curves) {
   const looks = curves.map(({ look }) => `${look.hue} ${look.dash}`);
@@ -108,15 +114,15 @@ function levelLabel(chart, curves, frame, scales) {
 }
 
 // Where every panel is: a row of them has one upright axis, at its left.
-function framesOf(chart, width, ticks, room) {
-  const count = chart.panels.length;
+function framesOf(panels, width, ticks, room) {
+  const count = panels.length;
   const columns = columnsFor(count, width, 250);
   const gap = 22;
   const left = tickRoom(ticks);
   const each = (width - left - room - gap * (columns - 1)) / columns;
   const height = count === 1 ? between(each * 0.5, 210, 350) : between(each * 0.72, 150, 240);
-  const head = chart.panels.some((panel) => panel.title) ? 24 : 8;
-  return chart.panels.map((panel, place) => {
+  const head = panels.some((panel) => panel.title) ? 24 : 8;
+  return panels.map((_, place) => {
     const x = left + (place % columns) * (each + gap);
     const top = 20 + head + Math.floor(place / columns) * (height + head + 34);
     return { left: x, right: x + each, top, bottom: top + height, first: place % columns === 0 };
@@ -125,14 +131,15 @@ function framesOf(chart, width, ticks, room) {
 
 // The drawing, and what a readout needs to know of it.
 function drawCurves(chart, width, view, id) {
-  const panels = chart.panels.map((panel) => seen(chart, panel));
+  const filled = shownPanels(chart);
+  const panels = filled.map((panel) => panel.curves);
   const domain = domains(chart, panels, view.zoom);
   if (!domain) return { svg: nothingShown(width, chart.title), panels: [] };
   const upright = makeScale(...domain.y, 1, 0, chart.y.log);
   const ticks = ticksOf(upright, chart.y, 5);
-  const few = chart.panels.length === 1 && panels[0].length <= 8 && width >= 560 && panels[0].every((each) => each.name);
+  const few = panels.length === 1 && panels[0].length <= 8 && width >= 560 && panels[0].every((each) => each.name);
   const longest = few && panels[0].length > 1 ? Math.max(...panels[0].map((each) => textWidth(each.name))) + 16 : 0;
-  const frames = framesOf(chart, width, ticks, Math.max(8, Math.min(longest, width * 0.28)));
+  const frames = framesOf(filled, width, ticks, Math.max(8, Math.min(longest, width * 0.28)));
   const bottom = Math.max(...frames.map((frame) => frame.bottom));
   const svg = drawing(width, bottom + 40, curvesInWords(chart, panels, domain));
   svg.append(label(axisTitle(upright, chart.y), 0, 12, { class: "title" }));
@@ -151,13 +158,13 @@ function drawCurves(chart, width, view, id) {
       shape("clipPath", { id: clip }, shape("rect", box)),
       uprightAxis(frame, scales.y, ticks, frame.first),
       levelAxis(frame, scales.x, ticksOf(scales.x, chart.x, (frame.right - frame.left) / 55)),
-      label(chart.panels[place].title, frame.left, frame.top - 9, { class: "panel" }, frame.right - frame.left),
+      label(filled[place].title, frame.left, frame.top - 9, { class: "panel" }, frame.right - frame.left),
     );
     if (given(chart.level)) svg.append(drawLevel(chart, frame, scales));
     svg.append(inside);
     if (given(chart.level) && place === 0) svg.append(levelLabel(chart, panels[place], frame, scales));
     if (longest) svg.append(endLabels(panels[place], frame, scales, longest));
-    return { frame, scales, curves: panels[place], title: chart.panels[place].title };
+    return { frame, scales, curves: panels[place], title: filled[place].title };
   });
   const base = geometry[0].scales.x;
   svg.append(label(axisTitle(base, chart.x), frames.at(-1).right, bottom + 34, { class: "title", "text-anchor": "end" }));

@@ -26,7 +26,7 @@ function makeFigure(element) {
   const tools = node("div", { class: "tools" });
   const key = node("div", {});
   const numbers = node("details", { class: "numbers" }, node("summary", {}, "Numbers"));
-  const figure = { element, chart, box, view: { zoom: null, at: null, spot: null }, drawn: null, after: [], stale: true, near: false };
+  const figure = { element, chart, box, view: { zoom: null, at: null, spot: null, dragging: false }, drawn: null, after: [], stale: true, near: false };
   element.append(tools, key, box, numbers);
 
   figure.draw = () => {
@@ -55,7 +55,7 @@ function makeFigure(element) {
 function follow(figure, curves) {
   const { box } = figure;
   const point = (event) => {
-    if (!figure.drawn) return;
+    if (!figure.drawn || figure.view.dragging) return;
     if (curves) pointCurves(figure, ...placeIn(figure, event));
     else pointSpots(figure, event);
   };

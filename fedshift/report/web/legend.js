@@ -79,24 +79,3 @@ function buildLegend() {
   watch(follow);
   follow();
 }
-
-// Rows of tables that belong to hidden lines are left out, and their number is told.
-function followTables() {
-  const tables = [...document.querySelectorAll(".table")].filter((table) => table.querySelector("tr[data-line]"));
-  for (const table of tables) {
-    for (const row of table.querySelectorAll("tr[data-line]")) {
-      const line = DATA.lines[row.dataset.line];
-      if (LINES.size > 1) row.firstElementChild?.prepend(swatch(line.key));
-    }
-  }
-  watch(() => {
-    for (const table of tables) {
-      let out = 0;
-      for (const row of table.querySelectorAll("tr[data-line]")) {
-        row.hidden = !shown(DATA.lines[row.dataset.line].key);
-        out += Number(row.hidden);
-      }
-      table.querySelector(".left-out").textContent = out ? `${out} ${out === 1 ? "row" : "rows"} of hidden lines left out` : "";
-    }
-  });
-}

@@ -1,8 +1,7 @@
 // Every chart's numbers as tables: [title, column heads, rows], made when they are asked for.
 
 function numbersOfCurves(chart) {
-  return chart.panels.map((panel) => {
-    const curves = seen(chart, panel);
+  return shownPanels(chart).map(({ title: heading, curves }) => {
     const unitX = unitFor(chart.x, extent(curves.flatMap((each) => each.points.map((point) => point?.[0])))?.[1] ?? 0);
     const unitY = unitFor(chart.y, extent(curves.flatMap((each) => each.points.map((point) => point?.[1])))?.[1] ?? 0);
     const value = (point) => {
@@ -12,7 +11,7 @@ function numbersOfCurves(chart) {
     };
     const headX = titled(chart.x, unitX);
     const names = curves.map((each) => each.name || titled(chart.y, unitY));
-    const title = [panel.title, titled(chart.y, unitY)].filter(Boolean).join(": ");
+    const title = [heading, titled(chart.y, unitY)].filter(Boolean).join(": ");
     const longest = Math.max(0, ...curves.map((each) => each.points.length));
     const rows = Array.from({ length: longest }, (_, row) => row);
     if (new Set(curves.map((each) => each.curve.x)).size <= 1) {

@@ -78,4 +78,7 @@ system.addEventListener("change", nameTheme);
 nameTheme();
 
 buildLegend();
-followTables();
+for (const table of document.querySelectorAll(".table")) {
+  followLegend(table);
+  makeSortable(table);
+}

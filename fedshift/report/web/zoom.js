@@ -53,6 +53,7 @@ function dragZoom(figure, tools) {
   const drop = () => {
     cover?.remove();
     from = cover = null;
+    figure.view.dragging = false;
   };
   box.addEventListener("pointerdown", (event) => {
     const [x, y] = placeIn(figure, event);
@@ -67,7 +68,9 @@ function dragZoom(figure, tools) {
     const ends = [from.x, placeIn(figure, event)[0]].map((x) => between(x, frame.left, frame.right)).sort((a, b) => a - b);
     cover?.remove();
     cover = null;
-    if (ends[1] - ends[0] < 6) return;
+    figure.view.dragging = ends[1] - ends[0] >= 6;
+    if (!figure.view.dragging) return;
+    clearReadout(figure);
     const size = { x: ends[0], width: ends[1] - ends[0], y: frame.top, height: frame.bottom - frame.top };
     cover = shape("rect", { class: "cover", ...size });
     figure.drawn.svg.append(cover);

@@ -1,6 +1,7 @@
 // Values of curves at one place: by pointer, by touch, and by arrow keys.
 
-const MOST = 10; // rows of a readout
+// A phone has room for fewer rows, and for values alone.
+const most = () => (narrow() ? 6 : 10);
 
 function nearest(points, x, scale) {
   let best = null;
@@ -28,12 +29,13 @@ function valuesAt(panel, x, height) {
   const away = ({ point }) => Math.abs(panel.scales.y(point[1]) - height);
   if (height !== null) found.sort((one, other) => away(one) - away(other));
   const first = height === null ? null : found[0];
-  const rows = found.slice(0, MOST).sort((one, other) => other.point[1] - one.point[1]);
+  const rows = found.slice(0, most()).sort((one, other) => other.point[1] - one.point[1]);
   return { rows, first, more: found.length - rows.length };
 }
 
 function rowText(chart, { point }, x) {
   const [at, y, low, high] = point;
+  if (narrow()) return tell(y, chart.y);
   const around = given(low) && given(high) && low < high ? ` (${tell(low, chart.y)} to ${tell(high, chart.y)})` : "";
   return `${tell(y, chart.y)}${around}${Math.abs(at - x) > Math.abs(x) * 1e-9 ? ` at ${tell(at, chart.x)}` : ""}`;
 }

@@ -3,6 +3,8 @@
 const tip = document.getElementById("tip");
 const live = document.getElementById("live");
 
+const narrow = () => window.innerWidth < 600;
+
 // rows: [swatch or null, label, value]
 function showTip(x, y, title, rows, more = "") {
   const items = rows.map(([sign, text, value]) =>
@@ -12,13 +14,20 @@ function showTip(x, y, title, rows, more = "") {
   if (more) tip.append(node("em", {}, more));
   tip.hidden = false;
   const { width, height } = tip.getBoundingClientRect();
-  const room = document.documentElement.clientWidth;
-  const right = x + 16 + width <= room - 4;
-  const left = right ? x + 16 : x - 16 - width >= 4 ? x - 16 - width : between(x - width / 2, 4, Math.max(4, room - width - 4));
-  const beside = right || x - 16 - width >= 4;
-  const top = beside ? y - height / 2 : y - height - 24;
+  const [left, top] = narrow() ? awayFrom(y, height) : beside(x, y, width, height);
   tip.style.left = `${left}px`;
   tip.style.top = `${between(top, 4, Math.max(4, window.innerHeight - height - 4))}px`;
+}
+
+function beside(x, y, width, height) {
+  const right = x + 16 + width <= document.documentElement.clientWidth - 4;
+  return [right ? x + 16 : Math.max(4, x - 16 - width), y - height / 2];
+}
+
+// On a phone, at that end of the screen where the finger is not; below, over the folded legend.
+function awayFrom(y, height) {
+  const folded = document.querySelector("#legend .fold")?.offsetHeight ?? 0;
+  return [4, y > window.innerHeight / 2 ? 4 : window.innerHeight - height - folded - 8];
 }
 
 function hideTip() {

@@ -99,6 +99,30 @@ def resume(
 
 
 @app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, sweeps, or folders with runs below.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The page; report.html in the first folder otherwise.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw every figure there, too.")] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", metavar="svg|png|pdf", help="Of figures; repeatable.")
+    ] = None,
+    uplink: Annotated[
+        str, typer.Option(metavar="RATE", help="The link all uploads share: 1MB/s, 10Mbit/s, or bytes a second.")
+    ] = "10Mbit/s",
+    title: Annotated[str, typer.Option(help="Of the page; the folder's name otherwise.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what is in it instead of writing a page.")] = False,
+) -> None:
+    """One page that says whether the shift helped, what it cost, what happened inside, and what was run."""
+    with sentences():
+        from fedshift.rates import rate
+        from fedshift.report import command
+
+        command.report(folders, out, figures, formats or ["svg"], rate(uplink), title, as_json)
+
+
+@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100, mnist or fashion-mnist.")],
     source: Annotated[Path | None, typer.Option("--from", help="A local copy: an archive or a folder.")] = None,

@@ -136,10 +136,9 @@ class Recorded:
 
     @property
     def up(self) -> Figures:
-        """Bytes all clients of a round sent."""
-        if "bytes.up" in self.figures:
-            return self.figures["bytes.up"]
-        return sum((self.figure(f"bytes.{part}") for part in ("codes", "side", "header")), np.zeros(len(self.rounds)))
+        """Bytes all clients of a round sent; what is published has them in one sum."""
+        parts = ("up",) if "bytes.up" in self.figures else ("codes", "side", "header")
+        return np.nan_to_num(sum((self.figure(f"bytes.{part}") for part in parts), np.zeros(len(self.rounds))))
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""

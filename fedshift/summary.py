@@ -53,7 +53,8 @@ class Row(NamedTuple):
 def load(folder: Path, experiment: Experiment) -> Result:
     found = sheet(folder / ROUNDS)
     if found.lost:
-        raise RunError(f"{found.path}: {found.lost} damaged lines; `fedshift report {folder}` shows the others")
+        many = f"{found.lost} damaged line{'s' * (found.lost > 1)}"
+        raise RunError(f"{found.path}: {many}; `fedshift report {folder}` shows the others")
     up = sum(sum(found.column(f"bytes.{part}")) for part in ("codes", "side", "header"))
     return result(experiment, found.column(column(experiment)), int(up))
 

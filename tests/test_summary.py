@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from fedshift import Experiment
-from fedshift.summary import Result, difference, load, names, rows, sentences, table
+from fedshift.files import RunError
+from fedshift.summary import Result, difference, load, names, rows, sentences, table, told
 
 
 def result(bits: str, shift: bool, seed: int, score: float) -> Result:
@@ -93,3 +94,16 @@ def test_rows_are_told_apart_when_some_runs_failed() -> None:
     runs = [Experiment(train={"lr": lr}) for lr in (0.1, 9.0)]
     (row,) = rows([Result(runs[0], 0.5, 0.5, 1)], runs)
     assert row.label == {"train.lr": "0.1"}
+
+
+def test_a_damaged_record_is_not_summed_up(tmp_path: Path) -> None:
+    (tmp_path / "rounds.csv").write_text("round,accuracy,bytes.codes,bytes.side,bytes.header\n1,0.5,1,2,3\n2,0.\n")
+    with pytest.raises(RunError, match=r"rounds\.csv: 1 damaged line; `fedshift report .*` shows the others"):
+        load(tmp_path, Experiment())
+
+
+def test_a_difference_of_ones_own_metric_is_no_percentage() -> None:
+    made = rows([one._replace(score=one.score * 100) for one in CLEAR])
+    experiment = Experiment(train={"metric": "mine:gain"})
+    assert told(made[1], experiment) == "-10 against 32 bits"
+    assert told(made[1], Experiment()) == "-1000.0 against 32 bits"

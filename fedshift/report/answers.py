@@ -1,11 +1,12 @@
 """Did the shift help? The final figures with their spread over seeds, and what may be noise."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
 from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
-from fedshift.report.curves import by_metric, cut, metric, score, score_axis
+from fedshift.report.curves import by_metric, cut, metric, score, score_axis, titled
 from fedshift.report.lines import BITS, SHIFT, Grouped, Strand
 from fedshift.settings import Experiment
 
@@ -18,7 +19,7 @@ def section(grouped: Grouped) -> Section:
     for end, strands in by_metric(grouped.strands):
         said += sentences(strands)
         parts.append(table(strands, grouped.varying, f"results{end}"))
-        if any(one.row for one in strands):
+        if any(one.row and math.isfinite(one.row.mean) for one in strands):
             parts.append(intervals(strands, f"final{end}"))
     return Section("answer", "Did the shift help?", said, [*parts])
 
@@ -100,7 +101,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     for one in strands:
         label = [*one.line.settings.values()] or [one.line.label]
         rows.append(Row(one.line.key, [*label, *_cells(one, compared)]))
-    return Table(name, f"{metric(experiment).capitalize()} at the end", columns, rows)
+    return Table(name, f"{titled(experiment)} at the end", columns, rows)
 
 
 def _cells(one: Strand, compared: bool) -> list[str]:
@@ -120,7 +121,7 @@ def intervals(strands: Sequence[Strand], name: str) -> Intervals:
     """The final figures of all seeds, those to be compared beside one another."""
     headings: dict[str, dict[str, list[Interval]]] = {}
     for one in strands:
-        if one.row:
+        if one.row and math.isfinite(one.row.mean):
             spread = None if one.row.spread is None else cut(one.row.spread)
             seeds = {seed: cut(value) or 0.0 for seed, value in one.row.scores.items()}
             interval = Interval(one.line.key, cut(one.row.mean) or 0.0, spread, seeds)
@@ -128,5 +129,4 @@ def intervals(strands: Sequence[Strand], name: str) -> Intervals:
     bands = [(heading, [Band(*band) for band in bands.items()]) for heading, bands in headings.items()]
     experiment = strands[0].experiment
     caption = "The mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."
-    title = f"{metric(experiment).capitalize()} at the end"
-    return Intervals(name, title, caption, score_axis(experiment), bands)
+    return Intervals(name, f"{titled(experiment)} at the end", caption, score_axis(experiment), bands)

@@ -7,7 +7,7 @@ import numpy as np
 from fedshift.rates import said
 from fedshift.recorded import Figures, Recorded
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
-from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, metric, room, score, score_axis, sent
+from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
 
 UPLINK = "seconds.uplink"
@@ -70,7 +70,7 @@ def time(seconds: float) -> str:
 def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curves]:
     """The score against bytes, against seconds on one link, and on the links of the settings where they have some."""
     axis, points = score_axis(strands[0].experiment), room(len(strands))
-    title, caption = metric(strands[0].experiment).capitalize(), f"{AVERAGE} {BAND}"
+    title, caption = titled(strands[0].experiment), f"{AVERAGE} {BAND}"
 
     def drawn(some: Sequence[Strand], across: Callable[[Recorded], Figures]) -> list[Panel]:
         return panels(some, lambda one: curve(one, averaged(score), points, across, banded=True))

@@ -60,12 +60,14 @@ def moving(values: Figures, window: int = WINDOW) -> Figures:
     >>> moving(np.array([2.0, 4.0, 6.0, 8.0]), 2).tolist()
     [2.0, 3.0, 5.0, 7.0]
     """
-    return np.array([values[max(0, i + 1 - window) : i + 1].mean() for i in range(len(values))])
+    first = [values[: i + 1].mean() for i in range(min(window - 1, len(values)))]
+    rest = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1) if len(values) >= window else []
+    return np.concatenate([first, rest])
 
 
 def sent(run: Recorded) -> Figures:
     """Bytes that went up until the end of each round."""
-    return np.cumsum(np.nan_to_num(run.up))
+    return np.cumsum(run.up)
 
 
 def curve(
@@ -139,6 +141,11 @@ def cuts(values: Sequence[float] | Figures, digits: int = 5) -> list[float | Non
 def metric(experiment: Experiment) -> str:
     """What the score is called."""
     return column(experiment).removeprefix("metric.")
+
+
+def titled(experiment: Experiment) -> str:
+    """The same at the beginning of a title; what is somebody's own is written as they do."""
+    return "Accuracy" if experiment.train.metric == "accuracy" else metric(experiment)
 
 
 def score_axis(experiment: Experiment) -> Axis:

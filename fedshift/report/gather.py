@@ -54,12 +54,15 @@ def found(folders: Iterable[Path]) -> list[Path]:
 
 
 def not_begun(folder: Path) -> list[str]:
-    """The runs of a sweep that have no folder yet."""
-    try:
-        there_should_be = names(expand(read(folder / SWEEP)))
-    except SettingsError:  # it is no sweep, or nobody knows what it was to be
-        return []
-    return [name for name in there_should_be if not (folder / name).exists()]
+    """The runs of sweeps that have no folder yet."""
+    missing = []
+    for sweep in sorted(folder.rglob(SWEEP)):
+        try:
+            planned = names(expand(read(sweep)))
+        except SettingsError:  # nobody knows what it was to be
+            continue
+        missing += [name for name in planned if not (sweep.parent / name).exists()]
+    return missing
 
 
 def about(runs: Sequence[Recorded]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from fedshift.recorded import Figures, Recorded
 from fedshift.report import labels, layers, weights
 from fedshift.report.charts import Axis, Chart, Choice, Curves, Panel, Section
-from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, by_metric, curve, every, metric, room, score
+from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, by_metric, curve, every, room, score, titled
 from fedshift.report.curves import score_axis as axis
 from fedshift.report.lines import Strand, panels
 
@@ -21,10 +21,8 @@ def section(strands: Sequence[Strand]) -> Section:
 def scores(strands: Sequence[Strand]) -> list[Curves]:
     made = []
     for end, some in by_metric(strands):
-        name, found = metric(some[0].experiment), averages(some, score)
-        made.append(
-            Curves(f"score{end}", name.capitalize(), f"{AVERAGE} {BAND}", ROUND, axis(some[0].experiment), found)
-        )
+        experiment, found = some[0].experiment, averages(some, score)
+        made.append(Curves(f"score{end}", titled(experiment), f"{AVERAGE} {BAND}", ROUND, axis(experiment), found))
     return [chart for chart in made if chart.panels]
 
 

@@ -57,7 +57,7 @@ def held(strands: Sequence[Strand]) -> list[Held]:
     kinds: dict[tuple[str, int], list[Strand]] = {}
     for one in strands:
         classes = len(one.runs[0].layers("predicted"))  # predicted.3 reads like a layer
-        if classes:
+        if classes and any(run.evaluated.any() for run in one.runs):
             kinds.setdefault((one.experiment.data.name, classes), []).append(one)
     return [_held(some, classes) for (_, classes), some in kinds.items()]
 
@@ -92,9 +92,13 @@ def share(run: Recorded, label: int) -> float:
     return float(late.mean()) if len(late) else math.nan
 
 
+def _share(one: Strand, label: int) -> float:
+    return float(np.mean([share(run, label) for run in one.runs if run.evaluated.any()]))
+
+
 def predicted(of: Held, end: str) -> Heat:
     classes = range(len(of.marks))
-    values = [[float(np.mean([share(run, c) for run in one.runs])) for c in classes] for one in of.strands]
+    values = [[_share(one, c) for c in classes] for one in of.strands]
     known = any(of.marks)
     whose = f"A label is superior, or inferior, when {100 * ONLY:.0f} % of its examples lie with clients of that kind."
     return Heat(

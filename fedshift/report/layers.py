@@ -71,8 +71,10 @@ def _chart(
         return None
     if len(names) <= FEW and not any(one.panel for one in strands):
         drawn = [Panel(layer, [line for one in strands for line in curves(layer)(one)]) for layer in names]
-        return like._replace(panels=drawn)
-    several = [(layer, panels(strands, curves(layer))) for layer in names]
+        return like._replace(panels=drawn) if all(panel.curves for panel in drawn) else None
+    several = [(layer, drawn) for layer in names if (drawn := panels(strands, curves(layer)))]
+    if not several:
+        return None
     return Choice(
         like.name,
         like.title,

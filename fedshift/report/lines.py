@@ -135,7 +135,8 @@ def told(key: str, word: str, value: Any) -> str:
     ('32+4 bits', 'no shift', 'lr 0.1')
     """
     if key in COUNTED:
-        return f"{shown(value)} {key.rpartition('.')[2]}"
+        counted = key.rpartition(".")[2]
+        return f"{shown(value)} {counted.removesuffix('s') if value == 1 else counted}"
     if key == SHIFT:
         return "shift" if value else "no shift"
     if isinstance(value, bool):

@@ -76,7 +76,10 @@ def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
     for run in runs:
         known = [client for client in run.clients if client.labels]
         if known:
-            found.setdefault(str([client.labels for client in known]), (run, known))
+            held = str([client.labels for client in known])
+            told = held in found and any(marks(found[held][0].experiment, found[held][1]))
+            if held not in found or (not told and any(marks(run.experiment, known))):  # whose labels are whose
+                found[held] = run, known
     kept = list(found.values())[:PARTITIONS]
     seeds = Counter(run.experiment.seed for run, _ in kept)
     made: list[tuple[str, Any]] = []

@@ -1,0 +1,107 @@
+"""Whether the shift helped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.report.answers import section
+from fedshift.report.charts import Intervals, Section, Table
+from fedshift.report.lines import grouped
+from tests.report.test_lines import read
+from tests.report.written import settings, write
+
+SCORES = {("32+32", False): 0.9, ("32+4", False): 0.8, ("32+4", True): 0.85}
+
+
+def told(tmp_path: Path, scores: dict[tuple[str, bool], float], wander: float = 0.0, **more: Any) -> Section:
+    """Three seeds of each; seeds of those with the shift wander."""
+    for (bits, shift), mean in scores.items():
+        for seed in range(3):
+            said = settings(rounds=12, bits=bits, shift=shift, seed=seed, **more)
+            write(tmp_path / f"{bits} {shift} {seed}", said, mean + 0.01 * seed + wander * shift * (seed - 1))
+    return section(grouped(read(sorted(tmp_path.iterdir()))))
+
+
+def table(of: Section) -> Table:
+    found = of.parts[0]
+    assert isinstance(found, Table)
+    return found
+
+
+def test_what_the_shift_gave_back_comes_first(tmp_path: Path) -> None:
+    """0.80, 0.81, 0.82 and 0.85, 0.86, 0.87: standard deviation 0.01, a difference of 0.05 in every seed."""
+    made = told(tmp_path, SCORES)
+    assert made.answer == ["The shift gave back 5.0 points at 32+4 bits.", "32+4 bits cost 10.0 points against 32."]
+    assert table(made).columns == ["shift", "bits", "accuracy, %", "seeds", "last round", "MB up", "difference"]
+    assert [row.cells for row in table(made).rows] == [
+        ["no", "32+32", "91.0 ± 1.0", "3", "91.0", "0.01", ""],
+        ["no", "32+4", "81.0 ± 1.0", "3", "81.0", "0.01", "-10.0 against 32 bits"],
+        ["yes", "32+4", "86.0 ± 1.0", "3", "86.0", "0.01", "+5.0 against no shift"],
+    ]
+
+
+def test_what_seeds_alone_could_make_is_within_noise(tmp_path: Path) -> None:
+    """Differences -0.05, 0.05 and 0.15 have a standard error of 0.058, times 4.303."""
+    made = told(tmp_path, SCORES, wander=0.1)
+    assert made.answer[0] == "The shift gave back 5.0 points at 32+4 bits (within noise)."
+    assert table(made).rows[2].cells[-1] == "+5.0 against no shift (within noise)"
+
+
+def test_intervals_to_be_compared_share_a_row(tmp_path: Path) -> None:
+    chart = told(tmp_path, SCORES).parts[1]
+    assert isinstance(chart, Intervals)
+    ((heading, bands),) = chart.bands
+    assert (heading, [band.label for band in bands]) == ("", ["32+32 bits", "32+4 bits"])
+    plain, shifted = bands[1].intervals
+    assert (plain.line, shifted.line) == ("line-1", "line-2")
+    assert shifted.mean == pytest.approx(0.86)
+    assert shifted.spread == pytest.approx(0.01)
+    assert shifted.seeds == {0: 0.85, 1: 0.86, 2: 0.87}
+    assert (chart.x.label, chart.x.unit) == ("accuracy", "%")
+
+
+def test_many_comparisons_are_counted(tmp_path: Path) -> None:
+    for name, gain in (("fedavg", 0.05), ("fedprox", -0.02), ("scaffold", 0.06)):
+        for shift in (False, True):
+            for seed in range(3):
+                said = settings(rounds=12, shift=shift, seed=seed, algorithm={"name": name})
+                wander = 0.2 * (seed - 1) * shift * (name == "scaffold")
+                write(tmp_path / f"{name} {shift} {seed}", said, 0.5 + gain * shift + wander)
+    made = section(grouped(read(sorted(tmp_path.iterdir()))))
+    assert made.answer == [
+        "With the shift, accuracy is higher in 2 of 3 comparisons and lower in 1.",
+        "Beyond noise it is higher in 1 and lower in 1; in the other 1 the difference is within noise.",
+        "The mean difference is +3.0 points, from -2.0 points (fedprox, shift) to +6.0 points (scaffold, shift).",
+    ]
+    assert [heading for heading, _ in made.parts[1].bands] == ["fedavg", "fedprox", "scaffold"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("shift", "sentence"),
+    [
+        (True, "There is no run without the shift to compare with, so whether it helped cannot be told."),
+        (False, "No run here has the shift, so whether it would help cannot be told."),
+    ],
+)
+def test_one_run_says_what_it_reached_and_that_nothing_compares(shift: bool, sentence: str, tmp_path: Path) -> None:
+    made = section(grouped(read([write(tmp_path / "run", settings(shift=shift), 0.625)])))
+    label = f"fedavg, 32+4 bits, {'shift' if shift else 'no shift'}"
+    assert made.answer == [f"{label} reached accuracy 62.5 %, the mean of the last 10 evaluated rounds.", sentence]
+    assert table(made).rows[0].cells == [label, "62.5", "1", "62.5", "0.02"]
+
+
+def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
+    write(tmp_path / "a", settings(shift=False), 0.5)
+    write(tmp_path / "b", settings(shift=True), 0.75, reached=9)
+    made = section(grouped(read(sorted(tmp_path.iterdir()))))
+    assert table(made).rows[1].cells == ["yes", "unfinished, round 9 of 20", "1", "75.0", "0.01"]
+    only = section(grouped(read([tmp_path / "b"])))
+    assert only.answer == ["No run is finished yet, so nothing can be said."]
+
+
+def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
+    made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
+    assert made.answer[0] == "With the shift, Gain is higher in 1 of 1 comparisons and lower in 0."
+    assert table(made).title == "Gain at the end"
+    assert table(made).rows[1].cells == ["yes", "25.01 ± 0.01", "3", "25.01", "0.01", "+5 against no shift"]

@@ -1,0 +1,82 @@
+"""Bytes and seconds."""
+
+from pathlib import Path
+
+import pytest
+
+from fedshift.report.charts import Curves, Section, Stacks
+from fedshift.report.costs import section
+from fedshift.report.lines import grouped
+from tests.report.test_lines import read
+from tests.report.written import published, settings, write
+
+RATE = 1000.0
+
+
+def costs(*folders: Path) -> Section:
+    return section(grouped(read(list(folders))).strands, RATE)
+
+
+def chart(of: Section, name: str) -> Curves:
+    (found,) = [part for part in of.parts if part.name == name]
+    assert isinstance(found, Curves)
+    return found
+
+
+def stacks(of: Section, name: str) -> Stacks:
+    (found,) = [part for part in of.parts if part.name == name]
+    assert isinstance(found, Stacks)
+    return found
+
+
+def test_accuracy_against_bytes_and_against_seconds_on_one_link(tmp_path: Path) -> None:
+    """A thousand bytes a round, a thousand bytes a second."""
+    made = costs(write(tmp_path / "run", settings(rounds=4)))
+    sent, seconds = chart(made, "score-bytes"), chart(made, "score-seconds")
+    assert list(sent.panels[0].curves[0].x) == [1000, 2000, 3000, 4000]
+    assert list(seconds.panels[0].curves[0].x) == [1, 2, 3, 4]
+    assert (sent.x.unit, seconds.x.unit, sent.rate, seconds.rate) == ("B", "s", None, RATE)
+    assert made.answer == ["A run sends 4 kB, 4 s on one link of 1 kB/s for all."]
+
+
+def test_an_upload_is_codes_side_data_and_header(tmp_path: Path) -> None:
+    """Two uploads arrive in a round, of 900, 60 and 40 bytes together."""
+    made = stacks(costs(write(tmp_path / "run")), "upload")
+    assert made.parts == ["codes", "side data", "header"]
+    assert made.stacks[0].values == [450, 30, 20]
+
+
+def test_what_is_published_says_only_the_sum(tmp_path: Path) -> None:
+    """A thousand bytes for a cohort of two."""
+    made = costs(published(tmp_path / "run", settings()))
+    assert (stacks(made, "upload").parts, stacks(made, "upload").stacks[0].values) == (["upload, not split"], [500])
+    assert (stacks(made, "phases").parts, stacks(made, "phases").stacks[0].values) == (["round, not split"], [0.7])
+
+
+def test_a_round_is_split_into_phases_with_saving_on_top(tmp_path: Path) -> None:
+    """0.7 s, of which 0.4 training, 0.1 encoding, twice 0.05 for the server; and 0.02 s for saving."""
+    made = stacks(costs(write(tmp_path / "run")), "phases")
+    assert made.parts == ["train", "encode", "aggregate", "evaluate", "save", "other"]
+    assert made.stacks[0].values == pytest.approx([0.4, 0.1, 0.05, 0.05, 0.02, 0.1])
+
+
+def test_clients_that_train_side_by_side_share_the_time_that_passed(tmp_path: Path) -> None:
+    """Four seconds of training and one of encoding happened in the 0.6 s that the server did not work."""
+    made = stacks(costs(write(tmp_path / "run", figures={"seconds.train": 4.0, "seconds.encode": 1.0})), "phases")
+    assert made.stacks[0].values == pytest.approx([0.48, 0.12, 0.05, 0.05, 0.02, 0.0])
+
+
+def test_bandwidths_of_the_settings_have_a_chart_of_their_own(tmp_path: Path) -> None:
+    said = settings(rounds=3, uplink={"bandwidth": 1000.0})
+    made = costs(write(tmp_path / "run", said, figures={"seconds.uplink": [0.5, 0.25, 1.0]}))
+    assert list(chart(made, "score-links").panels[0].curves[0].x) == [0.5, 0.75, 1.75]
+    assert "bandwidths are those of the settings" in chart(made, "score-links").caption
+
+
+def test_the_least_and_the_most_are_named(tmp_path: Path) -> None:
+    few = write(tmp_path / "few", settings(rounds=10, bits="32+4"))
+    many = write(tmp_path / "many", settings(rounds=10, bits="32+32"), figures={"bytes.codes": 2900})
+    assert costs(few, many).answer == [
+        "Runs with 32+4 bits send the least: 10 kB, 10 s on one link of 1 kB/s for all.",
+        "Those with 32+32 bits send 3 times as much: 30 kB, 30 s on one link of 1 kB/s for all.",
+    ]

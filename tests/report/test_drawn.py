@@ -1,0 +1,66 @@
+"""Figures as files."""
+
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from fedshift.files import RunError
+from fedshift.report.charts import Report
+from fedshift.report.drawn import charts, draw
+from fedshift.report.gather import gather
+from fedshift.toml import SettingsError
+from tests.report.written import settings, write, write_histograms
+
+HEADS = {"svg": b"<?xml", "png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-1."}
+
+
+def report(tmp_path: Path) -> Report:
+    for shift in (False, True):
+        folder = write(tmp_path / "runs" / str(shift), settings(rounds=3, shift=shift), [0.3, 0.4, 0.5 + shift / 10])
+        write_histograms(folder, [1])
+    return gather([tmp_path / "runs"])
+
+
+def test_every_kind_of_chart_is_drawn_in_three_formats(tmp_path: Path) -> None:
+    whole = report(tmp_path)
+    one_of_each = {type(chart).__name__: chart for chart in reversed([*charts(whole)]) if chart.name != "score-bytes"}
+    assert one_of_each.keys() == {"Curves", "Intervals", "Stacks", "Heat", "Histograms"}
+    made = whole._replace(sections=[whole.sections[0]._replace(parts=[*one_of_each.values()])])
+    paths = draw(made, tmp_path / "figures", list(HEADS))
+    assert sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert len(paths) == 15
+    for path in paths:
+        assert path.read_bytes().startswith(HEADS[path.suffix[1:]]), path
+    words = {
+        text.text
+        for text in ET.parse(tmp_path / "figures" / "score-seconds.svg").iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert {"accuracy, %", "time on the uplink, ms at 1.25 MB/s", "no shift", "shift"} <= words
+
+
+def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:
+    made = report(tmp_path)
+    few = made._replace(sections=made.sections[:1])
+    first = [path.read_bytes() for path in draw(few, tmp_path / "figures", ["svg", "pdf"])]
+    assert [path.read_bytes() for path in draw(few, tmp_path / "figures", ["svg", "pdf"])] == first
+
+
+def test_a_file_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "score.svg").write_text("<svg>mine</svg>")
+    with pytest.raises(RunError, match=r"score\.svg: is there already and is no figure of a report"):
+        draw(report(tmp_path), tmp_path, ["svg"])
+    assert (tmp_path / "score.svg").read_text() == "<svg>mine</svg>"
+    assert [path.name for path in tmp_path.glob("*.*")] == ["score.svg"]
+
+
+def test_a_format_that_is_none_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--format gif: must be among svg, png, pdf"):
+        draw(report(tmp_path), tmp_path / "figures", ["gif"])
+
+
+def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SettingsError, match=r"--figures needs matplotlib: pip install 'fedshift\[report\]'"):
+        draw(report(tmp_path), tmp_path / "figures")

@@ -1,0 +1,129 @@
+"""Layers, labels, errors and weights."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from fedshift.report.charts import Choice, Curves, Heat, Histograms, Section
+from fedshift.report.inside import section
+from fedshift.report.lines import grouped
+from tests.report.test_lines import read
+from tests.report.written import settings, write, write_clients, write_histograms
+
+Part = TypeVar("Part", Curves, Heat, Choice)
+
+
+def inside(*folders: Path) -> Section:
+    return section(grouped(read(list(folders))).strands)
+
+
+def part(of: Section, name: str, kind: type[Part]) -> Part:
+    (found,) = [one for one in of.parts if one.name == name]
+    assert isinstance(found, kind)
+    return found
+
+
+def test_scores_and_losses_are_averaged_over_ten_rounds(tmp_path: Path) -> None:
+    ramp = [t / 100 for t in range(1, 21)]
+    made = inside(write(tmp_path / "run", settings(), ramp, figures={"loss": ramp}))
+    for name in ("score", "loss"):
+        (curve,) = part(made, name, Curves).panels[0].curves
+        assert curve.y[0] == 0.01
+        assert curve.y[-1] == pytest.approx(0.155)  # 0.11, 0.12, ... 0.20
+
+
+def test_a_layer_has_its_mean_before_the_shift_beside_it(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain", settings(shift=False), figures={"mean_before.fc.weight": 0.1})
+    made = part(inside(plain, write(tmp_path / "shifted", settings())), "layer-mean", Curves)
+    (panel,) = made.panels
+    assert panel.title == "fc.weight"
+    assert [(curve.line, curve.y[0], curve.label, curve.dashed) for curve in panel.curves] == [
+        ("line-0", 0.1, "", False),
+        ("line-1", 0.1, "", False),
+        ("line-1", 0.2, "before the shift", True),
+    ]
+
+
+def test_steps_and_drifts_are_told_by_layer(tmp_path: Path) -> None:
+    made = inside(write(tmp_path / "run", layers=("conv.weight", "fc.weight")))
+    assert [panel.title for panel in part(made, "layer-step", Curves).panels] == ["conv.weight", "fc.weight"]
+    drift = part(made, "layer-drift", Curves).panels[1].curves
+    assert [(curve.y[0], curve.dashed) for curve in drift] == [(0.4, False), (0.5, True)]
+
+
+def test_of_many_layers_one_is_chosen(tmp_path: Path) -> None:
+    names = [f"layer {n}" for n in range(9)]
+    made = part(inside(write(tmp_path / "run", layers=names)), "layer-step", Choice)
+    assert [label for label, _ in made.of] == names
+    assert made.of[3][1].title == "Distance between rounds: layer 3"
+
+
+def test_runs_of_different_models_and_data_are_drawn_as_far_as_they_are_alike(tmp_path: Path) -> None:
+    made = inside(
+        write(tmp_path / "a", settings(model={"name": "mlp"}), layers=("fc.weight", "out.weight")),
+        write(tmp_path / "b", settings(model={"name": "paper-cnn"}), layers=("fc.weight", "conv.weight")),
+        write(tmp_path / "c", settings(data={"name": "mnist"}, rounds=30), classes=6),
+    )
+    panels = {panel.title: len(panel.curves) for panel in part(made, "layer-step", Curves).panels}
+    assert panels == {"fc.weight": 3, "out.weight": 1, "conv.weight": 1}
+    assert len(part(made, "predicted", Heat).columns) == 4
+    other = part(made, "predicted-2", Heat)
+    assert (len(other.columns), other.title) == (6, "Predicted share of each label: mnist")
+
+
+def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) -> None:
+    """Labels 1 and 3 lie with clients of 4 bits, half of the data; they are a third of the predictions."""
+    shares = {"predicted.0": 0.4, "predicted.1": 0.2, "predicted.2": 0.27, "predicted.3": 0.13}
+    made = inside(write(tmp_path / "run", figures=shares))
+    heat, curves = part(made, "predicted", Heat), part(made, "inferior", Curves)
+    assert heat.marks == ["superior", "inferior", "superior", "inferior"]
+    assert list(heat.values[0]) == pytest.approx(list(shares.values()))
+    assert curves.level == 0.5
+    assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)
+    assert made.answer == [
+        "Labels that only quantized clients hold are 50.0 % of the data; "
+        "of what is predicted at the end they are 33.0 % with the shift."
+    ]
+
+
+@pytest.mark.parametrize("kind", ["all alike", "mixed"])
+def test_labels_are_nobodys_where_clients_upload_alike_or_share_them(kind: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(bits="32+32" if kind == "all alike" else "32+4"))
+    write_clients(folder, group=lambda client: "32 bit" if kind == "all alike" or client < 2 else "4 bit")
+    made = inside(folder)
+    assert part(made, "predicted", Heat).marks == ["", "", "", ""]
+    assert "inferior" not in [one.name for one in made.parts]
+    assert made.answer == []
+
+
+def test_groups_with_names_have_the_bits_of_the_settings(tmp_path: Path) -> None:
+    said = settings(uplink={"bits": 32, "group": {"slow ones": {"share": 0.5, "bits": 8}}})
+    folder = write(tmp_path / "run", said)
+    write_clients(folder, group=lambda client: "slow ones" if client % 2 else "others")
+    assert part(inside(folder), "predicted", Heat).marks[:2] == ["superior", "inferior"]
+
+
+def test_errors_are_drawn_where_something_was_quantized(tmp_path: Path) -> None:
+    exact = write(tmp_path / "exact", settings(bits="32+32"), figures={"error": 0.0})
+    made = part(inside(exact, write(tmp_path / "coded", settings())), "error", Curves)
+    assert [curve.line for curve in made.panels[0].curves] == ["line-1"]
+    assert "error" not in [one.name for one in inside(exact).parts]
+
+
+def test_weights_are_chosen_by_line_and_round(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_histograms(write(tmp_path / str(seed), settings(seed=seed)), [1, 10, 20], ("conv.weight", "fc.weight"))
+    made = part(inside(tmp_path / "0", tmp_path / "1"), "weights", Choice)
+    label = "fedavg, 32+4 bits, shift, seed 0"
+    assert [entry for entry, _ in made.of] == [f"{label}, round {number}" for number in (1, 10, 20)]
+    chart = made.of[0][1]
+    assert isinstance(chart, Histograms)
+    assert [panel.title for panel in chart.panels] == ["conv.weight", "fc.weight"]
+    assert list(chart.panels[0].edges) == [-1, -0.5, 0, 0.5, 1]
+    assert chart.panels[0].counts == [("before the quantizer", [1, 2, 3, 4]), ("after", [0, 5, 0, 5])]
+
+
+def test_without_classes_nothing_is_said_of_labels(tmp_path: Path) -> None:
+    made = inside(write(tmp_path / "run", classes=0))
+    assert {"predicted", "inferior"}.isdisjoint(one.name for one in made.parts)

@@ -1,0 +1,134 @@
+"""What can be read of a record, whole or not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedshift.files import RunError
+from fedshift.recorded import Broken, Recorded, recorded, sheet
+from tests.report.written import damage, published, settings, write, write_histograms
+from tests.runs import go, small
+
+
+def readable(folder: Path) -> Recorded:
+    found = recorded(folder)
+    assert isinstance(found, Recorded), found
+    return found
+
+
+def test_all_that_a_run_records_is_read(tmp_path: Path) -> None:
+    experiment = small({"uplink": {"bits": "32+4"}})
+    go(experiment, tmp_path / "run")
+    run = readable(tmp_path / "run")
+    assert run.experiment == experiment
+    assert run.rounds.tolist() == list(range(1, 9))
+    assert (run.finished, run.lost, run.missing) == (True, {}, 0)
+    assert run.layers("drift") == ["fc1.weight", "fc2.weight"]
+    assert [client.group for client in run.clients[:2]] == ["32 bit", "4 bit"]
+    assert sum(client.examples for client in run.clients) == sum(sum(client.labels) for client in run.clients)
+    assert {held.round for held in run.weights} == {1, 2, 4, 6, 8}
+    assert sum(run.weights[0].histogram.before) == sum(run.weights[0].histogram.after) == 64 * 8
+    assert (run.up > 0).all()
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "too few cells": lambda line: line.rpartition(b",")[0],
+    "too many cells": lambda line: line + b",1",
+    "no number": lambda line: line.replace(b",0.5,", b",half,", 1),
+    "cut short": lambda line: line[:9],
+    "not UTF-8": lambda line: line[:5] + b"\xff" + line[6:],
+    "NUL": lambda line: line[:5] + b"\0" * 40,
+    "a quotation mark": lambda line: b'"' + line,
+    "a round that is no number": lambda line: b"x" + line,
+    "a round that cannot be": lambda line: b"9" + line,
+    "a round that was before": lambda line: b"1" + line[1:],
+    "empty": lambda line: b"",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_line_is_lost_and_no_other(kind: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(rounds=12))
+    damage(folder / "rounds.csv", 7, DAMAGES[kind])
+    run = readable(folder)
+    assert run.rounds.tolist() == [n for n in range(1, 13) if n != 7]
+    assert (run.lost, run.missing, run.finished) == ({"rounds.csv": 1}, 1, True)
+
+
+def test_a_last_line_without_its_end_may_be_cut_and_is_lost(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(rounds=12), reached=8)
+    (folder / "rounds.csv").write_bytes((folder / "rounds.csv").read_bytes()[:-2])
+    run = readable(folder)
+    assert (run.reached, run.lost, run.finished) == (7, {"rounds.csv": 1}, False)
+
+
+def test_what_was_not_measured_is_no_number(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(rounds=4), [None, 0.25, None, 0.5], figures={"loss": [None, 2, None, 1]})
+    run = readable(folder)
+    assert run.evaluated.tolist() == [False, True, False, True]
+    assert run.scores[run.evaluated].tolist() == [0.25, 0.5]
+    assert np.isnan(run.figure("nothing like it")).all()
+
+
+def test_a_run_that_has_only_begun_has_no_rounds(tmp_path: Path) -> None:
+    run = readable(write(tmp_path / "run", reached=0))
+    assert (run.reached, run.finished, run.missing, run.lost) == (0, False, 0, {})
+
+
+def test_what_is_published_of_a_run_is_finished_when_all_rounds_are_there(tmp_path: Path) -> None:
+    folder = published(tmp_path / "run", settings(rounds=12))
+    assert readable(folder).finished
+    assert readable(folder).up.tolist() == [1000.0] * 12
+    lines = (folder / "rounds.csv").read_text().splitlines(keepends=True)
+    (folder / "rounds.csv").write_text("".join(lines[:-1]))
+    assert not readable(folder).finished
+
+
+def test_damaged_lines_of_other_files_are_lost_too(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run")
+    write_histograms(folder, [1, 10, 20])
+    damage(folder / "histograms.jsonl", 1, lambda line: line.replace(b'"low"', b'"lower"'))
+    damage(folder / "histograms.jsonl", 2, lambda line: line[:30])
+    damage(folder / "clients.csv", 2, lambda line: line.replace(b"10", b"ten", 1))
+    (folder / "about.json").write_text("{")
+    run = readable(folder)
+    assert [held.round for held in run.weights] == [1]
+    assert [client.number for client in run.clients] == [0, 2, 3]
+    assert run.lost == {"clients.csv": 1, "histograms.jsonl": 2}
+    assert run.about == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("settings.toml", None, "settings.toml: cannot be read: No such file"),
+        ("settings.toml", b"name = ", "settings.toml: not TOML"),
+        ("settings.toml", b"\xff\xfe", "settings.toml: not a text file"),
+        ("settings.toml", b"[train]\nlrr = 1\n", "settings.toml: unknown setting 'train.lrr'"),
+        ("rounds.csv", None, "rounds.csv: cannot be read: No such file"),
+        ("rounds.csv", b"", "rounds.csv: its first line names no columns"),
+        ("rounds.csv", b"\0\0\0\n\0\0", "rounds.csv: its first line names no columns"),
+    ],
+)
+def test_a_run_of_which_nothing_can_be_told_is_broken(
+    name: str, content: bytes | None, sentence: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "run")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    found = recorded(folder)
+    assert isinstance(found, Broken)
+    assert sentence in found.problem
+    assert len(found.problem.splitlines()) == 1
+
+
+def test_a_column_is_asked_for_strictly(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("round,score\n1,\n2,0.5\n3,half\n")
+    with pytest.raises(RunError, match=r"some\.csv: score: holds something that is no number"):
+        sheet(tmp_path / "some.csv").column("score")
+    with pytest.raises(RunError, match=r"some\.csv: has no column loss"):
+        sheet(tmp_path / "some.csv").column("loss")
+    assert sheet(tmp_path / "some.csv").column("round") == [1.0, 2.0, 3.0]

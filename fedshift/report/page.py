@@ -22,6 +22,8 @@ SCRIPTS = [  # in this order, as one script
     "tip.js",
     "frame.js",
     "paths.js",
+    "seen.js",
+    "ends.js",
     "curves.js",
     "readout.js",
     "zoom.js",

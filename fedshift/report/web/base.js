@@ -45,3 +45,5 @@ function label(text, x, y, attributes = {}, room = Infinity, size = 12) {
   const full = cut === text ? null : shape("title", {}, text);
   return shape("text", { x: round(x), y: round(y), ...attributes }, full, cut);
 }
+
+const small = (text, x, y, attributes = {}, room = Infinity) => label(text, x, y, attributes, room, 11);

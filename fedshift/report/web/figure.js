@@ -13,8 +13,10 @@ function curveKey(chart) {
   const curves = chart.panels.flatMap((panel) => panel.curves).filter((curve) => curve.label);
   const first = [...new Map(curves.map((curve) => [curve.label, curve])).values()];
   const one = new Set(curves.map((curve) => curve.line)).size <= 1;
-  const look = (curve) => (one ? curveLook(chart, curve) : { hue: "c-plain", dash: curve.dashed ? "second" : "", mark: 0 });
-  return first.length ? node("ul", { class: "key" }, ...first.map((curve) => node("li", {}, stroke(look(curve)), curve.label))) : null;
+  const plain = (curve) => ({ hue: "c-plain", dash: curve.dashed ? "second" : "", mark: 0 });
+  const look = (curve) => (one ? curveLook(chart, curve) : plain(curve));
+  const entries = first.map((curve) => node("li", {}, stroke(look(curve)), curve.label));
+  return entries.length ? node("ul", { class: "key" }, ...entries) : null;
 }
 
 function makeFigure(element) {
@@ -22,11 +24,13 @@ function makeFigure(element) {
   const kind = KINDS[chart.kind];
   const curves = chart.kind === "Curves";
   const words = `${chart.title}: arrow keys read values${curves ? ", plus and minus zoom" : ""}`;
-  const box = node("div", { class: "plot", tabindex: 0, role: "group", "aria-roledescription": "chart", "aria-label": words });
+  const role = { role: "group", "aria-roledescription": "chart", "aria-label": words };
+  const box = node("div", { class: "plot", tabindex: 0, ...role });
   const tools = node("div", { class: "tools" });
   const key = node("div", {});
   const numbers = node("details", { class: "numbers" }, node("summary", {}, "Numbers"));
-  const figure = { element, chart, box, view: { zoom: null, at: null, spot: null, dragging: false }, drawn: null, after: [], stale: true, near: false };
+  const view = { zoom: null, at: null, spot: null, dragging: false };
+  const figure = { element, chart, box, view, drawn: null, after: [], stale: true, near: false };
   element.append(tools, key, box, numbers);
 
   figure.draw = () => {
@@ -35,7 +39,7 @@ function makeFigure(element) {
     figure.stale = false;
     figure.width = width;
     hideTip();
-    figure.drawn = kind.draw(chart, width, figure.view, element.dataset.chart);
+    figure.drawn = kind.draw(chart, width, view, element.dataset.chart);
     box.replaceChildren(figure.drawn.svg);
     const sign = curves ? curveKey(chart) : figure.drawn.key;
     key.replaceChildren(...(sign ? [sign] : []));

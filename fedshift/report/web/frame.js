@@ -16,7 +16,7 @@ function uprightAxis({ left, right }, scale, ticks, written) {
   for (const { value, text } of ticks) {
     const y = round(scale(value));
     group.append(shape("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
-    if (written) group.append(label(text, left - 7, y + 4, { "text-anchor": "end" }, Infinity, 11));
+    if (written) group.append(small(text, left - 7, y + 4, { "text-anchor": "end" }));
   }
   return group;
 }
@@ -32,7 +32,7 @@ function levelAxis({ left, right, bottom }, scale, ticks) {
     const middle = between(x, left - 12 + half, right + 12 - half);
     if (middle - half < free) continue; // no room: the tick stands alone
     free = middle + half + 8;
-    group.append(label(text, middle, bottom + 17, { "text-anchor": "middle" }, Infinity, 11));
+    group.append(small(text, middle, bottom + 17, { "text-anchor": "middle" }));
   }
   return group;
 }
@@ -58,7 +58,8 @@ function drawing(width, height, words) {
 }
 
 function nothingShown(width, title) {
-  const svg = drawing(width, 90, `${title}: no lines are shown`);
-  svg.append(label("No lines are shown.", width / 2, 48, { "text-anchor": "middle", class: "muted" }));
+  const words = state.visible.size < LINES.size ? "No lines are shown." : "Nothing was measured.";
+  const svg = drawing(width, 90, `${title}. ${words}`);
+  svg.append(label(words, width / 2, 48, { "text-anchor": "middle", class: "muted" }));
   return svg;
 }

@@ -24,6 +24,7 @@ function stepsPath(edges, counts, x, y) {
 }
 
 function drawHistograms(chart, width) {
+  if (!chart.panels.length) return { svg: nothingShown(width, chart.title), spots: [] };
   const columns = columnsFor(chart.panels.length, width, 250);
   const labels = stepLabels(chart);
   const outer = (width + 20) / columns;

@@ -11,9 +11,8 @@ function stroke({ hue, dash, mark }) {
 const swatch = (key) => stroke(lookOf(key));
 
 function legendRow(line) {
-  const press = button("", { class: "line", "aria-pressed": "true", "data-line": line.key, title: line.label }, (event) =>
-    event.shiftKey || event.altKey ? showOnly(line.key) : toggle(line.key),
-  );
+  const about = { class: "line", "aria-pressed": "true", "data-line": line.key, title: line.label };
+  const press = button("", about, (event) => (event.shiftKey || event.altKey ? showOnly(line.key) : toggle(line.key)));
   press.append(swatch(line.key), node("span", {}, line.label));
   press.addEventListener("dblclick", () => showOnly(line.key));
   const only = button("only", { class: "only", "aria-label": `only ${line.label}` }, () => showOnly(line.key));

@@ -6,8 +6,8 @@ function numbersOfCurves(chart) {
     const unitY = unitFor(chart.y, extent(curves.flatMap((each) => each.points.map((point) => point?.[1])))?.[1] ?? 0);
     const value = (point) => {
       if (!point) return "–";
-      const around = given(point[2]) && given(point[3]) ? ` (${bare(point[2], unitY)} to ${bare(point[3], unitY)})` : "";
-      return `${bare(point[1], unitY)}${around}`;
+      const [y, low, high] = point.slice(1).map((each) => bare(each, unitY));
+      return given(point[2]) && given(point[3]) ? `${y} (${low} to ${high})` : y;
     };
     const headX = titled(chart.x, unitX);
     const names = curves.map((each) => each.name || titled(chart.y, unitY));
@@ -20,7 +20,8 @@ function numbersOfCurves(chart) {
       return [title, [headX, ...names], rows.map((row) => [at(row), ...curves.map((each) => value(each.points[row]))])];
     }
     const pair = (point) => [bare(point?.[0], unitX), value(point)];
-    return [title, names.flatMap((name) => [headX, name]), rows.map((row) => curves.flatMap((each) => pair(each.points[row])))];
+    const heads = names.flatMap((name) => [headX, name]);
+    return [title, heads, rows.map((row) => curves.flatMap((each) => pair(each.points[row])))];
   });
 }
 
@@ -52,7 +53,8 @@ function numbersOfStacks(chart) {
 
 function numbersOfHeat(chart) {
   const unit = unitFor(chart.value, extent(chart.values.flat())?.[1] ?? 0);
-  const heads = chart.columns.map((column, place) => (chart.marks[place] ? `${column} (${chart.marks[place]})` : column));
+  const head = (column, mark) => (mark ? `${column} (${mark})` : column);
+  const heads = chart.columns.map((column, place) => head(column, chart.marks[place]));
   const rows = chart.rows
     .map((name, row) => [name, ...chart.values[row].map((value) => bare(value, unit))])
     .filter((_, row) => shown(chart.lines[row] ?? ""));
@@ -67,7 +69,8 @@ function numbersOfHistograms(chart) {
       bare(panel.edges[bin + 1], unit),
       ...panel.counts.map(([, counts]) => decimal(counts[bin], 6)),
     ]);
-    return [panel.title, [`${titled(chart.x, unit)} from`, "to", ...panel.counts.map(([name]) => name || "count")], rows];
+    const names = panel.counts.map(([name]) => name || "count");
+    return [panel.title, [`${titled(chart.x, unit)} from`, "to", ...names], rows];
   });
 }
 

@@ -64,9 +64,8 @@ function marksPath(points, kind) {
 }
 
 // One ramp for all fields of values: viridis, which grows evenly lighter, also for the colour-blind and in grey.
-const RAMP = ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725"].map((hex) =>
-  [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16)),
-);
+const VIRIDIS = "440154 482878 3e4989 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725".split(" ");
+const RAMP = VIRIDIS.map((hex) => [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16)));
 
 function ramp(share) {
   const place = between(share, 0, 1) * (RAMP.length - 1);

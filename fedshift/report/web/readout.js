@@ -62,7 +62,8 @@ function readCurves(figure, place, x, height = null) {
   drawn.svg.append(crossAt(panel, x, rows));
   const told = rows.map((row) => {
     const name = row.each.name || chart.y.label;
-    return [stroke(row.each.look), row === first && rows.length > 1 ? node("b", {}, name) : name, rowText(chart, row, x)];
+    const bold = row === first && rows.length > 1;
+    return [stroke(row.each.look), bold ? node("b", {}, name) : name, rowText(chart, row, x)];
   });
   const title = [panel.title, `${chart.x.label} ${tell(x, chart.x)}`].filter(Boolean).join(" · ");
   const rest = more > 0 ? `and ${more} more` : "";

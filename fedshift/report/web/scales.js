@@ -20,12 +20,13 @@ function logTicks(low, high, count) {
   const last = Math.ceil(Math.log10(high));
   const decades = last - first;
   const every = Math.max(1, Math.ceil(decades / Math.max(count, 1)));
-  const within = decades <= count / 3 ? [1, 2, 5] : decades <= count / 2 ? [1, 3] : [1];
+  const fronts = decades <= count / 3 ? [1, 2, 5] : decades <= count / 2 ? [1, 3] : [1];
   const ticks = [];
   for (let decade = first; decade <= last; decade += every) {
-    for (const front of every === 1 ? within : [1]) ticks.push(front * 10 ** decade);
+    for (const front of every === 1 ? fronts : [1]) ticks.push(front * 10 ** decade);
   }
-  return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  const there = ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  return there.length > 1 ? there : linearTicks(low, high, count);
 }
 
 // low and high are values, from and to pixels.
@@ -59,7 +60,7 @@ function ticksOf(scale, axis, count) {
 function logText(value, axis, wide) {
   if (axis.unit) return tell(value, axis);
   const exponent = Math.round(Math.log10(value));
-  return wide && Math.abs(value / 10 ** exponent - 1) < 1e-9 ? power(exponent) : decimal(value, 1);
+  return wide && Math.abs(value / 10 ** exponent - 1) < 1e-9 ? power(exponent) : decimal(value, 3);
 }
 
 // The unit of a whole axis: on a logarithmic one every tick tells its own.

@@ -40,7 +40,7 @@ function drawStacks(chart, width) {
       group.append(shape("rect", { class: "part", fill: colour, "data-spot": spot, ...size }));
       from += value;
     });
-    group.append(label(tell(total(stack), chart.x, 3), scale(from) + 7, top + 13, { class: "value" }, Infinity, 11));
+    group.append(small(tell(total(stack), chart.x, 3), scale(from) + 7, top + 13, { class: "value" }));
     svg.append(group);
   });
   svg.append(label(axisTitle(scale, chart.x), right, bottom + 34, { class: "title", "text-anchor": "end" }));

@@ -37,7 +37,9 @@ watch(() => {
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(() => figures.filter((figure) => figure.near).forEach((figure) => figure.draw()));
 });
-window.addEventListener("beforeprint", () => figures.filter((figure) => figure.stale).forEach((figure) => figure.draw()));
+window.addEventListener("beforeprint", () => {
+  for (const figure of figures) if (figure.stale) figure.draw();
+});
 
 for (const choice of document.querySelectorAll(".choice")) {
   const select = choice.querySelector("select");

@@ -31,6 +31,9 @@ function sortBy(table, column, direction) {
   body.append(...rows);
 }
 
+// After pressing it once, twice, and once more.
+const NEXT = { none: ["ascending", 1], ascending: ["descending", -1], descending: ["none", 0] };
+
 function makeSortable(table) {
   const heads = [...table.querySelectorAll("thead th")];
   const rows = [...table.querySelectorAll("tbody tr")];
@@ -38,10 +41,9 @@ function makeSortable(table) {
   rows.forEach((row, place) => (row.dataset.place = place));
   heads.forEach((head, column) => {
     const press = button(head.textContent, { class: "sort" }, () => {
-      const next = { ascending: ["descending", -1], descending: ["none", 0] }[head.getAttribute("aria-sort")] ?? ["ascending", 1];
-      for (const other of heads) other.removeAttribute("aria-sort");
-      if (next[1]) head.setAttribute("aria-sort", next[0]);
-      sortBy(table, column, next[1]);
+      const [sorted, direction] = NEXT[head.getAttribute("aria-sort") ?? "none"];
+      for (const other of heads) other.setAttribute("aria-sort", other === head ? sorted : "none");
+      sortBy(table, column, direction);
     });
     head.replaceChildren(press);
   });

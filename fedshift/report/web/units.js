@@ -33,10 +33,15 @@ function decimal(value, digits = 4) {
   return String(rounded).replace("-", "−");
 }
 
+function percent(value) {
+  const small = value !== 0 && Math.abs(value) < 0.1;
+  return small ? decimal(value, 2) : value.toFixed(1).replace("-", "−");
+}
+
 // A value with its unit, as a sentence would have it.
 function tell(value, axis, digits = 4) {
   if (!given(value)) return "–";
-  if (axis.unit === "%") return `${(value * 100).toFixed(digits > 4 ? 3 : 1).replace("-", "−")}%`;
+  if (axis.unit === "%") return `${percent(value * 100)}%`;
   const { factor, name } = unitFor(axis, value);
   return name ? `${decimal(value * factor, digits)} ${name}` : decimal(value, digits);
 }

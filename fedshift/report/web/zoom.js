@@ -58,14 +58,16 @@ function dragZoom(figure, tools) {
   box.addEventListener("pointerdown", (event) => {
     const [x, y] = placeIn(figure, event);
     const place = figure.drawn.domain ? panelAt(figure.drawn, x, y) : -1;
-    if (event.pointerType === "touch" || event.button !== 0 || place < 0) return; // a finger reads, and scrolls the page
+    if (event.pointerType === "touch") return; // a finger reads, and scrolls the page
+    if (event.button !== 0 || place < 0) return;
     from = { x, place };
     box.setPointerCapture(event.pointerId);
   });
   box.addEventListener("pointermove", (event) => {
     if (!from) return;
     const { frame } = figure.drawn.panels[from.place];
-    const ends = [from.x, placeIn(figure, event)[0]].map((x) => between(x, frame.left, frame.right)).sort((a, b) => a - b);
+    const ends = [from.x, placeIn(figure, event)[0]].map((x) => between(x, frame.left, frame.right));
+    ends.sort((one, other) => one - other);
     cover?.remove();
     cover = null;
     figure.view.dragging = ends[1] - ends[0] >= 6;
@@ -93,6 +95,13 @@ function dragZoom(figure, tools) {
   figure.after.push(() => (reset.disabled = !figure.view.zoom));
 }
 
+const RATES = [
+  ["1", "1 Mbit/s", 125e3],
+  ["10", "10 Mbit/s", 125e4],
+  ["100", "100 Mbit/s", 125e5],
+  ["1 MB/s", "1 MB/s", 1e6],
+];
+
 // The uplink of charts over time: the same for all of them.
 function rateControl(figure, tools) {
   const { chart } = figure;
@@ -105,9 +114,8 @@ function rateControl(figure, tools) {
   };
   megabits.value = told();
   megabits.addEventListener("change", () => take((Number(megabits.value) * 1e6) / 8));
-  const usual = [["1", 125e3], ["10", 125e4], ["100", 125e5], ["1 MB/s", 1e6]];
-  const presets = usual.map(([name, rate]) => {
-    const made = button(name, { class: "chip", "aria-label": `uplink ${name.includes("B") ? name : `${name} Mbit/s`}` }, () => take(rate));
+  const presets = RATES.map(([name, words, rate]) => {
+    const made = button(name, { class: "chip", "aria-label": `uplink ${words}` }, () => take(rate));
     figure.after.push(() => made.setAttribute("aria-pressed", String(Math.abs(rateOf(chart) / rate - 1) < 1e-6)));
     return made;
   });

@@ -1,0 +1,86 @@
+// Which lines are shown, and what each one looks like.
+
+const COLOURS = 8;
+const MARKS = 5; // see marker() in paths.js
+const LINES = new Map(DATA.lines.map((line) => [line.key, line]));
+
+// Lines of the same colour and dash are told apart by a mark.
+const worn = new Map();
+for (const line of DATA.lines) {
+  line.hue = line.colour % COLOURS;
+  const look = `${line.hue} ${line.dashed}`;
+  const before = worn.get(look) ?? 0;
+  worn.set(look, before + 1);
+  line.mark = before ? ((before - 1) % MARKS) + 1 : 0;
+}
+
+// How a line is drawn: classes for its colour and dash, and the number of its mark.
+function lookOf(key) {
+  const line = LINES.get(key);
+  if (!line) return { hue: "c-plain", dash: "", mark: 0 };
+  return { hue: `c${line.hue}`, dash: line.dashed ? "dashed" : "", mark: line.mark };
+}
+
+const state = {
+  visible: new Set(LINES.keys()),
+  chosen: new Map(), // setting -> values that a reader chose by
+  rate: null, // bytes a second, for every chart that has a rate
+};
+const watchers = [];
+const watch = (act) => watchers.push(act);
+const changed = () => watchers.forEach((act) => act());
+
+const shown = (key) => !LINES.has(key) || state.visible.has(key);
+const named = (key) => LINES.get(key)?.label ?? "";
+
+function show(keys) {
+  state.visible = new Set(keys);
+  changed();
+}
+
+function toggle(key) {
+  const keys = new Set(state.visible);
+  if (!keys.delete(key)) keys.add(key);
+  show(keys);
+}
+
+function showAll() {
+  state.chosen.clear();
+  show(LINES.keys());
+}
+
+function showOnly(...keys) {
+  state.chosen.clear();
+  show(keys);
+}
+
+// Choosing two values of one setting shows lines with either; of two settings, lines with both.
+function choose(setting, value) {
+  const values = new Set(state.chosen.get(setting));
+  if (!values.delete(value)) values.add(value);
+  if (values.size) state.chosen.set(setting, values);
+  else state.chosen.delete(setting);
+  const fits = (line) => [...state.chosen].every(([name, wanted]) => wanted.has(line.settings[name]));
+  show(DATA.lines.filter(fits).map((line) => line.key));
+}
+
+// Every setting in which lines differ, with its values in the order of the lines.
+function settingsOf(lines) {
+  const found = new Map();
+  for (const line of lines) {
+    for (const [name, value] of Object.entries(line.settings)) {
+      if (!found.has(name)) found.set(name, new Set());
+      found.get(name).add(value);
+    }
+  }
+  return [...found].map(([name, values]) => [name, [...values]]).filter(([, values]) => values.length > 1);
+}
+
+function rateOf(chart) {
+  return state.rate ?? chart.rate;
+}
+
+// What x of a chart is multiplied by at the uplink that was chosen.
+function stretch(chart) {
+  return chart.rate ? chart.rate / rateOf(chart) : 1;
+}

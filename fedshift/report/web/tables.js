@@ -1,0 +1,50 @@
+// Tables follow the legend, and are sorted by a column when its head is pressed.
+
+// Rows that belong to hidden lines are left out, and their number is told.
+function followLegend(table) {
+  const rows = [...table.querySelectorAll("tr[data-line]")];
+  if (LINES.size < 2 || !rows.length) return;
+  for (const row of rows) row.firstElementChild?.prepend(swatch(DATA.lines[row.dataset.line].key));
+  watch(() => {
+    for (const row of rows) row.hidden = !shown(DATA.lines[row.dataset.line].key);
+    const out = rows.filter((row) => row.hidden).length;
+    const note = out ? `${out} ${out === 1 ? "row" : "rows"} of hidden lines left out` : "";
+    table.querySelector(".left-out").textContent = note;
+  });
+}
+
+// Numbers by their size, words by the alphabet, what is missing last.
+function inOrder(one, other) {
+  const numbers = [one, other].map((text) => parseFloat(text.replace("−", "-")));
+  if (numbers.every(Number.isFinite) && numbers[0] !== numbers[1]) return numbers[0] - numbers[1];
+  return one.localeCompare(other, "en", { numeric: true });
+}
+
+function sortBy(table, column, direction) {
+  const body = table.querySelector("tbody");
+  const text = (row) => row.cells[column].textContent.trim();
+  const missing = (row) => Number(["", "-", "–", "—"].includes(text(row)));
+  const rows = [...body.rows].sort((one, other) => {
+    if (!direction) return one.dataset.place - other.dataset.place; // as they were
+    return missing(one) - missing(other) || direction * inOrder(text(one), text(other));
+  });
+  body.append(...rows);
+}
+
+// After pressing it once, twice, and once more.
+const NEXT = { none: ["ascending", 1], ascending: ["descending", -1], descending: ["none", 0] };
+
+function makeSortable(table) {
+  const heads = [...table.querySelectorAll("thead th")];
+  const rows = [...table.querySelectorAll("tbody tr")];
+  if (rows.length < 3) return;
+  rows.forEach((row, place) => (row.dataset.place = place));
+  heads.forEach((head, column) => {
+    const press = button(head.textContent, { class: "sort" }, () => {
+      const [sorted, direction] = NEXT[head.getAttribute("aria-sort") ?? "none"];
+      for (const other of heads) other.setAttribute("aria-sort", other === head ? sorted : "none");
+      sortBy(table, column, direction);
+    });
+    head.replaceChildren(press);
+  });
+}

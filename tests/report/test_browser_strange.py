@@ -1,0 +1,64 @@
+"""The page in a real browser: charts of which there is little or nothing to draw."""
+
+import pytest
+
+from fedshift.report.charts import (
+    Axis,
+    Band,
+    Chart,
+    Choice,
+    Curve,
+    Curves,
+    Heat,
+    Histograms,
+    Interval,
+    Intervals,
+    Panel,
+    Report,
+    Section,
+    Stack,
+    Stacks,
+    Steps,
+    Table,
+)
+from tests.report.conftest import Open
+from tests.report.test_browser import DRAW_ALL
+
+NAN = float("nan")
+X, Y = Axis("x"), Axis("y", log=True)
+STRANGE: list[Chart] = [
+    Curves("none", "none", "", X, Y, []),
+    Curves("empty", "empty", "", X, Y, [Panel("", [Curve("", [], [])])]),
+    Curves("missing", "missing", "", X, Y, [Panel("", [Curve("", [1, 2], [None, NAN])])], level=0.5),
+    Curves("zero", "zero on a logarithmic axis", "", Axis("x", log=True), Y, [Panel("", [Curve("", [0, 1], [0, 1])])]),
+    Curves(
+        "flat", "flat", "", X, Axis("y", "s"), [Panel("", [Curve("", [1, 2], [0, 0]), Curve("", [2], [0])])], rate=1
+    ),
+    Curves(
+        "below", "below nothing", "", X, X, [Panel("", [Curve("", [-2, -1], [-3e9, -1e-9], [-4e9, None], [0, None])])]
+    ),
+    Intervals("no-rows", "no rows", "", X, []),
+    Intervals(
+        "no-mean", "no mean", "", X, [("", [Band("", [Interval("", NAN, None, {}), Interval("", 1, None, {3: 1})])])]
+    ),
+    Stacks("no-bars", "no bars", "", X, [], []),
+    Stacks("nothing", "nothing sent", "", Axis("x", "B"), ["a"], [Stack("", [0])]),
+    Heat("no-cells", "no cells", "", X, [], [], [], [], []),
+    Heat("no-values", "no values", "", Axis("x", "%"), ["a", "b"], ["r"], [[None, None]], [""], ["", ""]),
+    Histograms("no-panels", "no panels", "", X, []),
+    Histograms("no-counts", "no counts", "", X, [Steps("", [0, 1], [("", [0])]), Steps("", [0, 1], [])]),
+]
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_charts_of_little_or_nothing_are_drawn_without_a_fault(open_page: Open, width: int) -> None:
+    parts = [*STRANGE, Choice("of-none", "of none", []), Table("no-table", "no table", [], [])]
+    page = open_page(Report("strange", "", [], [], [Section("s", "s", [], parts)]), width)
+    page.evaluate(DRAW_ALL)
+    assert page.locator("figure .plot > svg[aria-label]").count() == len(STRANGE)
+    assert "NaN" not in page.evaluate("document.body.innerHTML")
+    for plot in page.locator(".plot").all():
+        plot.focus()
+        for key in ("ArrowRight", "ArrowDown", "End", "+", "ArrowRight", "-"):
+            page.keyboard.press(key)
+    page.evaluate("document.querySelectorAll('.numbers').forEach(each => (each.open = true))")

@@ -81,12 +81,14 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
 
     more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
     clear = [gain for gain, verdict, _ in gains if not verdict]
+    alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
     said = [f"With the shift, {name} is higher in {more} of {len(gains)} comparisons and lower in {less}."]
-    if all(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains):
+    if alone == len(gains):
         said.append("There are too few seeds to know what is noise.")
     else:
         up, down = (sum(sign * gain > 0 for gain in clear) for sign in (1, -1))
-        rest = f"; in the other {noise} the difference is within noise" if (noise := len(gains) - up - down) else ""
+        rest = f"; in {noise} the difference is within noise" if (noise := len(gains) - up - down - alone) else ""
+        rest += f"; for {alone} there are too few seeds to tell" if alone else ""
         said.append(f"Beyond noise it is higher in {up} and lower in {down}{rest}.")
     (least, _, worst), (most, _, best) = (pick(gains, key=lambda one: one[0]) for pick in (min, max))
     mean = statistics.fmean(gain for gain, _, _ in gains)
@@ -99,7 +101,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     unit = ", %" if experiment.train.metric == "accuracy" else ""
     compared = any(one.row and one.row.gain is not None for one in strands)
     words = [*summary.words(varying).values()] or ["line"]
-    columns = [*words, f"{metric(experiment)}{unit}", "seeds", "last round", "MB up", *(["difference"] * compared)]
+    columns = [*words, f"{metric(experiment)}{unit}", *(["difference"] * compared), "seeds", "last round", "MB up"]
     rows = []
     for one in strands:
         label = [*one.line.settings.values()] or [one.line.label]
@@ -114,10 +116,10 @@ def _cells(one: Strand, compared: bool) -> list[str]:
         at = f"unfinished, round {one.reached} of {experiment.train.rounds}"
         last = show(statistics.fmean(so_far), experiment) if so_far else ""
         up = statistics.fmean(float(run.up.sum()) for run in one.runs)
-        return [at, str(len(one.runs)), last, f"{up / 1e6:.2f}", *([""] * compared)]
+        return [at, *([""] * compared), str(len(one.runs)), last, f"{up / 1e6:.2f}"]
     spread = "" if row.spread is None else f" ± {show(row.spread, experiment)}"
-    cells = [f"{show(row.mean, experiment)}{spread}", str(len(row.scores)), show(row.last, experiment)]
-    return [*cells, f"{row.bytes_up / 1e6:.2f}", *([summary.told(row, experiment)] * compared)]
+    cells = [f"{show(row.mean, experiment)}{spread}", *([summary.told(row, experiment)] * compared)]
+    return [*cells, str(len(row.scores)), show(row.last, experiment), f"{row.bytes_up / 1e6:.2f}"]
 
 
 def intervals(strands: Sequence[Strand], name: str) -> Intervals:
@@ -132,4 +134,4 @@ def intervals(strands: Sequence[Strand], name: str) -> Intervals:
     bands = [(heading, [Band(*band) for band in bands.items()]) for heading, bands in headings.items()]
     experiment = strands[0].experiment
     caption = "The mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."
-    return Intervals(name, f"{titled(experiment)} at the end", caption, score_axis(experiment), bands)
+    return Intervals(name, f"{titled(experiment)} at the end, seed by seed", caption, score_axis(experiment), bands)

@@ -34,7 +34,7 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One of several drawings side by side, with the same axes."""
+    """One of several drawings side by side."""
 
     title: str
     curves: list[Curve]
@@ -48,6 +48,7 @@ class Curves(NamedTuple):
     y: Axis
     panels: list[Panel]
     level: float | None = None  # a line across, at what is to be expected
+    apart: bool = False  # each panel has an upright axis of its own: layers differ by powers of ten
     rate: float | None = None  # x is seconds at so many bytes a second; a reader may choose another
 
 

@@ -17,7 +17,7 @@ def charts(strands: Sequence[Strand]) -> list[Curves | Choice]:
             Curves(
                 "layer-mean",
                 "Mean of each layer",
-                "Mean over seeds. Dashed: before the shift, where one was made.",
+                "Mean over seeds. Short dashes: before the shift, where one was made.",
                 ROUND,
                 Axis("mean weight"),
                 [],
@@ -42,7 +42,7 @@ def charts(strands: Sequence[Strand]) -> list[Curves | Choice]:
             Curves(
                 "layer-drift",
                 "Client drift",
-                "|w_k - w(t)|, mean over the clients of a round and over seeds. Dashed: as sent, after the quantizer.",
+                "|w_k - w(t)|, mean over the clients of a round and over seeds. Short dashes: as sent.",
                 ROUND,
                 Axis("L2 distance"),
                 [],
@@ -71,7 +71,7 @@ def _chart(
         return None
     if len(names) <= FEW and not any(one.panel for one in strands):
         drawn = [Panel(layer, [line for one in strands for line in curves(layer)(one)]) for layer in names]
-        return like._replace(panels=drawn) if all(panel.curves for panel in drawn) else None
+        return like._replace(panels=drawn, apart=True) if all(panel.curves for panel in drawn) else None
     several = [(layer, drawn) for layer in names if (drawn := panels(strands, curves(layer)))]
     if not several:
         return None

@@ -15,13 +15,11 @@ FOG = 0.5  # of all bands that lie upon one another
 
 
 def curves(chart: Curves, lines: Mapping[str, Line]) -> Figure:
-    """A panel beside the other; they share limits unless each shows the same lines, as those of layers do."""
+    """A panel beside the other, with limits in common unless they are apart."""
     figure, found = sheet(chart.title, len(chart.panels))
     drawn = [curve for panel in chart.panels for curve in panel.curves]
     across = scale(chart.x, max((max(curve.x) for curve in drawn if curve.x), default=0.0))
     up = scale(chart.y, max((abs(y) for curve in drawn for y in curve.y if y is not None), default=0.0))
-    held = [{curve.line for curve in panel.curves} for panel in chart.panels]
-    shared = len(held) > 1 and not set.intersection(*held)
     entries: dict[tuple[str, str, str], Line2D] = {}
     for panel, axes in zip(chart.panels, found, strict=True):
         for curve in panel.curves:
@@ -39,7 +37,7 @@ def curves(chart: Curves, lines: Mapping[str, Line]) -> Figure:
             axes.set_yscale("log")
         if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
             axes.set_ylabel(up.label)
-        if shared and axes is not found[0]:
+        if not chart.apart and axes is not found[0]:
             axes.sharey(found[0])
     legend(figure, sorted(entries.values(), key=lambda entry: entry.get_color() == GREY))
     return figure

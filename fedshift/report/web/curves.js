@@ -1,4 +1,4 @@
-// Curves: panels side by side with the same axes.
+// Curves: panels side by side.
 
 function drawCurve({ curve, points, look }, scales, marked) {
   const low = (value) => scales.y(scales.y.log ? Math.max(value, scales.y.low) : value);
@@ -16,19 +16,19 @@ function drawCurve({ curve, points, look }, scales, marked) {
   return group;
 }
 
-// Where every panel is: a row of them has one upright axis, at its left.
-function framesOf(panels, width, ticks, room) {
+// Where every panel is: a row of them has one upright axis, at its left, unless each has its own.
+function framesOf(panels, width, ticks, room, apart) {
   const count = panels.length;
   const columns = columnsFor(count, width, 250);
-  const gap = 22;
-  const left = tickRoom(ticks);
+  const left = tickRoom(ticks.flat());
+  const gap = apart ? left + 10 : 22;
   const each = (width - left - room - gap * (columns - 1)) / columns;
   const height = count === 1 ? between(each * 0.5, 210, 350) : between(each * 0.72, 150, 240);
   const head = panels.some((panel) => panel.title) ? 24 : 8;
   return panels.map((_, place) => {
     const x = left + (place % columns) * (each + gap);
     const top = 20 + head + Math.floor(place / columns) * (height + head + 34);
-    return { left: x, right: x + each, top, bottom: top + height, first: place % columns === 0 };
+    return { left: x, right: x + each, top, bottom: top + height, first: apart || place % columns === 0 };
   });
 }
 
@@ -62,18 +62,22 @@ function drawCurves(chart, width, view, id) {
   const all = filled.flatMap((panel) => panel.curves);
   const domain = domains(chart, all, view.zoom);
   if (!domain) return { svg: nothingShown(width, chart.title), panels: [] };
-  const upright = makeScale(...domain.y, 1, 0, chart.y.log);
-  const ticks = ticksOf(upright, chart.y, 5);
+  const own = filled.map((panel) => (chart.apart && domains(chart, panel.curves, view.zoom)) || domain);
+  const upright = own.map(({ y }) => makeScale(...y, 1, 0, chart.y.log));
+  const ticks = upright.map((scale) => ticksOf(scale, chart.y, 5));
   const few = filled.length === 1 && all.length > 1 && all.length <= 8;
   const told = few && width >= 560 && all.every((each) => each.name);
   const room = told ? Math.min(Math.max(...all.map((each) => textWidth(each.name))) + 16, width * 0.28) : 8;
-  const frames = framesOf(filled, width, ticks, room);
+  const frames = framesOf(filled, width, ticks, room, chart.apart);
   const bottom = Math.max(...frames.map((frame) => frame.bottom));
   const svg = drawing(width, bottom + 40, curvesInWords(chart, all, domain));
   const clip = (place) => `clip-${id}-${place}`;
-  const panels = frames.map((frame, place) => drawPanel(chart, filled[place], frame, domain, ticks, clip(place)));
+  const panels = frames.map((frame, place) => {
+    const within = { x: domain.x, y: own[place].y };
+    return drawPanel(chart, filled[place], frame, within, ticks[place], clip(place));
+  });
   const [first] = panels;
-  svg.append(label(axisTitle(upright, chart.y), 0, 12, { class: "title" }), ...panels.map((panel) => panel.group));
+  svg.append(label(axisTitle(upright[0], chart.y), 0, 12, { class: "title" }), ...panels.map((panel) => panel.group));
   if (given(chart.level)) svg.append(levelLabel(chart, first));
   if (told) svg.append(endLabels(first, room));
   const below = { class: "title", "text-anchor": "end" };

@@ -56,6 +56,11 @@ function scaleBar(chart, span, short, unit, x, y, width) {
   );
 }
 
+// A mark, or its first three letters where no more fit; the readout has it whole.
+function shortest(mark, room) {
+  return textWidth(mark, 11) <= room ? mark : mark.slice(0, 3);
+}
+
 // Columns' names, and above them the marks that neighbours share.
 function heatHead(chart, left, cell, top) {
   const group = shape("g");
@@ -63,7 +68,7 @@ function heatHead(chart, left, cell, top) {
     const [x1, x2] = [left + from * cell + 1, left + (to + 1) * cell - 2];
     group.append(
       shape("path", { class: "brace", d: `M${round(x1)},22v-4H${round(x2)}v4` }),
-      label(mark, (x1 + x2) / 2, 13, { "text-anchor": "middle" }, Math.max(x2 - x1, 24), 11),
+      label(shortest(mark, x2 - x1), (x1 + x2) / 2, 13, { "text-anchor": "middle" }, Math.max(x2 - x1, 24), 11),
     );
   }
   group.append(...columnLabels(chart, left, cell, top - 6));

@@ -1,0 +1,50 @@
+"""Figure 9: layer by layer, how far the model moves between rounds (top) and how far clients drift from it (bottom)."""
+
+from functools import partial
+
+from fedshift.files import RunError
+from fedshift.paper.figures.records import Source
+from fedshift.paper.figures.rounds import after_beginning, caption, coloured, plot, series
+from fedshift.paper.figures.style import PAGE, Drawn, footnote, sheet
+
+MOST = 5  # layers side by side
+ROWS = {
+    "step": "between rounds,\n" + r"$|\hat{w}^{t}-\hat{w}^{t-1}|$",
+    "drift": "client drift,\n" + r"mean of $|w_k^{t}-\hat{w}^{t-1}|$",
+}
+
+
+def chosen(layers: list[str], most: int = MOST) -> list[str]:
+    """All of them, or some as evenly spaced as can be, the first and the last among them.
+
+    >>> chosen(["a", "b", "c", "d", "e"], 3), chosen(["a", "b"], 3)
+    (['a', 'c', 'e'], ['a', 'b'])
+    """
+    if len(layers) <= most:
+        return layers
+    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
+
+
+def draw(source: Source) -> Drawn:
+    panel = source.pair
+    every = panel.lines[0].records[0].layers("step")
+    if not every:
+        raise RunError(f"{panel.lines[0].records[0].folder}: records no layers, which figure 9 is about")
+    layers = chosen(every)
+    figure = sheet(PAGE, 3.3)
+    grid = figure.subplots(len(ROWS), len(layers), sharex=True, squeeze=False)
+    for row, (name, what) in enumerate(ROWS.items()):
+        for axes, layer in zip(grid[row], layers, strict=True):
+            for line, colour in coloured(panel):
+                plot(axes, line, partial(series, name=f"{name}.{layer}"), colour)
+            axes.set_ylim(0, 1.2 * max(after_beginning(axes)))
+            if not row:
+                axes.set_title(layer.removesuffix(".weight"))
+            else:
+                axes.set_xlabel("round")
+        grid[row, 0].set_ylabel(what)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), borderaxespad=0)
+    some = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
+    footnote(figure, f"{panel.title}: {caption(source, [panel], some)}")
+    return Drawn(figure, source.drawn([panel]))

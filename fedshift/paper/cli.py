@@ -109,7 +109,7 @@ def figures(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="From a small run on digits, whatever records there are.")
     ] = False,
-    rounds: Annotated[int | None, typer.Option(min=10, metavar="N", help="Of that run; 60 otherwise.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=10, metavar="N", help="Of such a run; 60 otherwise.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Draw the paper's figures: from records those that need runs, or from a fresh small run when there are none."""

@@ -1,9 +1,10 @@
 """What `fedshift paper figures` does, once its arguments are read."""
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -13,9 +14,6 @@ from fedshift.paper.figures.records import Source, found, panels
 from fedshift.presets import PRESETS
 from fedshift.progress import Display
 from fedshift.toml import SettingsError, merge
-
-if TYPE_CHECKING:
-    from fedshift.paper.figures.style import Drawn
 
 NUMBERS, FORMATS = range(1, 11), ("svg", "png", "pdf")
 RECORDED = (5, 7, 8, 9)  # figures that need runs
@@ -34,22 +32,27 @@ def figures(
 ) -> None:
     """Draw the figures asked for, all without any, and say what each was drawn from."""
     asked, kinds = chosen(numbers), written(formats)
+    if records is not None and (fresh or rounds is not None):
+        option = "--fresh" if fresh else f"--rounds {rounds}"
+        raise SettingsError(
+            f"{option}: asks for a fresh run, and --records {records} for those there are; leave one out"
+        )
+    if records is not None and not records.is_dir():
+        raise SettingsError(f"--records {records}: there is no such folder")
     if find_spec("matplotlib") is None:
         raise SettingsError("paper figures: Matplotlib is not installed here; pip install 'fedshift[report]'")
-    folder = recorded(records, fresh)
-    if folder is not None and rounds is not None:
-        raise SettingsError(
-            f"--rounds {rounds}: is for a fresh run, and there are runs in {folder}; --fresh asks for one"
-        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
-    source = None
+    source, failed = None, False
     if any(number in RECORDED for number in asked):
-        source = runs(folder) if folder is not None else trained(out, rounds or ROUNDS, display)
+        own = None if fresh or rounds is not None else runs(records)
+        source = own or trained(out, rounds or ROUNDS, display)
     for number in asked:
-        draw(number, kinds, out, source)
+        failed |= not draw(number, kinds, out, source)
+    if failed:
+        sys.exit(2)
 
 
 def chosen(numbers: Sequence[str]) -> list[int]:
@@ -68,21 +71,12 @@ def written(formats: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(formats)) or [FORMATS[0]]
 
 
-def recorded(records: Path | None, fresh: bool) -> Path | None:
-    """The folder to read: the one asked for, else published records where there are any; None for a fresh run."""
-    if records is None:
-        return None if fresh or not PUBLISHED.is_dir() or not found(PUBLISHED) else PUBLISHED
-    if fresh:
-        raise SettingsError("--fresh: goes without --records, which says where runs are")
-    if not records.is_dir():
-        raise SettingsError(f"--records {records}: there is no such folder")
-    return records
-
-
-def runs(folder: Path) -> Source:
-    if not (records := found(folder)):
+def runs(folder: Path | None) -> Source | None:
+    """Those of a folder; without one, published records where there are any."""
+    records = found(folder or PUBLISHED)
+    if folder is not None and not records:
         raise RunError(f"--records {folder}: holds no finished run")
-    return Source(panels(records), folder)
+    return Source(panels(records), folder or PUBLISHED) if records else None
 
 
 def trained(out: Path, rounds: int, display: Display) -> Source:
@@ -93,14 +87,19 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
     return Source(panels(found(folder)), folder, fresh=True)
 
 
-def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> None:
-    """Into OUT/figure-N, once for each format."""
+def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
+    """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
     from fedshift.paper.figures import gallery
     from fedshift.paper.figures.style import content, styled
 
     with styled():
-        made: Drawn = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
-        for format in formats:
-            path = out / f"figure-{number}.{format}"
-            write(path, content(made.figure, format))
+        try:
+            made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+        except RunError as problem:
+            typer.echo(f"fedshift: figure {number}: {problem}", err=True)
+            return False
+        for kind in formats:
+            path = out / f"figure-{number}.{kind}"
+            write(path, content(made.figure, kind))
             typer.echo(f"{path}: {made.source}")
+    return True

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.paper.figures.records import Panel, Source
-from fedshift.paper.figures.rounds import after_beginning, caption, coloured, plot, series
-from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, Drawn, footnote, sheet
+from fedshift.paper.figures.rounds import caption, coloured, plot, series
+from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, Drawn, footnote, legend, sheet
 from fedshift.paper.records import Record
 
 MOST = 60  # panels
@@ -37,19 +37,16 @@ def draw(source: Source) -> Drawn:
     high = math.ceil(len(panels) / wide)
     figure = sheet(PAGE if wide > 1 else COLUMN, 0.6 + (1.4 if wide > 3 else 1.8) * high)
     grid = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
-    labels, late = {}, []
+    late: list[float] = []
     for place, axes in enumerate(grid.flat):
         if place >= len(panels):
             axes.set_axis_off()
             continue
         panel = panels[place]
-        if panel.exact:
-            plot(axes, panel.exact, score, EXACT, ":")
-        for line, colour in coloured(panel):
-            plot(axes, line, score, colour)
+        exact = [(panel.exact, EXACT, ":")] if panel.exact else []
+        for line, colour, style in [*exact, *((*one, "-") for one in coloured(panel))]:
+            late += plot(axes, line, score, colour, style)
         axes.set_title(f"{panel.title}\n{panel.more}" if panel.more else panel.title)
-        labels |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        late += after_beginning(axes)
         if place + wide >= len(panels):  # nothing below it
             axes.set_xlabel("round")
             axes.locator_params(axis="x", nbins=4, steps=[1, 2, 4, 5, 10])
@@ -57,8 +54,9 @@ def draw(source: Source) -> Drawn:
     name = column(panels[0].lines[0].experiment)
     for axes in grid[:, 0]:
         axes.set_ylabel("top-1 accuracy (%)" if name == "accuracy" else name.removeprefix("metric."))
-    reach = max(late) - min(late)
-    grid[0, 0].set_ylim(min(late) - 0.05 * reach, max(late) + 0.1 * reach)
-    figure.legend(labels.values(), labels.keys(), loc="outside upper right", ncols=len(labels), borderaxespad=0)
+    if late:
+        room = (max(late) - min(late)) / 10 or 1.0
+        grid[0, 0].set_ylim(min(late) - room / 2, max(late) + room)
+    legend(figure, grid.flat)
     footnote(figure, caption(source, panels))
     return Drawn(figure, source.drawn(panels))

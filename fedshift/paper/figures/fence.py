@@ -2,9 +2,9 @@
 
     D_FA^2 - D_FS^2 = s P m' ((2 - s) m' - 2 m)        D_FA = |w^{t+1} - w^t|, D_FS = |w_hat^{t+1} - w^t|
 
-for a layer of P weights whose mean is m = m^t, then m' = m^{t+1} before the shift, and a share s = I/K. Divided by s P m^2
-it is a function of the ratio r = m'/m alone, r ((2 - s) r - 2): below zero, where the shift makes the step the longer
-one, between r = 0 and the fence r = 2 / (2 - s), which is 2K / (K + S).
+for a layer of P weights whose mean is m = m^t, then m' = m^{t+1} before the shift, and a share s = I/K. Divided by
+s P m^2 it is a function of the ratio r = m'/m alone, r ((2 - s) r - 2): below zero, where the shift makes the step
+the longer one, between r = 0 and the fence r = 2 / (2 - s), which is 2K / (K + S).
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.algorithms import Algorithm, chain
 from fedshift.data.datasets import load
@@ -90,10 +90,19 @@ def steps() -> list[Step]:
     training.fed = replace(training.fed, algorithm=Algorithm(client, chain(server, watch)))
     for _ in training:
         pass
-    return [_step(*(one[name] for one in seen[:3]), seen[3]) for seen in watch.seen for name in training.fed.layers]
+    return [
+        step(start[name], average[name], shifted[name], share)
+        for start, average, shifted, share in watch.seen
+        for name in training.fed.layers
+    ]
 
 
-def _step(start: torch.Tensor, average: torch.Tensor, shifted: torch.Tensor, share: float) -> Step:
+def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> Step:
+    """From w^t, w^{t+1} and w_hat^{t+1}.
+
+    >>> step(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]), 0.5)
+    Step(share=0.5, ratio=2.0, gain=2.0)
+    """
     before, after = float(start.mean()), float(average.mean())
     apart = float((average - start).square().sum() - (shifted - start).square().sum())
     return Step(share, after / before, apart / (share * start.numel() * before**2))
@@ -135,7 +144,7 @@ def _rounds(axes: Axes, told: Ratios, panel: Panel) -> None:
     _fence(axes, told.share)
     colours = {line.label: colour for line, colour in coloured(panel)}
     row, ticks = 0.0, []
-    for i, layer in enumerate(told.layers):
+    for i in range(len(told.layers)):
         for name, some in told.lines.items():
             colour, (least, low, median, high, most) = colours[name], some[i].ratios
             first = name if not i else None

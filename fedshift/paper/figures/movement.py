@@ -4,8 +4,8 @@ from functools import partial
 
 from fedshift.files import RunError
 from fedshift.paper.figures.records import Source
-from fedshift.paper.figures.rounds import after_beginning, caption, coloured, plot, series
-from fedshift.paper.figures.style import PAGE, Drawn, footnote, sheet
+from fedshift.paper.figures.rounds import caption, coloured, plot, series
+from fedshift.paper.figures.style import PAGE, Drawn, footnote, legend, sheet
 
 MOST = 5  # layers side by side
 ROWS = {
@@ -35,16 +35,15 @@ def draw(source: Source) -> Drawn:
     grid = figure.subplots(len(ROWS), len(layers), sharex=True, squeeze=False)
     for row, (name, what) in enumerate(ROWS.items()):
         for axes, layer in zip(grid[row], layers, strict=True):
-            for line, colour in coloured(panel):
-                plot(axes, line, partial(series, name=f"{name}.{layer}"), colour)
-            axes.set_ylim(0, 1.2 * max(after_beginning(axes)))
+            of = partial(series, name=f"{name}.{layer}")
+            late = [x for line, colour in coloured(panel) for x in plot(axes, line, of, colour)]
+            axes.set_ylim(0, 1.2 * max(late, default=1.0))
             if not row:
                 axes.set_title(layer.removesuffix(".weight"))
             else:
                 axes.set_xlabel("round")
         grid[row, 0].set_ylabel(what)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), borderaxespad=0)
+    legend(figure, grid.flat)
     some = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
-    footnote(figure, f"{panel.title}: {caption(source, [panel], some)}")
+    footnote(figure, f"{panel.title}. {caption(source, [panel], some)}")
     return Drawn(figure, source.drawn([panel]))

@@ -46,8 +46,9 @@ def trained(model: nn.Module, data: Dataset, index: Tensor, experiment: Experime
     optimizer = torch.optim.SGD(own.parameters(), lr=said.lr, momentum=said.momentum)
     for epoch in range(epochs):
         order = rng.uniform(rng.fold(key, epoch).view(1), len(index))[0].argsort(stable=True)
-        for batch in index[order].split(said.batch):
+        for batch in torch.split(index[order], said.batch):
             optimizer.zero_grad()
-            F.cross_entropy(own(data.inputs(data.x[batch])), data.y[batch]).backward()
+            loss = F.cross_entropy(own(data.inputs(data.x[batch])), data.y[batch])
+            torch.autograd.backward(loss)
             optimizer.step()
     return weights(own)

@@ -9,7 +9,7 @@ from fedshift.data.partition import Partition
 from fedshift.experiment import split
 from fedshift.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe
-from fedshift.paper.figures.style import INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, TINT, Drawn, letter, sheet
+from fedshift.paper.figures.style import INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, TINT, Drawn, footnote, letter, sheet
 from fedshift.paper.published import ALPHAS
 
 FEW = 10  # clients of figure 10
@@ -53,16 +53,16 @@ def main() -> Drawn:
         ids = torch.nonzero(lossy == inferior)[:, 0].tolist()
         _dots(one, held[ids], colour, 8, int(held.max()))
         one.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
-        labels = torch.nonzero(held[ids].sum(0))[:, 0].tolist()
-        listed = ", ".join(map(str, labels))
-        letter(
-            one, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, labels {listed}"
-        )
+        own = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
+        whose = f"{100 * own:.0f} % of them of {'odd' if inferior else 'even'} labels"
+        letter(one, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
         one.set_ylabel("label")
     axes[1].set_xlabel("client")
     dot = f"a dot: {_range(held[held > 0])} of a label"
     axes[0].text(1, 1.03, dot, transform=axes[0].transAxes, ha="right", va="bottom", fontsize=SMALL)
-    return Drawn(figure, f"the main partition of {_about(data)} over {len(held)} clients")
+    source = f"the main partition of {_about(data)} over {len(held)} clients, each example with two of them"
+    footnote(figure, source)
+    return Drawn(figure, source)
 
 
 def dirichlet() -> Drawn:
@@ -84,9 +84,11 @@ def dirichlet() -> Drawn:
     axes[0].set_ylabel("label")
     large = int(float(f"{most:.0e}"))  # one digit and zeros
     for n in (large, large // 10, large // 100):
-        axes[0].scatter([], [], s=13**2 * n / most, color=SHIFTED, linewidths=0, label=f"{n:,} examples of a label")
-    figure.legend(loc="outside lower center", ncols=3)
-    return Drawn(figure, f"{_about(data)} over {FEW} clients")
+        axes[0].scatter([], [], s=13**2 * n / most, color=SHIFTED, linewidths=0, label=f"{n:,}")
+    figure.legend(loc="outside lower center", ncols=3, title="examples of a label", title_fontsize=SMALL)
+    source = f"{_about(data)} over {FEW} clients"
+    footnote(figure, source)
+    return Drawn(figure, source)
 
 
 def _dots(axes: Axes, held: Tensor, colour: str, widest: float, most: int) -> None:

@@ -32,7 +32,7 @@ def shares(line: Line) -> list[float]:
 
 
 def split_by_parity(experiment: Experiment) -> bool:
-    """Whether quantized clients hold the odd labels and the others the even ones, as the paper's main partition has it."""
+    """Whether quantized clients hold the odd labels and the others the even ones: the paper's main partition."""
     if experiment.data.partition != "shards":
         return False
     groups, group = links(experiment)
@@ -48,8 +48,7 @@ def lines(panel: Panel) -> list[tuple[Line, str]]:
 def draw(source: Source) -> Drawn:
     panel = source.pair
     told = [Shares(line.label, colour, shares(line)) for line, colour in lines(panel)]
-    mixed = next((line.experiment for line in panel.lines), panel.lines[0].experiment)
-    odd = split_by_parity(mixed)
+    odd = split_by_parity(panel.lines[0].experiment)
     figure = sheet(PAGE, 2.2)
     if odd:
         left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
@@ -97,4 +96,4 @@ def _odd(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.35)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("predictions (%)")
-    letter(axes, "b", "of quantized clients' labels")
+    letter(axes, "b", "labels of quantized clients")

@@ -1,7 +1,7 @@
 """Figure 2: the weights of one filter quantized and dequantized, at 8 and at 4 bits."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -27,7 +27,19 @@ class Coded(NamedTuple):
     @property
     def step(self) -> float:
         """Between two codes; no weight is off by more than half of it."""
-        return (self.high - self.low) / (2**self.bits - 1)
+        return (self.high - self.low) / self.most
+
+    @property
+    def most(self) -> int:
+        """The largest code."""
+        return int(2**self.bits) - 1
+
+    def code_at(self, value: Any) -> Any:
+        """As a scale: codes are whole, places between them are not. Numbers or arrays."""
+        return (value - self.low) / self.step
+
+    def value_of(self, code: Any) -> Any:
+        return self.low + code * self.step
 
     @property
     def errors(self) -> list[float]:
@@ -78,17 +90,14 @@ def _values(axes: Axes, one: Coded, which: str) -> None:
     axes.plot(places, one.decoded, "_", color=SHIFTED, markersize=7, markeredgewidth=1.3, label="after DeQ(Q(w))")
     room = one.high - one.low
     axes.set_ylim(one.low - 0.08 * room, one.high + 0.25 * room)
-    whole = 2**one.bits - 1
     size = f"{4 * len(one.codes)} bytes become {one.bytes}"
-    letter(axes, which, f"{one.bits} bits: {whole + 1} codes, {size}")
-    right = axes.secondary_yaxis(
-        "right", functions=(lambda y: (y - one.low) / one.step, lambda code: one.low + code * one.step)
-    )
+    letter(axes, which, f"{one.bits} bits: {one.most + 1} codes, {size}")
+    right = axes.secondary_yaxis("right", functions=(one.code_at, one.value_of))
     right.set_ylabel("code Q(w)")
-    right.set_yticks(range(0, whole + 1, whole // 5))
-    if whole < 20:
-        for code in range(whole + 1):
-            axes.axhline(one.low + code * one.step, color=TINT, linewidth=0.6, zorder=0)
+    right.set_yticks(range(0, one.most + 1, one.most // 5))
+    if one.most < 20:
+        for code in range(one.most + 1):
+            axes.axhline(one.value_of(code), color=TINT, linewidth=0.6, zorder=0)
 
 
 def _errors(axes: Axes, one: Coded) -> None:

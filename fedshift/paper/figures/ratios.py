@@ -35,7 +35,7 @@ def means(record: Record, layer: str) -> list[Means]:
     made = []
     for t in sorted(sent.keys() & shares.keys()):
         share = taken(record, t, shares[t])
-        if sent.get(t - 1) and share < 1:
+        if sent.get(t - 1) and (whole or share < 1):
             kept = 1 - share if record.experiment.shift.on else 1.0
             made.append(Means(share, sent[t - 1], whole[t] if whole else sent[t] / kept))
     return made

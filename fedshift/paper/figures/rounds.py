@@ -42,14 +42,21 @@ def coloured(panel: Panel) -> list[tuple[Line, str]]:
     return [*plain, *zip(panel.shifted, itertools.cycle((SHIFTED, *COLOURS[2:])), strict=False)]
 
 
-def plot(axes: Axes, line: Line, of: Callable[[Record], dict[int, float]], colour: str, style: str = "-") -> None:
-    """The mean over seeds, and all of them between its edges."""
+def plot(
+    axes: Axes, line: Line, of: Callable[[Record], dict[int, float]], colour: str, style: str = "-"
+) -> list[float]:
+    """The mean over seeds, and all of them between its edges; what it is like beyond the first tenth of the rounds.
+
+    The beginning changes most, and would leave no room for anything else.
+    """
     rounds, each = curve(line, of)
     columns = list(zip(*each, strict=True))
-    axes.plot(rounds, [statistics.fmean(x) for x in columns], style, color=colour, label=line.label)
+    means = [statistics.fmean(x) for x in columns]
+    axes.plot(rounds, means, style, color=colour, label=line.label)
     if len(each) > 1:
         low, high = [min(x) for x in columns], [max(x) for x in columns]
         axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+    return [x for t, x in zip(rounds, means, strict=True) if 10 * t > rounds[-1] and math.isfinite(x)]
 
 
 def caption(source: Source, panels: Sequence[Panel], more: str = "") -> str:
@@ -57,13 +64,3 @@ def caption(source: Source, panels: Sequence[Panel], more: str = "") -> str:
     bands = any(len(line.records) > 1 for panel in panels for line in panel.lines)
     means = "mean over seeds of ten-round moving averages, bands: all seeds" if bands else "ten-round moving average"
     return f"{source.about(panels)}; {means}; the beginning cut off{more}"
-
-
-def after_beginning(axes: Axes) -> list[float]:
-    """What the lines of a panel are like beyond the first tenth of the rounds, where they change most."""
-    found: list[float] = []
-    for line in axes.get_lines():
-        x, y = line.get_data()
-        limit = x[0] + (x[-1] - x[0]) / 10
-        found += [float(value) for t, value in zip(x, y, strict=True) if t >= limit and math.isfinite(value)]
-    return found or [0.0, 1.0]

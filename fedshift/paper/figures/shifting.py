@@ -1,6 +1,6 @@
-"""Figure 4: the idea of the shift, on the uploads of one round: where the mean of a layer comes from and where it goes."""
+"""Figure 4: the idea of the shift on the uploads of one round: where a layer's mean comes from, and where it goes."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -13,12 +13,13 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment import named_model, split
 from fedshift.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe, trained
-from fedshift.paper.figures.style import EXACT, FAINT, INFERIOR, PAGE, SHIFTED, SUPERIOR, Drawn, letter, sheet
+from fedshift.paper.figures.style import EXACT, FAINT, INFERIOR, PAGE, SHIFTED, SUPERIOR, Drawn, footnote, letter, sheet
 from fedshift.types import Params
 from fedshift.wire import pack, unpack
 
 EPOCHS = 1  # of each client; the paper's ten take minutes on a CPU
 BINS = 90
+SIDE: dict[int, Literal["bottom", "top"]] = {1: "bottom", -1: "top"}
 
 
 class Round(NamedTuple):
@@ -69,7 +70,7 @@ def draw() -> Drawn:
     data = examples()
     made = uploads(data)
     told = aggregated([frame for frame, _ in made], made[0][1])
-    figure = sheet(PAGE, 2.5)
+    figure = sheet(PAGE, 2.6)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.15, 1])
     kinds = [[w for w, lossy in zip(told.uploads, told.lossy, strict=True) if lossy is kind] for kind in (True, False)]
     inferior, superior = kinds
@@ -80,8 +81,8 @@ def draw() -> Drawn:
         _ridge(left, w, row, reach, colour)
     left.axvline(0, color=FAINT, linewidth=0.5, zorder=0)
     left.set_xlim(-reach, reach)
-    left.set_ylim(-0.15, 4.0)
-    codes = len(inferior[0].unique())
+    left.set_ylim(-0.3, 4.0)
+    codes = len(torch.unique(inferior[0]))
     names = [f"{len(inferior)} inferior uploads,\n{codes} values each", f"{len(superior)} superior uploads,\n32 bits"]
     names += [f"average of {len(told.uploads)},\nmean $m$", f"shifted,\nmean ${1 - told.share:g}\\,m$"]
     left.set_yticks([3.35, 2.35, 1.35, 0.35], names)
@@ -95,7 +96,9 @@ def draw() -> Drawn:
         one.spines["left"].set_visible(False)
         one.tick_params(axis="y", length=0)
     seen = f"{TITLES[data.name]}, {recipe(data).model.name}, {EPOCHS} local epoch"
-    return Drawn(figure, f"one round of {len(told.uploads)} clients trained here: {seen}")
+    source = f"one round of {len(told.uploads)} clients trained here: {seen}"
+    footnote(figure, source)
+    return Drawn(figure, source)
 
 
 def _ridge(axes: Axes, w: Tensor, row: int, reach: float, colour: str) -> None:
@@ -116,13 +119,14 @@ def _means(axes: Axes, told: Round) -> None:
         axes.plot(x, row, "o", color=colour, markersize=4, markeredgewidth=0, alpha=0.75)
     for x, row, colour, name in ((before, 1.35, EXACT, "m"), (after, 0.35, SHIFTED, f"{1 - told.share:g}\\,m")):
         axes.plot(x, row, "D", color=colour, markersize=4)
-        axes.text(x, row + 0.2, f"${name}={x:.4f}$", ha="center", va="bottom", color=colour)
+        up = 1 if row > 1 else -1
+        axes.text(x, row + 0.2 * up, f"${name}={x:.2g}$", ha="center", va=SIDE[up], color=colour)
     arrow = {"arrowstyle": "-|>", "color": SHIFTED, "linewidth": 0.9, "shrinkA": 4, "shrinkB": 4}
     axes.annotate("", (after, 0.35), (before, 1.35), arrowprops=arrow)
     aside = "right" if after > before else "left"  # of the arrow, where nothing else is
     axes.text((before + after) / 2, 0.8, rf"$-{told.share:g}\,m\;$ ", color=SHIFTED, ha=aside, va="top")
     axes.axvline(0, color=FAINT, linewidth=0.5, zorder=0)
     least, most = min([*told.means, 0.0]), max([*told.means, 0.0])
-    room = 0.12 * (most - least)
+    room = 0.2 * (most - least)
     axes.set_xlim(least - room, most + room)
     axes.locator_params(axis="x", nbins=6)

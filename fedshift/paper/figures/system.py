@@ -96,8 +96,9 @@ def _clients(axes: Axes, told: System) -> None:
 
 
 def _server(axes: Axes, told: System) -> None:
-    line = {"fill": False, "edgecolor": EXACT, "linestyle": (0, (4, 3))}
-    axes.add_patch(FancyBboxPatch((55.7, 6.2), 43.8, 31.4, boxstyle=ROUND, **line))
+    dashes = (0, (4, 3))
+    frame = FancyBboxPatch((55.7, 6.2), 43.8, 31.4, boxstyle=ROUND, fill=False, edgecolor=EXACT, linestyle=dashes)
+    axes.add_patch(frame)
     axes.text(57, 36, "server", ha="left", va="center", style="italic", color=EXACT)
     _box(axes, 57.5, 16.5, 12, 7, "dequantize\nDeQ", INFERIOR)
     k, i, s = told.cohort, told.inferior.clients, told.superior.clients
@@ -123,11 +124,12 @@ def _back(axes: Axes, told: System) -> None:
 
 
 def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, colour: str) -> None:
-    line = {"facecolor": "white", "edgecolor": colour, "linewidth": 1}
-    axes.add_patch(FancyBboxPatch((x, y), wide, high, boxstyle=ROUND, **line))
+    box = FancyBboxPatch((x, y), wide, high, boxstyle=ROUND, facecolor="white", edgecolor=colour, linewidth=1)
+    axes.add_patch(box)
     axes.text(x + wide / 2, y + high / 2, text, ha="center", va="center", linespacing=1.35)
 
 
 def _arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    line = {"color": colour, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=7, **line))
+    arrow = FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=7, color=colour, shrinkA=0, shrinkB=0)
+    arrow.set_linewidth(0.9)
+    axes.add_patch(arrow)

@@ -12,7 +12,7 @@ from fedshift.codecs import KMeans, Quantizer, Uniform
 from fedshift.data.datasets import Dataset
 from fedshift.experiment import named_model
 from fedshift.paper.figures.network import TITLES, examples, recipe, trained, weights
-from fedshift.paper.figures.style import FAINT, KMEANS, PAGE, SMALL, UNIFORM, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.style import FAINT, KMEANS, PAGE, SMALL, UNIFORM, Drawn, footnote, legend, letter, sheet
 from fedshift.types import Params
 
 BITS, EPOCHS, BINS = 4, 4, 75
@@ -52,7 +52,7 @@ def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> 
     """
     rows = w.reshape(1, -1).float()
     decoded = quantizer.decode(*quantizer.encode(rows))
-    values, counts = decoded.unique(return_counts=True)
+    values, counts = torch.unique(decoded, return_counts=True)
     return Counted(
         torch.linspace(-reach, reach, bins + 1).tolist(),
         torch.histc(rows, bins, -reach, reach).long().tolist(),
@@ -79,9 +79,10 @@ def draw() -> Drawn:
         one_axes.set_ylabel("number of weights")
     for one_axes in axes[1]:
         one_axes.set_xlabel(f"weight of {layer.removesuffix('.weight')}")
-    seen = min(MOST, len(data.y))
+    legend(figure, axes.flat)
+    seen = f"{MOST:,} of the {len(data.y):,}" if len(data.y) > MOST else f"all {len(data.y):,}"
     source = (
-        f"one training of {experiment.model.name} on {seen:,} of the {len(data.y):,} examples of {TITLES[data.name]}, "
+        f"one training of {experiment.model.name} on {seen} examples of {TITLES[data.name]}, "
         f"batch {experiment.train.batch}, lr {experiment.train.lr:g}, momentum {experiment.train.momentum:g}"
     )
     footnote(figure, source)
@@ -90,14 +91,11 @@ def draw() -> Drawn:
 
 def _panel(axes: Axes, one: Counted, name: str, colour: str) -> None:
     """On a logarithmic scale: a code stands for the weights of many bins."""
-    axes.stairs(one.before, one.edges, fill=True, color=FAINT, label="32 bits, in a bin")
+    axes.stairs(one.before, one.edges, fill=True, color=FAINT, label="32 bits: in a bin")
     values, counts = list(one.after), list(one.after.values())
     axes.vlines(values, 0.5, counts, color=colour, linewidth=1.4)
-    axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}, at a code")
+    axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}: at a code")
     axes.set_yscale("log")
-    axes.set_ylim(0.7, 10 ** (math.ceil(math.log10(max(counts))) + 0.35))
-    axes.legend(loc="upper left", borderpad=0, labelspacing=0.2)
-    told = f"relative error {100 * one.error:.1f} %\nmean {one.mean:.3f}, spread {one.spread:.3f}".replace(
-        "-", "\N{MINUS SIGN}"
-    )
+    axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 0.8))
+    told = f"error {100 * one.error:.1f} %, mean {one.mean:.4f}, spread {one.spread:.3f}".replace("-", "\N{MINUS SIGN}")
     axes.text(1, 0.98, told, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

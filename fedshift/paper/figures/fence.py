@@ -109,18 +109,19 @@ def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> Step:
 
 
 def draw(source: Source) -> Drawn:
-    told, measured = ratios(source.pair), steps()
+    panel = source.pair._replace(exact=None)
+    told, measured = ratios(panel), steps()
     rows = sum(len(some) for some in told.lines.values())
     figure = sheet(COLUMN, 2.75 + 0.13 * rows)
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.75, 0.3 + 0.13 * rows])
     _curve(top, measured)
-    _rounds(low, told, source.pair)
+    _rounds(low, told, panel)
     low.set_xlim(LEAST, MOST)
     low.set_xlabel(r"ratio of the means, $m^{t+1}\,/\,m^{t}$")
-    footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([source.pair])}")
+    footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([panel])}")
     right = sum(one.right for one in measured)
     checked = f"the theorem right in {right} of {len(measured)} steps of a small run on digits"
-    return Drawn(figure, f"{checked}; {source.drawn([source.pair])}")
+    return Drawn(figure, f"{checked}; {source.drawn([panel])}")
 
 
 def _curve(axes: Axes, measured: list[Step]) -> None:

@@ -4,29 +4,17 @@ from functools import partial
 
 from fedshift.files import RunError
 from fedshift.paper.figures.records import Source
-from fedshift.paper.figures.rounds import caption, coloured, plot, series
+from fedshift.paper.figures.rounds import caption, chosen, coloured, plot, series
 from fedshift.paper.figures.style import PAGE, Drawn, footnote, legend, sheet
 
-MOST = 5  # layers side by side
 ROWS = {
     "step": "between rounds,\n" + r"$|\hat{w}^{t}-\hat{w}^{t-1}|$",
     "drift": "client drift,\n" + r"mean of $|w_k^{t}-\hat{w}^{t-1}|$",
 }
 
 
-def chosen(layers: list[str], most: int = MOST) -> list[str]:
-    """All of them, or some as evenly spaced as can be, the first and the last among them.
-
-    >>> chosen(["a", "b", "c", "d", "e"], 3), chosen(["a", "b"], 3)
-    (['a', 'c', 'e'], ['a', 'b'])
-    """
-    if len(layers) <= most:
-        return layers
-    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
-
-
 def draw(source: Source) -> Drawn:
-    panel = source.pair
+    panel = source.pair._replace(exact=None)
     every = panel.lines[0].records[0].layers("step")
     if not every:
         raise RunError(f"{panel.lines[0].records[0].folder}: records no layers, which figure 9 is about")

@@ -15,12 +15,12 @@ from fedshift import rng
 from fedshift.data import cache as fetched
 from fedshift.data.catalog import find
 from fedshift.data.datasets import Dataset, load
+from fedshift.engines.base import one_thread
 from fedshift.presets import PRESETS
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
 TITLES = {"cifar10": "CIFAR-10", "digits": "digits"}
-MODELS = {"paper-cnn": "the paper's CNN", "mlp": "one hidden layer"}
 
 
 @cache
@@ -40,6 +40,7 @@ def weights(model: nn.Module) -> Params:
     return {name: x.detach().clone() for name, x in model.state_dict().items()}
 
 
+@one_thread()
 def trained(model: nn.Module, data: Dataset, index: Tensor, experiment: Experiment, epochs: int, key: Tensor) -> Params:
     """The weights after some epochs of SGD over these examples, shuffled anew for each; the model stays as it is."""
     said, own = experiment.train, copy.deepcopy(model)

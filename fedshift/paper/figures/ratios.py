@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedshift.algorithms import Shift, shorter
 from fedshift.files import RunError
 from fedshift.paper.figures.records import Line, Panel
-from fedshift.paper.figures.rounds import series
+from fedshift.paper.figures.rounds import chosen, series
 from fedshift.paper.records import Record
 from fedshift.types import Broadcast, Round
 
@@ -79,12 +79,12 @@ class Ratios(NamedTuple):
 
 def ratios(panel: Panel) -> Ratios:
     """Of the runs of a panel, without the shift and with it."""
-    chosen = [line for line in (panel.plain, *panel.shifted[:1]) if line]
-    layers = chosen[0].records[0].layers("mean_after")
-    seen = {line.label: [_rounds(line, layer) for layer in layers] for line in chosen}
+    lines = [line for line in (panel.plain, *panel.shifted[:1]) if line]
+    layers = chosen(lines[0].records[0].layers("mean_after"))
+    seen = {line.label: [_rounds(line, layer) for layer in layers] for line in lines}
     shares = [one.share for rounds in seen.values() for some in rounds for one in some]
     if not shares or not any(shares):
-        raise RunError(f"{chosen[0].records[0].folder}: nothing was quantized or shifted; the fence is about both")
+        raise RunError(f"{lines[0].records[0].folder}: nothing was quantized or shifted; the fence is about both")
     return Ratios(statistics.median(shares), layers, {name: list(map(spread, some)) for name, some in seen.items()})
 
 

@@ -13,6 +13,8 @@ from fedshift.paper.records import Record
 from fedshift.report.palette import COLOURS
 from fedshift.summary import WINDOW
 
+LAYERS = 5  # as many as there is room for
+
 
 def series(record: Record, name: str) -> dict[int, float]:
     """What was measured, by round; rounds without it are left out."""
@@ -34,6 +36,17 @@ def curve(line: Line, of: Callable[[Record], dict[int, float]]) -> tuple[list[in
     each = [of(record) for record in line.records]
     rounds = sorted(set.intersection(*(set(one) for one in each)))
     return rounds, [smooth([one[t] for t in rounds]) for one in each]
+
+
+def chosen(layers: list[str], most: int = LAYERS) -> list[str]:
+    """All of them, or some as evenly spaced as can be, the first and the last among them.
+
+    >>> chosen(["a", "b", "c", "d", "e"], 3), chosen(["a", "b"], 3)
+    (['a', 'c', 'e'], ['a', 'b'])
+    """
+    if len(layers) <= most:
+        return layers
+    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
 
 
 def coloured(panel: Panel) -> list[tuple[Line, str]]:

@@ -96,6 +96,6 @@ def _panel(axes: Axes, one: Counted, name: str, colour: str) -> None:
     axes.vlines(values, 0.5, counts, color=colour, linewidth=1.4)
     axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}: at a code")
     axes.set_yscale("log")
-    axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 0.8))
+    axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 1.2))
     told = f"error {100 * one.error:.1f} %, mean {one.mean:.4f}, spread {one.spread:.3f}".replace("-", "\N{MINUS SIGN}")
     axes.text(1, 0.98, told, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

@@ -92,10 +92,31 @@ for name, about in {
     "table1": "Table 1: five algorithms, 4 to 8 bits, without and with the shift.",
     "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
     "ablations": "What the paper lacks: other shares, no quantization, nothing but quantization, updates.",
-    "figures": "The runs behind figures 7, 8 and 9, and their data.",
     "all": "Tables 1 and 2 and the ablations, in the order in which they are worth running.",
 }.items():
     paper.command(name, help=f"{about} Runs what is missing, then prints ours beside the paper's.", cls=Several)(grid)
+
+
+@paper.command()
+def figures(
+    numbers: Annotated[list[str] | None, typer.Argument(metavar="[N...]", help="1 to 10; all otherwise.")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Finished runs, anyone's, or published records; results/ where it is there."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where they go.")] = Path("figures"),
+    formats: Annotated[list[str] | None, typer.Option("--format", metavar="svg|png|pdf", help="Repeatable.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="From a small run on digits, whatever records there are.")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=10, metavar="N", help="Of such a run; 60 otherwise.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the paper's figures: from records those that need runs, or from a fresh small run when there are none."""
+    with sentences():
+        from fedshift.paper.figures import command
+
+        command.figures(numbers or (), formats or (), records, out, rounds, fresh, display(quiet, False))
 
 
 @paper.command()

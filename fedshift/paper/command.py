@@ -11,7 +11,7 @@ from rich.console import Console
 from fedshift import command, grid, sweep
 from fedshift.about import machine
 from fedshift.files import write
-from fedshift.paper import dynamics, experiments, uplinks
+from fedshift.paper import experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
@@ -105,8 +105,6 @@ def tell(asked: Asked, results: Results, as_json: bool) -> bool:
         listings.append(listing(name, cells, results, asked.rounds))
         if name == "gate":
             passed, sentence = verdict(cells, results, asked.rounds or cells[0].rounds)
-        if name == "figures":
-            listings += [part(cells, results) for part in (dynamics.curves, dynamics.predictions, dynamics.movement)]
     if as_json:
         told = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in asked.tables.items()}
         typer.echo(strict_json(told | ({"gate passed": passed} if sentence else {})))

@@ -122,13 +122,13 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
         seeds[seed] = record
-    whole = {(_endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
-    pairs = [(one, whole.get((_endless(one), one.experiment.seed))) for one in others]
+    whole = {(endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
+    pairs = [(one, whole.get((endless(one), one.experiment.seed))) for one in others]
     short = [(one, Record(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
     return Results(found, begun, short), [one.folder.name for one, other in pairs if not other]
 
 
-def _endless(record: Record) -> str:
+def endless(record: Record) -> str:
     """What a run is but for its seed and its rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))
 

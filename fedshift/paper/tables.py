@@ -16,14 +16,12 @@ HEADS = {
     "table2": ("quantizer", "alpha", "bits", "shift"),
     "ablations": ("what", "bits", "shift"),
     "gate": ("algorithm", "bits", "shift"),
-    "figures": ("algorithm", "bits", "shift"),
 }
 NAMES = {
     "table1": "Table 1: two labels a client, K-means",
     "table2": "Table 2: Dirichlet, FedPAQ",
     "ablations": "Ablations the paper lacks: FedPAQ, two labels a client, K-means",
     "gate": "Gate: FedPAQ 32+4, against a prototype",
-    "figures": "Runs behind figures 7, 8 and 9",
 }
 NOT_RUN = "not run"
 

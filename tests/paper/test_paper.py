@@ -82,14 +82,6 @@ def test_other_settings_are_refused(ran: Path) -> None:
     assert "was run with other settings; choose another --out" in done.stderr
 
 
-def test_figures_are_run_and_their_data_printed(ran: Path) -> None:
-    done = fedshift("paper", "figures", "--bits", "4", "--rounds", "2", "--quiet", "--out", ran, *SET)
-    assert done.exit_code == 0, done.output
-    assert "fedavg_32+32_2-rounds_seed-0" in names(ran)
-    for expected in ("Figure 7", "Figure 8", "odd labels", "Figure 9", "fc1.weight", "client drift"):
-        assert expected in done.stdout
-
-
 def test_a_gate_that_is_not_passed_says_so(tmp_path: Path) -> None:
     for cell, score in zip(gate(), (0.633, 0.659), strict=True):
         write(tmp_path, cell, score)

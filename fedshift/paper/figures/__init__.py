@@ -1,0 +1,1 @@
+"""The paper's ten figures: what they show is worked out in one function, drawn in another."""

@@ -1,0 +1,105 @@
+"""What `fedshift paper figures` does, once its arguments are read."""
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedshift import command
+from fedshift.files import RunError, write
+from fedshift.paper.figures.records import Source, found, panels
+from fedshift.presets import PRESETS
+from fedshift.progress import Display
+from fedshift.toml import SettingsError, merge
+
+NUMBERS, FORMATS = range(1, 11), ("svg", "png", "pdf")
+RECORDED = (5, 7, 8, 9)  # figures that need runs
+PUBLISHED = Path("results")
+ROUNDS = 60  # of a fresh run
+
+
+def figures(
+    numbers: Sequence[str],
+    formats: Sequence[str],
+    records: Path | None,
+    out: Path,
+    rounds: int | None,
+    fresh: bool,
+    display: Display,
+) -> None:
+    """Draw the figures asked for, all without any, and say what each was drawn from."""
+    asked, kinds = chosen(numbers), written(formats)
+    if records is not None and (fresh or rounds is not None):
+        option = "--fresh" if fresh else f"--rounds {rounds}"
+        raise SettingsError(
+            f"{option}: asks for a fresh run, and --records {records} for those there are; leave one out"
+        )
+    if records is not None and not records.is_dir():
+        raise SettingsError(f"--records {records}: there is no such folder")
+    if find_spec("matplotlib") is None:
+        raise SettingsError("paper figures: Matplotlib is not installed here; pip install 'fedshift[report]'")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
+    source, failed = None, False
+    if any(number in RECORDED for number in asked):
+        own = None if fresh or rounds is not None else runs(records)
+        source = own or trained(out, rounds or ROUNDS, display)
+    for number in asked:
+        failed |= not draw(number, kinds, out, source)
+    if failed:
+        sys.exit(2)
+
+
+def chosen(numbers: Sequence[str]) -> list[int]:
+    """
+    >>> chosen(["7", "2", "7"]), len(chosen([]))
+    ([2, 7], 10)
+    """
+    if bad := [text for text in numbers if text not in map(str, NUMBERS)]:
+        raise SettingsError(f"figure {bad[0]}: there is no such figure; the paper has {NUMBERS[0]} to {NUMBERS[-1]}")
+    return sorted({int(text) for text in numbers}) or list(NUMBERS)
+
+
+def written(formats: Sequence[str]) -> list[str]:
+    if bad := [text for text in formats if text not in FORMATS]:
+        raise SettingsError(f"--format {bad[0]}: must be among {', '.join(FORMATS)}")
+    return list(dict.fromkeys(formats)) or [FORMATS[0]]
+
+
+def runs(folder: Path | None) -> Source | None:
+    """Those of a folder; without one, published records where there are any."""
+    records = found(folder or PUBLISHED)
+    if folder is not None and not records:
+        raise RunError(f"--records {folder}: holds no finished run")
+    return Source(panels(records), folder or PUBLISHED) if records else None
+
+
+def trained(out: Path, rounds: int, display: Display) -> Source:
+    """The demo's runs, shorter, beside the figures: what is finished there is not run again."""
+    folder = out / "runs" / f"digits-{rounds}-rounds"
+    raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}})
+    command.grid(raw, folder, display, False, table=False)
+    return Source(panels(found(folder)), folder, fresh=True)
+
+
+def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
+    """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
+    from fedshift.paper.figures import gallery
+    from fedshift.paper.figures.style import content, styled
+
+    with styled():
+        try:
+            made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+        except RunError as problem:
+            typer.echo(f"fedshift: figure {number}: {problem}", err=True)
+            return False
+        for kind in formats:
+            path = out / f"figure-{number}.{kind}"
+            write(path, content(made.figure, kind))
+            typer.echo(f"{path}: {made.source}")
+    return True

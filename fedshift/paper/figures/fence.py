@@ -1,0 +1,169 @@
+"""Figure 5: the fence of Theorem 2, against the steps that models really take.
+
+    D_FA^2 - D_FS^2 = s P m' ((2 - s) m' - 2 m)        D_FA = |w^{t+1} - w^t|, D_FS = |w_hat^{t+1} - w^t|
+
+for a layer of P weights whose mean is m = m^t, then m' = m^{t+1} before the shift, and a share s = I/K. Divided by
+s P m^2 it is a function of the ratio r = m'/m alone, r ((2 - s) r - 2): below zero, where the shift makes the step
+the longer one, between r = 0 and the fence r = 2 / (2 - s), which is 2K / (K + S).
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+from fedshift.algorithms import Algorithm, chain
+from fedshift.data.datasets import load
+from fedshift.paper.figures.ratios import Ratios, ratios
+from fedshift.paper.figures.records import Panel, Source
+from fedshift.paper.figures.rounds import coloured
+from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, Drawn, footnote, letter, sheet
+from fedshift.running import Run
+from fedshift.settings import Experiment
+from fedshift.types import Broadcast, Params, Round
+
+LEAST, MOST = -1.0, 4.0  # ratios shown
+WATCHED: dict[str, dict[str, Any]] = {
+    "train": {"rounds": 30, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 15, "lr": 0.1},
+    "uplink": {"bits": "32+5", "quantizer": "uniform"},
+    "engine": {"name": "sequential"},
+}
+
+
+def gain(share: float, ratio: float) -> float:
+    """(D_FA^2 - D_FS^2) / (s P m^2)
+
+    >>> gain(0.5, 1.0), gain(0.5, 2.0), round(gain(0.5, 4 / 3), 9)
+    (-0.5, 2.0, 0.0)
+    """
+    return ratio * ((2 - share) * ratio - 2)
+
+
+def fence(share: float) -> float:
+    """The ratio beyond which the shift makes the step the shorter one.
+
+    >>> round(fence(0.5), 3), fence(1.0)
+    (1.333, 2.0)
+    """
+    return 2 / (2 - share)
+
+
+class Step(NamedTuple):
+    """One layer in one round, from its weights: what the theorem speaks of, and what there is of it."""
+
+    share: float
+    ratio: float
+    gain: float  # measured: of the squared lengths of both steps
+
+    @property
+    def right(self) -> bool:
+        """Whether the step is shorter where the theorem says so."""
+        return (self.gain > 0) == (gain(self.share, self.ratio) > 0)
+
+
+@dataclass
+class Watch:
+    """A server rule that changes nothing: it stands last in the chain and keeps w^t, w^{t+1} and w_hat^{t+1}."""
+
+    seen: list[tuple[Params, Params, Params, float]] = field(default_factory=list)
+
+    def init(self, params: Params) -> Params:
+        return {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        self.seen.append((rnd.start.params, rnd.mean, out.params, rnd.share))
+        return out, state
+
+
+def steps() -> list[Step]:
+    """Every layer in every round of a small run on digits, in float64 so that differences are not lost in rounding."""
+    digits, watch = load("digits"), Watch()
+    digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)).double()
+    training = Run(Experiment(**WATCHED), model=model, data=digits)
+    client, server = training.fed.algorithm
+    training.fed = replace(training.fed, algorithm=Algorithm(client, chain(server, watch)))
+    for _ in training:
+        pass
+    return [
+        step(start[name], average[name], shifted[name], share)
+        for start, average, shifted, share in watch.seen
+        for name in training.fed.layers
+    ]
+
+
+def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> Step:
+    """From w^t, w^{t+1} and w_hat^{t+1}.
+
+    >>> step(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]), 0.5)
+    Step(share=0.5, ratio=2.0, gain=2.0)
+    """
+    before, after = float(start.mean()), float(average.mean())
+    apart = float((average - start).square().sum() - (shifted - start).square().sum())
+    return Step(share, after / before, apart / (share * start.numel() * before**2))
+
+
+def draw(source: Source) -> Drawn:
+    panel = source.pair._replace(exact=None)
+    told, measured = ratios(panel), steps()
+    rows = sum(len(some) for some in told.lines.values())
+    figure = sheet(COLUMN, 2.75 + 0.13 * rows)
+    top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.75, 0.3 + 0.13 * rows])
+    _curve(top, measured)
+    _rounds(low, told, panel)
+    low.set_xlim(LEAST, MOST)
+    low.set_xlabel(r"ratio of the means, $m^{t+1}\,/\,m^{t}$")
+    footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([panel])}")
+    right = sum(one.right for one in measured)
+    checked = f"the theorem right in {right} of {len(measured)} steps of a small run on digits"
+    return Drawn(figure, f"{checked}; {source.drawn([panel])}")
+
+
+def _curve(axes: Axes, measured: list[Step]) -> None:
+    share = measured[0].share
+    x = np.linspace(LEAST, MOST, 301)
+    _fence(axes, share)
+    axes.axhline(0, color=EXACT, linewidth=0.4)
+    axes.plot(x, [gain(share, float(r)) for r in x], color=EXACT, label="Theorem 2, corrected")
+    points = [one.ratio for one in measured], [one.gain for one in measured]
+    axes.plot(*points, "o", color=SHIFTED, markersize=2.8, markeredgewidth=0, alpha=0.8, label="measured on weights")
+    axes.set_ylim(-2.9, 9)
+    axes.text(fence(share) / 2, 8.7, "inside the fence:\nlonger steps", ha="center", va="top", fontsize=SMALL)
+    axes.text(fence(share) + 0.12, 8.7, "outside: the shift\nshortens steps", ha="left", va="top", fontsize=SMALL)
+    axes.set_ylabel(r"$(D_{FA}^2-D_{FS}^2)\,/\,(\frac{I}{K}P\,(m^t)^2)$")
+    axes.legend(loc="lower right", borderpad=0)
+    letter(axes, "a", f"what the shift does to a step, I/K = {share:g}")
+
+
+def _rounds(axes: Axes, told: Ratios, panel: Panel) -> None:
+    """Where the rounds of the records lie: 5 to 95 % of them thin, the middle half thick, a dot at the median."""
+    _fence(axes, told.share)
+    colours = {line.label: colour for line, colour in coloured(panel)}
+    row, ticks = 0.0, []
+    for i in range(len(told.layers)):
+        for name, some in told.lines.items():
+            colour, (least, low, median, high, most) = colours[name], some[i].ratios
+            first = name if not i else None
+            axes.plot([least, most], [row, row], color=colour, linewidth=0.8)
+            axes.plot([low, high], [row, row], color=colour, linewidth=2.6, solid_capstyle="butt", label=first)
+            axes.plot(median, row, "o", color="white", markeredgecolor=colour, markersize=3, markeredgewidth=0.8)
+            said = f"{100 * some[i].shorter:.0f} %"
+            axes.text(MOST - 0.05, row, said, ha="right", va="center", fontsize=5.5, color=colour)
+            row += 1
+        ticks.append(row - (len(told.lines) + 1) / 2)
+        row += 0.7
+    axes.set_yticks(ticks, [layer.removesuffix(".weight") for layer in told.layers])
+    axes.set_ylim(row - 0.2, -2.4)
+    axes.tick_params(axis="y", length=0)
+    axes.legend(loc="upper left", ncols=2, borderpad=0, borderaxespad=0.2)
+    axes.text(MOST - 0.05, -1.5, "rounds outside", ha="right", va="center", fontsize=5.5)
+    letter(axes, "b", f"where rounds lie: {panel.title}")
+
+
+def _fence(axes: Axes, share: float) -> None:
+    axes.axvspan(0, fence(share), color=TINT, linewidth=0, zorder=0)

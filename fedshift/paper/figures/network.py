@@ -1,0 +1,55 @@
+"""The data, the network and the training that figures 2, 3, 4, 6 and 10 are made of, without a federation.
+
+CIFAR-10 and the paper's CNN where the data set was fetched before, else digits and a network of one hidden layer.
+"""
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift import rng
+from fedshift.data import cache as fetched
+from fedshift.data.catalog import find
+from fedshift.data.datasets import Dataset, load
+from fedshift.engines.base import one_thread
+from fedshift.presets import PRESETS
+from fedshift.settings import Experiment
+from fedshift.types import Params
+
+TITLES = {"cifar10": "CIFAR-10", "digits": "digits"}
+
+
+@cache
+def examples() -> Dataset:
+    """A damaged copy in the cache is a DataError, as everywhere."""
+    return load("cifar10" if fetched.path(find("cifar10")).exists() else "digits")
+
+
+def recipe(data: Dataset) -> Experiment:
+    """How the paper trains on CIFAR-10, or how the demo does on digits: one run, none of a sweep."""
+    preset: dict[str, Any] = PRESETS["paper" if data.name == "cifar10" else "demo"]
+    raw = {key: value for key, value in preset.items() if key != "sweep"}
+    return Experiment(**raw).changed(**{"uplink.bits": "32+4", "data.augment": False})
+
+
+def weights(model: nn.Module) -> Params:
+    return {name: x.detach().clone() for name, x in model.state_dict().items()}
+
+
+@one_thread()
+def trained(model: nn.Module, data: Dataset, index: Tensor, experiment: Experiment, epochs: int, key: Tensor) -> Params:
+    """The weights after some epochs of SGD over these examples, shuffled anew for each; the model stays as it is."""
+    said, own = experiment.train, copy.deepcopy(model)
+    optimizer = torch.optim.SGD(own.parameters(), lr=said.lr, momentum=said.momentum)
+    for epoch in range(epochs):
+        order = rng.uniform(rng.fold(key, epoch).view(1), len(index))[0].argsort(stable=True)
+        for batch in torch.split(index[order], said.batch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(own(data.inputs(data.x[batch])), data.y[batch])
+            torch.autograd.backward(loss)
+            optimizer.step()
+    return weights(own)

@@ -1,0 +1,115 @@
+"""Figures 6 and 10: which client holds how many examples of which label."""
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from fedshift.data.datasets import Dataset
+from fedshift.data.partition import Partition
+from fedshift.experiment import split
+from fedshift.links import links
+from fedshift.paper.figures.network import TITLES, examples, recipe
+from fedshift.paper.figures.style import INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, TINT, Drawn, footnote, letter, sheet
+from fedshift.paper.published import ALPHAS
+
+FEW = 10  # clients of figure 10
+
+
+def counts(held: Partition, y: Tensor, classes: int) -> Tensor:
+    """(clients, labels)
+
+    >>> counts(Partition(torch.tensor([2, 0, 1]), torch.tensor([0, 1, 3])), torch.tensor([0, 1, 1]), 2).tolist()
+    [[0, 1], [1, 1]]
+    """
+    owner = torch.repeat_interleave(torch.arange(held.clients), held.sizes)
+    places = owner * classes + y.cpu()[held.order]
+    return torch.bincount(places, minlength=held.clients * classes).view(held.clients, classes)
+
+
+def groups(data: Dataset) -> tuple[Tensor, Tensor]:
+    """Label counts of every client of the main partition, and who of them is inferior."""
+    experiment = recipe(data)
+    uplinks, group = links(experiment)
+    lossy = torch.tensor([one.uplink.lossy for one in uplinks])[group]
+    return counts(split(experiment, data), data.y, data.classes), lossy
+
+
+def mixes(data: Dataset, clients: int = FEW) -> dict[float, Tensor]:
+    """Label counts of a few clients by alpha."""
+    made = {}
+    for alpha in ALPHAS:
+        said = {"data.partition": "dirichlet", "data.alpha": alpha, "data.clients": clients}
+        made[alpha] = counts(split(recipe(data).changed(**said), data), data.y, data.classes)
+    return made
+
+
+def main() -> Drawn:
+    """Figure 6: shards, all clients of both groups."""
+    data = examples()
+    held, lossy = groups(data)
+    figure = sheet(PAGE, 3.3)
+    axes = figure.subplots(2, 1)
+    for one, inferior, name, colour in ((axes[0], False, "superior", SUPERIOR), (axes[1], True, "inferior", INFERIOR)):
+        ids = torch.nonzero(lossy == inferior)[:, 0].tolist()
+        _dots(one, held[ids], colour, 8, int(held.max()))
+        one.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
+        own = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
+        whose = f"{100 * own:.0f} % of them of {'odd' if inferior else 'even'} labels"
+        letter(one, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
+        one.set_ylabel("label")
+    axes[1].set_xlabel("client")
+    dot = f"a dot: {_range(held[held > 0])} of a label"
+    axes[0].text(1, 1.03, dot, transform=axes[0].transAxes, ha="right", va="bottom", fontsize=SMALL)
+    source = f"the main partition of {_about(data)} over {len(held)} clients, each example with two of them"
+    footnote(figure, source)
+    return Drawn(figure, source)
+
+
+def dirichlet() -> Drawn:
+    """Figure 10: shares of each label drawn at random, for three alphas."""
+    data = examples()
+    made = mixes(data)
+    most = max(int(held.max()) for held in made.values())
+    figure = sheet(PAGE, 2.9)
+    axes = figure.subplots(1, len(made), sharey=True)
+    unit, name = (1000, "examples (thousands)") if len(data.y) > 10_000 else (1, "examples")
+    for i, (alpha, held) in enumerate(made.items()):
+        _dots(axes[i], held, SHIFTED, 13, most)
+        axes[i].set_xticks(range(FEW))
+        axes[i].set_xlabel("client")
+        letter(axes[i], "abc"[i], rf"$\alpha$ = {alpha:g}")
+        above = axes[i].secondary_xaxis("top")
+        above.set_xticks(range(FEW), [f"{n / unit:.1f}" if unit > 1 else str(n) for n in held.sum(1).tolist()])
+        above.set_xlabel(name, fontsize=SMALL)
+    axes[0].set_ylabel("label")
+    large = int(float(f"{most:.0e}"))  # one digit and zeros
+    for n in (large, large // 10, large // 100):
+        axes[0].scatter([], [], s=13**2 * n / most, color=SHIFTED, linewidths=0, label=f"{n:,}")
+    figure.legend(loc="outside lower center", ncols=3, title="examples of a label", title_fontsize=SMALL)
+    source = f"{_about(data)} over {FEW} clients"
+    footnote(figure, source)
+    return Drawn(figure, source)
+
+
+def _dots(axes: Axes, held: Tensor, colour: str, widest: float, most: int) -> None:
+    """Areas go with the number of examples; `most` have a dot so many points wide."""
+    client, label = torch.nonzero(held, as_tuple=True)
+    axes.scatter(client, label, s=widest**2 * held[client, label].double() / most, color=colour, linewidths=0)
+    axes.set_xlim(-0.8, len(held) - 0.2)
+    axes.set_ylim(held.shape[1] - 0.3, -0.7)
+    axes.set_yticks(range(held.shape[1]))
+    axes.grid(color=TINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
+def _range(numbers: Tensor) -> str:
+    """
+    >>> _range(torch.tensor([500, 500])), _range(torch.tensor([1200, 30]))
+    ('500 examples', '30 to 1,200 examples')
+    """
+    least, most = int(numbers.min()), int(numbers.max())
+    return f"{most:,} examples" if least == most else f"{least:,} to {most:,} examples"
+
+
+def _about(data: Dataset) -> str:
+    return f"{len(data.y):,} examples of {TITLES[data.name]}"

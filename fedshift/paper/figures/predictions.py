@@ -1,0 +1,99 @@
+"""Figure 8: how often each label is predicted, with and without the shift, late in the runs."""
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from fedshift.files import RunError
+from fedshift.links import links
+from fedshift.paper.dynamics import LATE, Blocks, blocks, odd_share
+from fedshift.paper.figures.records import Line, Panel, Source
+from fedshift.paper.figures.rounds import coloured
+from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, Drawn, footnote, letter, sheet
+from fedshift.settings import Experiment
+
+
+class Shares(NamedTuple):
+    """Of the predictions on the test set, in percent, the mean of the last hundred rounds and of all seeds."""
+
+    label: str
+    colour: str
+    of: list[float]  # one for each label
+
+
+def shares(line: Line) -> list[float]:
+    labels = line.records[0].layers("predicted")
+    if not labels:
+        raise RunError(f"{line.records[0].folder}: predicts no labels, which figure 8 is about")
+    late = [[record.column(f"predicted.{label}")[-LATE:] for record in line.records] for label in labels]
+    return [100 * statistics.fmean(x for some in each for x in some) for each in late]
+
+
+def split_by_parity(experiment: Experiment) -> bool:
+    """Whether quantized clients hold the odd labels and the others the even ones: the paper's main partition."""
+    if experiment.data.partition != "shards":
+        return False
+    groups, group = links(experiment)
+    lossy = [groups[i].uplink.lossy for i in group.tolist()]
+    return not any(lossy[0::2]) and all(lossy[1::2])
+
+
+def lines(panel: Panel) -> list[tuple[Line, str]]:
+    """Full precision first, where there is such a line."""
+    return [*([(panel.exact, EXACT)] if panel.exact else []), *coloured(panel)[:2]]
+
+
+def draw(source: Source) -> Drawn:
+    panel = source.pair
+    told = [Shares(line.label, colour, shares(line)) for line, colour in lines(panel)]
+    odd = split_by_parity(panel.lines[0].experiment)
+    figure = sheet(PAGE, 2.2)
+    if odd:
+        left, right = figure.subplots(1, 2, width_ratios=[2.4, 1])
+        _odd(right, panel)
+    else:
+        left = figure.subplots()
+    _bars(left, told, odd)
+    letter(left, "a", f"how often a label is predicted, {panel.title}")
+    seen = min(LATE, len(panel.lines[0].records[0].lines))
+    footnote(figure, f"{source.about([panel])}; mean of the last {seen} rounds")
+    return Drawn(figure, source.drawn([panel]))
+
+
+def _bars(axes: Axes, told: Sequence[Shares], odd: bool) -> None:
+    labels, wide = range(len(told[0].of)), 0.8 / len(told)
+    for label in labels:
+        if odd and label % 2:
+            axes.axvspan(label - 0.5, label + 0.5, color=TINT, linewidth=0, zorder=0)
+    for i, one in enumerate(told):
+        places = [label + (i - (len(told) - 1) / 2) * wide for label in labels]
+        axes.bar(places, one.of, wide * 0.92, color=one.colour, label=one.label, linewidth=0)
+    even = 100 / len(labels)
+    axes.axhline(even, color="black", linewidth=0.5, linestyle=(0, (4, 3)))
+    axes.set_xticks(labels)
+    axes.set_xlim(-0.5, len(labels) - 0.5)
+    axes.set_ylim(0, 1.25 * max(x for one in told for x in one.of))
+    axes.set_xlabel("label (shaded: held by quantized clients)" if odd else "label")
+    axes.set_ylabel("predictions (%)")
+    axes.legend(loc="upper left", ncols=len(told), borderpad=0, borderaxespad=0.2)
+
+
+def _odd(axes: Axes, panel: Panel) -> None:
+    """The labels of quantized clients together, with the standard error of ten-round means."""
+    for i, (line, colour) in enumerate(lines(panel)):
+        late = {
+            (record.experiment.seed, k): x for record in line.records for k, x in enumerate(blocks(odd_share(record)))
+        }
+        told = Blocks(late)
+        error = 100 * told.uncertainty if len(late) > 1 else 0.0
+        axes.errorbar(100 * told.mean, i, xerr=error, fmt="o", color=colour, markersize=4, capsize=2)
+        axes.text(100 * told.mean, i - 0.22, told.percent, ha="center", va="bottom", fontsize=SMALL, color=colour)
+    axes.axvline(50, color="black", linewidth=0.5, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(lines(panel))), [line.label.replace(", ", ",\n") for line, _ in lines(panel)])
+    axes.set_ylim(len(lines(panel)) - 0.5, -0.7)
+    axes.margins(x=0.35)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("predictions (%)")
+    letter(axes, "b", "labels of quantized clients")

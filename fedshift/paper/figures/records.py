@@ -1,0 +1,187 @@
+"""Runs to draw: finished ones in a folder, whoever made them, in lines that differ in their seed and panels that
+differ in the shift."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedshift.files import RunError
+from fedshift.links import links
+from fedshift.paper.experiments import TITLES
+from fedshift.paper.figures.network import TITLES as DATA
+from fedshift.paper.records import Record, endless
+from fedshift.record import SETTINGS
+from fedshift.settings import Experiment
+from fedshift.summary import shown
+from fedshift.toml import dotted
+
+OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
+LINK = ("uplink.", "algorithm.", "shift.")  # what a line may differ in from the one of full precision beside it
+ORDER = ["FedAvg", "FedPAQ", "Fed-EF", "FedProx", "FedProx with feedback", "SCAFFOLD", "SCAFFOLD with feedback"]
+TOLD = ("algorithm.name", "uplink.bits", "uplink.feedback")  # said in words
+
+
+class Line(NamedTuple):
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    records: list[Record]
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.records[0].experiment
+
+
+class Panel(NamedTuple):
+    """Lines that differ in nothing but the shift, and the one of full precision to compare with."""
+
+    algorithm: str
+    bits: str
+    more: str  # other settings in which panels differ
+    plain: Line | None
+    shifted: list[Line]
+    exact: Line | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.algorithm}, {self.bits}"
+
+    @property
+    def lines(self) -> list[Line]:
+        return [*([self.plain] if self.plain else []), *self.shifted]
+
+    @property
+    def records(self) -> list[Record]:
+        lines = [*([self.exact] if self.exact else []), *self.lines]
+        return [record for line in lines for record in line.records]
+
+
+class Source(NamedTuple):
+    """What figures 5, 7, 8 and 9 are drawn from."""
+
+    panels: list[Panel]
+    folder: Path
+    fresh: bool = False  # runs made for the figures, much smaller than the paper's
+
+    @property
+    def pair(self) -> Panel:
+        """The panel that tells most about the shift: with and without it, FedPAQ, of the fewest bits."""
+        return min(
+            self.panels,
+            key=lambda one: (
+                one.plain is None or not one.shifted,
+                one.algorithm != TITLES["fedpaq"],
+                _least(one.lines[0]),
+            ),
+        )
+
+    def drawn(self, panels: Sequence[Panel]) -> str:
+        """How many runs, of how many rounds, from where."""
+        records = _once(panels)
+        if self.fresh:
+            return f"from a fresh small run: {_data(records)}, {_rounds(records)} rounds"
+        return f"{len(records)} run{'s' * (len(records) != 1)} of {_rounds(records)} rounds in {self.folder}"
+
+    def about(self, panels: Sequence[Panel]) -> str:
+        """The same for a reader of the figure, who does not know the folder."""
+        records = _once(panels)
+        seeds = len({record.experiment.seed for record in records})
+        fresh = "A fresh small run: " * self.fresh
+        return f"{fresh}{_data(records)}, {_rounds(records)} rounds, {'one seed' if seeds == 1 else f'{seeds} seeds'}"
+
+
+def found(folder: Path) -> list[Record]:
+    """The finished runs in a folder and below; of runs that differ in nothing but their rounds, the longest."""
+    longest: dict[tuple[str, int], Record] = {}
+    for path in sorted(folder.rglob(SETTINGS)):
+        record = Record(path.parent)
+        try:
+            rounds = len(record.lines)
+        except RunError:  # it is not finished
+            continue
+        key = endless(record), record.experiment.seed
+        if key not in longest or rounds > len(longest[key].lines):
+            longest[key] = record
+    return list(longest.values())
+
+
+def panels(records: Sequence[Record]) -> list[Panel]:
+    """In the paper's order; that of full precision alone is part of the others, where there are others."""
+    flat = [
+        {key: x for key, x in dotted(one.experiment.model_dump()).items() if not key.startswith(OWN)} for one in records
+    ]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    varying = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
+    grouped: dict[str, dict[str, list[Record]]] = {}
+    for record, one in zip(records, flat, strict=True):
+        shift = {key: x for key, x in one.items() if key.startswith("shift.")}
+        rest = {key: x for key, x in one.items() if key not in shift}
+        grouped.setdefault(str(rest), {}).setdefault(str(shift), []).append(record)
+    lines = [[Line("", some) for some in group.values()] for group in grouped.values()]
+    exact = {_without(LINK, line): line for group in lines for line in group if _full(line)}
+    drawn = [group for group in lines if not all(map(_full, group))] or lines
+    made = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
+    return sorted(made, key=lambda one: (one.more, ORDER.index(one.algorithm), len(one.bits), one.bits))
+
+
+def _panel(lines: Sequence[Line], varying: Sequence[str], exact: Line | None) -> Panel:
+    said = dotted(lines[0].experiment.model_dump())
+    others = [key for key in varying if key not in TOLD and not key.startswith("shift.")]
+    more = ", ".join(f"{key.rpartition('.')[2]} {shown(said.get(key))}" for key in others)
+    plain = next((line for line in lines if not line.experiment.shift.on), None)
+    shifted = [line for line in lines if line.experiment.shift.on]
+    if exact is plain:
+        exact = None
+    return Panel(
+        algorithm(lines[0].experiment),
+        f"{shown(lines[0].experiment.uplink.bits)} bits",
+        more,
+        plain and plain._replace(label="without shift"),
+        [line._replace(label=_shift(line, shifted)) for line in shifted],
+        exact and exact._replace(label=f"{shown(exact.experiment.uplink.bits)} bits, without shift"),
+    )
+
+
+def algorithm(experiment: Experiment) -> str:
+    """As the paper calls it."""
+    name, feedback = experiment.algorithm.name, experiment.uplink.feedback
+    if name != "fedavg":
+        return TITLES[name] + " with feedback" * feedback
+    if not any(group.uplink.lossy for group in links(experiment)[0]):
+        return TITLES["fedavg"]
+    return TITLES["fedef" if feedback else "fedpaq"]
+
+
+def _shift(line: Line, others: Sequence[Line]) -> str:
+    """With its own settings where there are several."""
+    all_ = [one.experiment.shift.model_dump() for one in others]
+    own = line.experiment.shift.model_dump()
+    said = [f"{key} {shown(own[key])}" for key in own if len({str(one[key]) for one in all_}) > 1]
+    return ", ".join(["with shift", *said])
+
+
+def _full(line: Line) -> bool:
+    return algorithm(line.experiment) == TITLES["fedavg"] and not line.experiment.shift.on
+
+
+def _without(prefixes: tuple[str, ...], line: Line) -> str:
+    flat: dict[str, Any] = dotted(line.experiment.model_dump())
+    return str(sorted((key, str(x)) for key, x in flat.items() if not key.startswith(OWN + prefixes)))
+
+
+def _least(line: Line) -> int:
+    return min(group.uplink.codec.quantizer.bits for group in links(line.experiment)[0])
+
+
+def _once(panels: Iterable[Panel]) -> list[Record]:
+    """The records of panels, each of them once."""
+    return list({record.folder: record for panel in panels for record in panel.records}.values())
+
+
+def _rounds(records: Sequence[Record]) -> str:
+    least, most = (which(len(one.lines) for one in records) for which in (min, max))
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
+def _data(records: Sequence[Record]) -> str:
+    return ", ".join(dict.fromkeys(DATA.get(name := one.experiment.data.name, name) for one in records))

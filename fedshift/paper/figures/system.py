@@ -1,0 +1,135 @@
+"""Figure 1: a round of the paper's experiment, with what goes over the wire."""
+
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from fedshift.links import links
+from fedshift.models import PaperCNN
+from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, Drawn, sheet
+from fedshift.presets import PRESETS
+from fedshift.settings import Experiment
+from fedshift.uplink import Uplink
+from fedshift.wire import EXACT as AS_IT_IS
+from fedshift.wire import size
+
+WIDE, HIGH = 100, 38  # the sheet's own units
+ROUND = "round,pad=0,rounding_size=1"
+
+
+class Side(NamedTuple):
+    """The clients of a round that upload alike."""
+
+    clients: int
+    uplink: Uplink
+    bytes: int  # of one upload
+
+    @property
+    def bits(self) -> int:
+        return self.uplink.codec.quantizer.bits
+
+
+class System(NamedTuple):
+    population: int
+    epochs: int
+    weights: int
+    superior: Side
+    inferior: Side
+    broadcast: int  # bytes to each client
+
+    @property
+    def cohort(self) -> int:
+        return self.superior.clients + self.inferior.clients
+
+    @property
+    def share(self) -> float:
+        """I/K"""
+        return self.inferior.clients / self.cohort
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(one.clients * one.bytes for one in (self.superior, self.inferior))
+
+
+def system() -> System:
+    """As the preset `paper` has it: its cohort is drawn from both groups by their shares."""
+    experiment, like = Experiment(**PRESETS["paper"]), PaperCNN().state_dict()
+    groups, group = links(experiment)
+    clients, cohort = experiment.data.clients, experiment.train.cohort
+    sides = [
+        Side(cohort * int((group == i).sum()) // clients, one.uplink, size(one.uplink.codec, like))
+        for i, one in enumerate(groups)
+    ]
+    superior, inferior = sorted(sides, key=lambda side: side.uplink.lossy)
+    weights = sum(w.numel() for w in like.values())
+    return System(clients, experiment.train.epochs, weights, superior, inferior, size(AS_IT_IS, like))
+
+
+def draw() -> Drawn:
+    told = system()
+    figure = sheet(PAGE, PAGE * HIGH / WIDE)
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set(xlim=(0, WIDE), ylim=(0, HIGH))
+    _clients(axes, told)
+    _server(axes, told)
+    _back(axes, told)
+    source = f"the preset paper, {told.weights:,} weights: {told.bytes_up:,} bytes up a round"
+    return Drawn(figure, source)
+
+
+def _clients(axes: Axes, told: System) -> None:
+    top, low = 30.5, 16.5
+    trains = f"train {told.epochs} epochs"
+    up, down = told.superior, told.inferior
+    _box(axes, 5, top, 15.5, 7, f"{up.clients} superior clients\n{trains}", SUPERIOR)
+    _box(axes, 5, low, 15.5, 7, f"{down.clients} inferior clients\n{trains}", INFERIOR)
+    _box(axes, 24, low - 0.5, 15.5, 8, f"quantize Q\nK-means, {2**down.bits} codes\nfor each layer", INFERIOR)
+    _arrow(axes, (20.7, low + 3.5), (23.8, low + 3.5), INFERIOR)
+    _arrow(axes, (20.7, top + 3.5), (74.3, top + 3.5), SUPERIOR)
+    _arrow(axes, (39.7, low + 3.5), (57.3, low + 3.5), INFERIOR)
+    for y, side in ((top + 3.5, up), (low + 3.5, down)):
+        axes.text(47.5, y + 0.9, f"{side.bytes:,} bytes", ha="center", va="bottom", weight="bold")
+        axes.text(47.5, y - 0.9, f"{side.bits} bits a weight", ha="center", va="top", fontsize=SMALL)
+    axes.text(47.5, top - 3.5, "uplink", ha="center", va="center", style="italic", color=EXACT)
+
+
+def _server(axes: Axes, told: System) -> None:
+    dashes = (0, (4, 3))
+    frame = FancyBboxPatch((55.7, 6.2), 43.8, 31.4, boxstyle=ROUND, fill=False, edgecolor=EXACT, linestyle=dashes)
+    axes.add_patch(frame)
+    axes.text(57, 36, "server", ha="left", va="center", style="italic", color=EXACT)
+    _box(axes, 57.5, 16.5, 12, 7, "dequantize\nDeQ", INFERIOR)
+    k, i, s = told.cohort, told.inferior.clients, told.superior.clients
+    _box(axes, 74.5, 22, 24, 13.8, "", EXACT)
+    axes.text(86.5, 33, f"average of {k} uploads", ha="center", va="center")
+    sums = rf"$w=\frac{{1}}{{{k}}}\,(\sum_{{i=1}}^{{{i}}} DeQ(Q(w_i))+\sum_{{j=1}}^{{{s}}} w_j)$"
+    axes.text(86.5, 26.8, sums, ha="center", va="center", fontsize=SMALL)
+    _box(axes, 74.5, 7.5, 24, 9.5, "", SHIFTED)
+    axes.text(86.5, 14.3, "shift, layer by layer", ha="center", va="center", color=SHIFTED)
+    rule = rf"$\hat{{w}}=w-\frac{{{i}}}{{{k}}}\,\mathrm{{mean}}(w)$"
+    axes.text(86.5, 10.3, rule, ha="center", va="center", fontsize=9)
+    _arrow(axes, (69.7, 20), (74.3, 24.5), INFERIOR)
+    _arrow(axes, (86.5, 21.8), (86.5, 17.2), EXACT)
+
+
+def _back(axes: Axes, told: System) -> None:
+    """From the shift along the bottom and up to both groups."""
+    axes.plot([86.5, 86.5, 1.5, 1.5], [7.4, 1, 1, 34], color=EXACT, linewidth=0.9, solid_joinstyle="round")
+    for y in (20, 34):
+        _arrow(axes, (1.5, y), (4.8, y), EXACT)
+    said = f"downlink: {told.broadcast:,} bytes to each of {told.cohort} clients, drawn anew out of {told.population}"
+    axes.text(47.5, 1.8, said, ha="center", va="bottom", color=EXACT)
+
+
+def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, colour: str) -> None:
+    box = FancyBboxPatch((x, y), wide, high, boxstyle=ROUND, facecolor="white", edgecolor=colour, linewidth=1)
+    axes.add_patch(box)
+    axes.text(x + wide / 2, y + high / 2, text, ha="center", va="center", linespacing=1.35)
+
+
+def _arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    arrow = FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=7, color=colour, shrinkA=0, shrinkB=0)
+    arrow.set_linewidth(0.9)
+    axes.add_patch(arrow)

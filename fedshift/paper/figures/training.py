@@ -1,0 +1,101 @@
+"""Figure 3: the weights of a layer before and after four epochs of one training, and under 4-bit quantizers."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from fedshift import rng
+from fedshift.codecs import KMeans, Quantizer, Uniform
+from fedshift.data.datasets import Dataset
+from fedshift.experiment import named_model
+from fedshift.paper.figures.network import TITLES, examples, recipe, trained, weights
+from fedshift.paper.figures.style import FAINT, KMEANS, PAGE, SMALL, UNIFORM, Drawn, footnote, legend, letter, sheet
+from fedshift.types import Params
+
+BITS, EPOCHS, BINS = 4, 4, 75
+MOST = 5_000  # examples: an epoch over all of CIFAR-10 takes minutes on a CPU
+LAYER = {"cifar10": "conv2.weight", "digits": "fc1.weight"}
+QUANTIZERS: dict[str, tuple[Quantizer, str]] = {
+    "uniform": (Uniform(BITS), UNIFORM),
+    "K-means": (KMeans(BITS), KMEANS),
+}
+
+
+class Counted(NamedTuple):
+    """A layer's weights in bins, and what a quantizer makes of them."""
+
+    edges: list[float]
+    before: list[int]  # in each bin
+    after: dict[float, int]  # at each value a code stands for
+    mean: float
+    spread: float
+    error: float  # |DeQ(Q(w)) - w| / |w|
+
+
+def course(data: Dataset, epochs: int = EPOCHS, most: int = MOST) -> tuple[Params, Params]:
+    """The weights of a network as it is initialised, and after some epochs over the first examples of a shuffle."""
+    experiment = recipe(data)
+    model, key = named_model(experiment, data), rng.key(experiment.seed, "centralised")
+    index = rng.uniform(key.view(1), len(data.y))[0].argsort(stable=True)[:most]
+    return weights(model), trained(model, data, index, experiment, epochs, rng.fold(key, 1))
+
+
+def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> Counted:
+    """w between -reach and reach.
+
+    >>> one = counted(torch.tensor([-1.0, -0.9, 0.8, 1.0]), Uniform(1), 1.0, bins=4)
+    >>> one.before, one.after
+    ([2, 0, 0, 2], {-1.0: 2, 1.0: 2})
+    """
+    rows = w.reshape(1, -1).float()
+    decoded = quantizer.decode(*quantizer.encode(rows))
+    values, counts = torch.unique(decoded, return_counts=True)
+    return Counted(
+        torch.linspace(-reach, reach, bins + 1).tolist(),
+        torch.histc(rows, bins, -reach, reach).long().tolist(),
+        dict(zip(values.tolist(), counts.tolist(), strict=True)),
+        float(rows.mean()),
+        float(rows.std()),
+        float((decoded - rows).norm() / rows.norm()),
+    )
+
+
+def draw() -> Drawn:
+    data = examples()
+    first, last = course(data)
+    layer, experiment = LAYER[data.name], recipe(data)
+    figure = sheet(PAGE, 3.3)
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    reach = 1.02 * max(float(params[layer].abs().max()) for params in (first, last))
+    for row, (name, (quantizer, colour)) in enumerate(QUANTIZERS.items()):
+        for column, (params, epoch) in enumerate(((first, "epoch 0, as initialised"), (last, f"epoch {EPOCHS}"))):
+            one = counted(params[layer], quantizer, reach)
+            _panel(axes[row, column], one, name, colour)
+            letter(axes[row, column], "abcd"[2 * row + column], f"{name}, {BITS} bits, {epoch}")
+    for one_axes in axes[:, 0]:
+        one_axes.set_ylabel("number of weights")
+    for one_axes in axes[1]:
+        one_axes.set_xlabel(f"weight of {layer.removesuffix('.weight')}")
+    legend(figure, axes.flat)
+    seen = f"{MOST:,} of the {len(data.y):,}" if len(data.y) > MOST else f"all {len(data.y):,}"
+    source = (
+        f"one training of {experiment.model.name} on {seen} examples of {TITLES[data.name]}, "
+        f"batch {experiment.train.batch}, lr {experiment.train.lr:g}, momentum {experiment.train.momentum:g}"
+    )
+    footnote(figure, source)
+    return Drawn(figure, source)
+
+
+def _panel(axes: Axes, one: Counted, name: str, colour: str) -> None:
+    """On a logarithmic scale: a code stands for the weights of many bins."""
+    axes.stairs(one.before, one.edges, fill=True, color=FAINT, label="32 bits: in a bin")
+    values, counts = list(one.after), list(one.after.values())
+    axes.vlines(values, 0.5, counts, color=colour, linewidth=1.4)
+    axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}: at a code")
+    axes.set_yscale("log")
+    axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 1.2))
+    told = f"error {100 * one.error:.1f} %, mean {one.mean:.4f}, spread {one.spread:.3f}".replace("-", "\N{MINUS SIGN}")
+    axes.text(1, 0.98, told, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedshift import __version__
 from fedshift.paper.cli import paper, plan
-from fedshift.terminal import Minutes, Quiet, Set, display, sentences
+from fedshift.terminal import Minutes, Quiet, Set, Track, display, sentences
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 bench = typer.Typer(help="Measure fedshift on this machine.", no_args_is_help=True)
@@ -49,6 +49,7 @@ def run(
     engine: On = None,
     out: Out = None,
     minutes: Minutes = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -58,9 +59,10 @@ def run(
 
         assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
         raw = command.settings(file, preset or (None if file else "demo"), assignments)
+        shown = display(quiet, as_json, track)
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
         with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
-            command.start(raw, where, display(quiet, as_json), as_json, minutes)
+            command.start(raw, where, shown, as_json, minutes)
 
 
 @app.command()
@@ -71,6 +73,7 @@ def sweep(
     engine: On = None,
     out: Out = None,
     minutes: Minutes = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -80,14 +83,16 @@ def sweep(
 
         assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
         raw = command.settings(file, preset, assignments)
+        shown = display(quiet, as_json, track)
         with command.placed(str(file), assignments):
-            command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json, minutes)
+            command.grid(raw, out or Path("runs") / file.stem, shown, as_json, minutes)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or a sweep that was stopped.")],
     minutes: Minutes = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -95,7 +100,7 @@ def resume(
     with sentences():
         from fedshift import command
 
-        command.go_on(folder, display(quiet, as_json), as_json, minutes)
+        command.go_on(folder, display(quiet, as_json, track), as_json, minutes)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -23,17 +23,25 @@ Minutes = Annotated[
     typer.Option(min=0, callback=_finite, help="Stop after so long, at the end of a round, to go on later."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Log each round to tensorboard, mlflow or wandb as well; repeatable."),
+]
 
 
-def display(quiet: bool, as_json: bool) -> Any:
-    from fedshift.progress import Bars, Json, Lines, Silent
+def display(quiet: bool, as_json: bool, track: Sequence[str] | None = None) -> Any:
+    """How progress is shown, and who else hears of it; SettingsError where a tracker is not to be had."""
+    from fedshift.progress import Bars, Display, Json, Lines, Silent
 
     errors, console = Console(stderr=True), Console()
-    if as_json:
-        return Json(errors, typer.echo)
-    if quiet:
-        return Silent(errors)
-    return Bars(errors, console) if console.is_terminal else Lines(errors, console)
+    shown: Display = Bars(errors, console) if console.is_terminal else Lines(errors, console)
+    if quiet or as_json:
+        shown = Json(errors, typer.echo) if as_json else Silent(errors)
+    if not track:
+        return shown
+    from fedshift.track.watched import Watched
+
+    return Watched(shown, track)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import typer
 from click import Context
 from typer.core import TyperCommand
 
-from fedshift.terminal import Minutes, Quiet, Set, display, sentences
+from fedshift.terminal import Minutes, Quiet, Set, Track, display, sentences
 
 paper = typer.Typer(help="The paper's tables and figures: run, compared, published.", no_args_is_help=True)
 SEVERAL = ("--bits", "--algorithms")
@@ -70,6 +70,7 @@ def grid(
     estimate: Estimate = False,
     minutes: Minutes = None,
     assignments: Set = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +85,7 @@ def grid(
         if estimate:
             command.estimate(asked, out, as_json)
         else:
-            command.run(asked, out, display(quiet, as_json), as_json, minutes)
+            command.run(asked, out, display(quiet, as_json, track), as_json, minutes)
 
 
 for name, about in {

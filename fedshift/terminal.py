@@ -1,14 +1,34 @@
-"""What every command shares: options, how progress is shown, and how a problem is told."""
+"""What every command shares: options, examples and completion, how progress is shown, how a problem is told."""
 
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from fedshift.track import NAMES
+
+
+def examples(*lines: str) -> str:
+    """What the help of a command ends with: typer makes a line of each paragraph."""
+    return "\n\n".join(["For example:", *lines])
+
+
+def among(*names: str) -> Callable[[str], list[str]]:
+    """What the shell offers for a value.
+
+    >>> among("demo", "smoke", "paper")("s")
+    ['smoke']
+    """
+
+    def offered(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return offered
 
 
 def _finite(minutes: float | None) -> float | None:
@@ -20,12 +40,18 @@ def _finite(minutes: float | None) -> float | None:
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, callback=_finite, help="Stop after so long, at the end of a round, to go on later."),
+    typer.Option(
+        min=0, metavar="N", callback=_finite, help="Stop after so long, at the end of a round, to go on later."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Log each round to tensorboard, mlflow or wandb as well; repeatable."),
+    typer.Option(
+        metavar="NAME",
+        autocompletion=among(*NAMES),
+        help="Log each round to tensorboard, mlflow or wandb as well; repeatable.",
+    ),
 ]
 
 

@@ -27,8 +27,8 @@ LAYERS = [
     {"running"},
     {"flower", "grid", "interrupts", "packs", "presets", "summary", "track"},
     {"crew", "report"},
-    {"sweep"},
-    {"bench", "command", "terminal"},
+    {"sweep", "terminal"},
+    {"bench", "command"},
     {"paper"},
     {"cli"},
 ]

@@ -1,9 +1,11 @@
 """Training neither waits for a tracker nor ends because of one."""
 
+import os
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -130,6 +132,28 @@ def test_training_does_not_wait_for_one_that_hangs(
         time.sleep(0.01)
     rounds = [part for part in own.told if isinstance(part, dict)]
     assert sorted(number for part in rounds for number in part) == [1, 2, 3]  # the rest came when it could
+
+
+def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own]) -> None:
+    free, ends = Event(), Event()
+
+    class Hanging(Own):
+        def end(self, how: How) -> None:
+            ends.set()
+            free.wait()
+
+    def press() -> None:
+        ends.wait()
+        time.sleep(0.1)  # the main thread is waiting by then
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presses = Thread(target=press)
+    presses.start()
+    told, numbers = followed(tmp_path / "one", {"slow": Hanging})
+    free.set()
+    presses.join()
+    assert numbers == [1, 2, 3]
+    assert told == ["--track slow: has not come to an end; what it was told last may be missing there"]
 
 
 def test_one_that_was_away_for_some_rounds_hears_of_them_later(tmp_path: Path, own: type[Own]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from fedshift.files import write
@@ -48,6 +48,7 @@ class Aside:
         self.news: SimpleQueue[News | None] = SimpleQueue()
         self.problems: SimpleQueue[str] = SimpleQueue()
         self.feeds: dict[Path, Feed | None] = {}  # None: it failed, or the run is over
+        self.over = Event()  # not the thread's own end: a join that Ctrl-C interrupts takes it for one
         self.thread = Thread(target=self._listen, name=f"track {name}", daemon=True)
 
     def put(self, news: News | None) -> None:
@@ -65,6 +66,7 @@ class Aside:
                 with suppress(Exception):  # what it holds open
                     if feed:
                         feed.tracker.end("failed")
+        self.over.set()
 
     def _pass_on(self, news: News) -> None:
         if news.folder not in self.feeds:
@@ -105,10 +107,10 @@ class Trackers:
             one.put(None)
         with suppress(KeyboardInterrupt):  # whoever does not want to wait: everything is recorded
             for one in begun:
-                one.thread.join(max(0.0, until - time.monotonic()))
+                one.over.wait(max(0.0, until - time.monotonic()))
         self._hear()
         for one in begun:
-            if one.thread.is_alive():
+            if not one.over.is_set():
                 self.tell(f"--track {one.name}: has not come to an end; what it was told last may be missing there")
 
     def _put(self, news: News) -> None:

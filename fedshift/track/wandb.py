@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import wandb
@@ -33,9 +34,14 @@ class WandB:
             self.run.log(dict(figures), step=number)
 
     def end(self, how: How) -> None:
-        if how == "stopped":
-            self.run.mark_preempting()  # it may go on
-        self.run.finish(exit_code=0 if how == "finished" else 1)
+        try:
+            if how == "stopped":
+                self.run.mark_preempting()  # it may go on
+            self.run.finish(exit_code=0 if how == "finished" else 1)
+        except ConnectionError:  # W&B's own process is gone; at the exit of ours, it would be missed once more
+            with suppress(Exception):
+                wandb.teardown()
+            raise
 
 
 TRACKER = WandB

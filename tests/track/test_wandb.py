@@ -1,7 +1,10 @@
 """What the record says is in the files that `wandb sync` would send; they are of W&B's own records."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +98,33 @@ def test_its_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (out / "wandb").exists()
     (run,) = (one.run for one in records(tmp_path / "elsewhere") if one.WhichOneof("record_type") == "run")
     assert run.project == "mine"
+
+
+KILLED = """
+import sys, time, psutil
+from pathlib import Path
+from fedshift.track import tracked
+from tests.runs import digits, small, Run
+
+out = Path(sys.argv[1])
+for outcome in tracked(Run(small(), out, data=digits()), "wandb", tell=print):
+    if outcome.number == 2:
+        while not (out / "tracked.wandb.json").exists():
+            time.sleep(0.01)
+        [core] = [one for one in psutil.Process().children() if "wandb-core" in one.name()]
+        core.kill()
+        core.wait()
+"""
+
+
+def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Path) -> None:
+    alone = {key: x for key, x in os.environ.items() if key != "WANDB_SERVICE"}  # not with the process of these tests
+    program = [sys.executable, "-c", KILLED, str(tmp_path / "one")]
+    done = subprocess.run(program, capture_output=True, text=True, env=alone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.startswith("--track wandb: Connection")
+    assert len(column(tmp_path / "one", "loss")) == 8
 
 
 def test_a_mode_it_does_not_know_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

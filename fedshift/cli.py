@@ -1,28 +1,40 @@
 """The command line."""
 
-import json
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedshift import __version__
+from fedshift.bench.cli import bench
 from fedshift.paper.cli import paper, plan
-from fedshift.terminal import Minutes, Quiet, Set, display, sentences
+from fedshift.presets import PRESETS
+from fedshift.terminal import Minutes, Quiet, Set, Track, among, display, examples, sentences
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-bench = typer.Typer(help="Measure fedshift on this machine.", no_args_is_help=True)
+ENGINES = ("auto", "sequential", "processes", "batched", "flower")
+DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist")
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+)
 app.add_typer(bench, name="bench")
 
 File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings; without it, a preset.")]
-Preset = Annotated[str | None, typer.Option(help="Start from: demo, smoke or paper.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", autocompletion=among(*PRESETS), help="Start from: demo, smoke or paper."),
+]
 On = Annotated[
     str | None,
-    typer.Option("--engine", metavar="NAME", help="Who trains: auto, sequential, processes, batched or flower."),
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        autocompletion=among(*ENGINES),
+        help="Who trains: auto, sequential, processes, batched or flower.",
+    ),
 ]
-Out = Annotated[Path | None, typer.Option(help="The folder of the run; runs/... otherwise.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of the run; runs/... otherwise.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a round, then the result.")]
 
 
@@ -32,16 +44,32 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    epilog=examples(
+        "fedshift run                          # the demo: what few bits cost",
+        "fedshift run my.toml                  # your own settings",
+        "fedshift resume runs/my               # go on after it was stopped",
+        "fedshift plan --uplink 10Mbit/s       # how few bits a link asks for",
+    )
+)
 def main(
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning when the uplink is the bottleneck."""
+    """Federated learning when the uplink is the bottleneck.
+
+    Clients on slow links upload few bits, and the server corrects what that costs.
+    """
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedshift run                          # the demo",
+        "fedshift run my.toml --set train.lr=0.1 --set uplink.bits=32+4",
+        "fedshift run --preset smoke --minutes 1 --track tensorboard",
+    )
+)
 def run(
     file: File = None,
     preset: Preset = None,
@@ -49,21 +77,31 @@ def run(
     engine: On = None,
     out: Out = None,
     minutes: Minutes = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train. Without arguments: what 4-bit uploads cost on digits, and what the shift gives back."""
+    """Train, show how far it is, and record every round in a folder.
+
+    Without arguments it runs the demo: what uploads of 4 bits cost on digits, and what the shift gives back.
+    """
     with sentences():
         from fedshift import command
 
         assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
         raw = command.settings(file, preset or (None if file else "demo"), assignments)
+        shown = display(quiet, as_json, track)
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
         with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
-            command.start(raw, where, display(quiet, as_json), as_json, minutes)
+            command.start(raw, where, shown, as_json, minutes)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedshift sweep grid.toml              # into runs/grid; again to go on",
+        "fedshift sweep grid.toml --out runs/mine --track wandb",
+    )
+)
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a table of lists called sweep.")],
     preset: Preset = None,
@@ -71,34 +109,49 @@ def sweep(
     engine: On = None,
     out: Out = None,
     minutes: Minutes = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a grid of runs: what is finished is skipped, what was stopped goes on."""
+    """Train a grid of runs: every combination of what the file lists under sweep.
+
+    What is finished is skipped, what was stopped goes on. It ends in a table that compares the runs.
+    """
     with sentences():
         from fedshift import command
 
         assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
         raw = command.settings(file, preset, assignments)
+        shown = display(quiet, as_json, track)
         with command.placed(str(file), assignments):
-            command.grid(raw, out or Path("runs") / file.stem, display(quiet, as_json), as_json, minutes)
+            command.grid(raw, out or Path("runs") / file.stem, shown, as_json, minutes)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedshift resume runs/demo-20260101-120000",
+        "fedshift resume runs/grid --minutes 30",
+    )
+)
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or a sweep that was stopped.")],
     minutes: Minutes = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run, or a sweep, to the bit as if it had not been stopped."""
+    """Go on with a run or a sweep that was stopped, to the bit as if it had not been."""
     with sentences():
         from fedshift import command
 
-        command.go_on(folder, display(quiet, as_json), as_json, minutes)
+        command.go_on(folder, display(quiet, as_json, track), as_json, minutes)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedshift report runs/demo", "fedshift report runs/a runs/b --out both.html --figures figures --format pdf"
+    ),
+)
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, sweeps, or folders with runs below.")],
     out: Annotated[
@@ -122,84 +175,32 @@ def report(
         command.report(folders, out, figures, formats or ["svg"], rate(uplink), title, as_json)
 
 
-@app.command()
+@app.command(
+    epilog=examples("fedshift data cifar10", "fedshift data mnist --from ~/downloads/mnist"),
+)
 def data(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100, mnist or fashion-mnist.")],
-    source: Annotated[Path | None, typer.Option("--from", help="A local copy: an archive or a folder.")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", autocompletion=among(*DATA), help="cifar10, cifar100, mnist or fashion-mnist."),
+    ],
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="A local copy: an archive or a folder.")
+    ] = None,
 ) -> None:
-    """Find or fetch a data set, verify it, and keep it in a cache folder (FEDSHIFT_DATA)."""
+    """Find or fetch a data set, verify it, and keep it in a cache folder.
+
+    The variable FEDSHIFT_DATA says which folder; without it, it is the one of your system.
+    """
     with sentences():
         from fedshift import command
 
         command.fetch(name, source)
 
 
-@bench.command()
-def codecs(
-    quick: Annotated[bool, typer.Option("--quick", help="Only the table of codecs, with fewer repeats.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
-) -> None:
-    """Bytes, time and error of every codec on the paper's CNN, and the promises they keep."""
-    from fedshift.bench import report
-
-    measured(report.measure, quick, 3 if quick else repeats, as_json)
-
-
-@bench.command()
-def engines(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Without training the paper's CNN, which takes minutes.")
-    ] = False,
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="Only what a GPU gains; seconds where the rest takes minutes.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
-) -> None:
-    """What a round costs: against a loop written by hand, on all cores, with many clients, and on a GPU."""
-    from fedshift.bench import report
-
-    if gpu and not torch_has_gpu():
-        typer.echo("fedshift: --gpu: there is no CUDA device here", err=True)
-        raise typer.Exit(2)
-    measured(report.measure_only_gpu if gpu else report.measure_engines, quick, repeats, as_json)
-
-
-def torch_has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-@bench.command()
-def flower(
-    quick: Annotated[bool, typer.Option("--quick", help="Without a deployment, which takes minutes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats behind each median.")] = 9,
-) -> None:
-    """What Flower adds to a round, and what a node sends in one, counted at the level of TCP."""
-    try:
-        import fedshift.flower  # noqa: F401
-    except ImportError as missing:
-        typer.echo(f"fedshift: {missing}", err=True)
-        raise typer.Exit(2) from None
-    from fedshift.bench import report
-
-    measured(report.measure_flower, quick, repeats, as_json)
-
-
-def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:
-    from fedshift.bench import report
-
-    console = Console(stderr=True)
-    with console.status("") as status:
-        result = measure(quick, repeats, lambda text: status.update(f"measuring {text} ..."))
-    if as_json:
-        typer.echo(json.dumps(result.as_dict(), indent=2))
-    else:
-        report.show(result, Console())
-
-
 app.add_typer(paper, name="paper")
-app.command()(plan)
+app.command(
+    epilog=examples(
+        "fedshift plan --uplink 10Mbit/s",
+        "fedshift plan --uplink 500kB/s --weights 11000000",
+    )
+)(plan)

@@ -107,7 +107,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
 def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end, showing how far it is."""
     with display, interrupts(minutes) as enough:
-        place = display.add(run.experiment.name, run.experiment.train.rounds)
+        place = display.add(run.experiment.name, run.experiment.train.rounds, out)
         try:
             for outcome in run:
                 display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
@@ -127,7 +127,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
 def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
     with display, interrupts(minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
-        place = display.add(experiment.name, experiment.train.rounds)
+        place = display.add(experiment.name, experiment.train.rounds, out)
         try:
             for event in events:
                 if event.kind == "round":
@@ -160,15 +160,17 @@ def grid(
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
     with display, interrupts(minutes) as enough:
-        places = [display.add(one.name, one.experiment.train.rounds) for one in sweep.runs]
+        places = [display.add(one.name, one.experiment.train.rounds, one.folder) for one in sweep.runs]
         try:
             with closing(sweep.train(cores_here(), enough.now)) as events:
                 for event in events:
                     if event.kind == "round":
                         display.round(places[event.place], event.number, event.score, event.loss, event.bytes_up)
-                    elif event.kind in ("told", "failed"):
-                        failures += event.kind == "failed"
+                    elif event.kind == "told":
                         display.tell(event.text)
+                    elif event.kind == "failed":
+                        failures += 1
+                        display.failed(places[event.place], event.text)
         except KeyboardInterrupt:
             enough.asked.set()
     left = [one for one in sweep.runs if not finished(one.folder)]

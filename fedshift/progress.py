@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -18,10 +19,13 @@ class Display(Protocol):
 
     def __exit__(self, *problem: object) -> None: ...
 
-    def add(self, name: str, rounds: int) -> int:
-        """A run; its number in the display."""
+    def add(self, name: str, rounds: int, folder: Path) -> int:
+        """A run, which is recorded in the folder; its number in the display."""
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None: ...
+
+    def failed(self, run: int, sentence: str) -> None:
+        """A run that ended before its last round, and why."""
 
     def tell(self, sentence: str) -> None: ...
 
@@ -38,13 +42,16 @@ class Silent:
     def __exit__(self, *problem: object) -> None:
         pass
 
-    def add(self, name: str, rounds: int) -> int:
+    def add(self, name: str, rounds: int, folder: Path) -> int:
         self.names.append(name)
         self.rounds.append(rounds)
         return len(self.names) - 1
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         pass
+
+    def failed(self, run: int, sentence: str) -> None:
+        self.tell(sentence)
 
     def tell(self, sentence: str) -> None:
         self.errors.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)

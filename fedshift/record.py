@@ -5,6 +5,7 @@ about.json          versions, commit, machine, command
 clients.csv         once: each client's group, examples and labels
 rounds.csv          one line a round, six significant digits
 histograms.jsonl    every so often: a layer's weights before and after the quantizer
+tensorboard/, wandb/, tracked.*.json    with --track: what trackers were told, and which run of theirs it is
 checkpoint.*, memory/   the state to go on from, until the run is finished
 model.safetensors   the final model; a run that has it is finished
 """

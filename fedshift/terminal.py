@@ -1,14 +1,34 @@
-"""What every command shares: options, how progress is shown, and how a problem is told."""
+"""What every command shares: options, examples and completion, how progress is shown, how a problem is told."""
 
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from fedshift.track import NAMES
+
+
+def examples(*lines: str) -> str:
+    """What the help of a command ends with: typer makes a line of each paragraph."""
+    return "\n\n".join(["For example:", *lines])
+
+
+def among(*names: str) -> Callable[[str], list[str]]:
+    """What the shell offers for a value.
+
+    >>> among("demo", "smoke", "paper")("s")
+    ['smoke']
+    """
+
+    def offered(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return offered
 
 
 def _finite(minutes: float | None) -> float | None:
@@ -20,20 +40,34 @@ def _finite(minutes: float | None) -> float | None:
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
 Minutes = Annotated[
     float | None,
-    typer.Option(min=0, callback=_finite, help="Stop after so long, at the end of a round, to go on later."),
+    typer.Option(
+        min=0, metavar="N", callback=_finite, help="Stop after so long, at the end of a round, to go on later."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=among(*NAMES),
+        help="Log each round to tensorboard, mlflow or wandb as well; repeatable.",
+    ),
+]
 
 
-def display(quiet: bool, as_json: bool) -> Any:
-    from fedshift.progress import Bars, Json, Lines, Silent
+def display(quiet: bool, as_json: bool, track: Sequence[str] | None = None) -> Any:
+    """How progress is shown, and who else hears of it; SettingsError where a tracker is not to be had."""
+    from fedshift.progress import Bars, Display, Json, Lines, Silent
 
     errors, console = Console(stderr=True), Console()
-    if as_json:
-        return Json(errors, typer.echo)
-    if quiet:
-        return Silent(errors)
-    return Bars(errors, console) if console.is_terminal else Lines(errors, console)
+    shown: Display = Bars(errors, console) if console.is_terminal else Lines(errors, console)
+    if quiet or as_json:
+        shown = Json(errors, typer.echo) if as_json else Silent(errors)
+    if not track:
+        return shown
+    from fedshift.track.watched import Watched
+
+    return Watched(shown, track)
 
 
 @contextmanager

@@ -15,6 +15,9 @@ HEAVY = [
     "rich",
     "typer",
     "flwr",
+    "mlflow",
+    "tensorboard",
+    "wandb",
 ]
 
 

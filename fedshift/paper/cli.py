@@ -8,9 +8,21 @@ import typer
 from click import Context
 from typer.core import TyperCommand
 
-from fedshift.terminal import Minutes, Quiet, Set, display, sentences
+from fedshift.terminal import Minutes, Quiet, Set, Track, among, display, examples, sentences
 
-paper = typer.Typer(help="The paper's tables and figures: run, compared, published.", no_args_is_help=True)
+ALGORITHMS = ("fedavg", "fedpaq", "fedef", "fedprox", "scaffold")
+BITS = ("4", "5", "6", "7", "8")
+MODELS = ("paper-cnn", "mlp")
+
+paper = typer.Typer(
+    help="The FedShift paper's tables and figures: run, compared, published.",
+    no_args_is_help=True,
+    epilog=examples(
+        "fedshift paper table1 --bits 4 8 --estimate",
+        "fedshift paper gate --out runs/paper",
+        "fedshift paper report                 # from the records in results/",
+    ),
+)
 SEVERAL = ("--bits", "--algorithms")
 
 
@@ -45,13 +57,27 @@ class Several(TyperCommand):
         return super().parse_args(ctx, spread(args, SEVERAL))
 
 
-Bits = Annotated[list[str] | None, typer.Option(metavar="N ...", help="4 to 8; all otherwise.")]
+Bits = Annotated[
+    list[str] | None, typer.Option(metavar="N ...", autocompletion=among(*BITS), help="4 to 8; all otherwise.")
+]
 Algorithms = Annotated[
-    list[str] | None, typer.Option(metavar="NAME ...", help="fedavg, fedpaq, fedef, fedprox, scaffold; all otherwise.")
+    list[str] | None,
+    typer.Option(
+        metavar="NAME ...",
+        autocompletion=among(*ALGORITHMS),
+        help="fedavg, fedpaq, fedef, fedprox, scaffold; all otherwise.",
+    ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many; the paper has 3.")]
 Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of each run; 800 otherwise, 250 for the gate.")]
-Shift = Annotated[str, typer.Option(metavar="both|on|off", help="Runs without the shift, with it, or both.")]
+Shift = Annotated[
+    str,
+    typer.Option(
+        metavar="both|on|off",
+        autocompletion=among("both", "on", "off"),
+        help="Runs without the shift, with it, or both.",
+    ),
+]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where runs are; what is finished there is not run again.")]
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long what is missing takes on this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
@@ -70,6 +96,7 @@ def grid(
     estimate: Estimate = False,
     minutes: Minutes = None,
     assignments: Set = None,
+    track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +111,7 @@ def grid(
         if estimate:
             command.estimate(asked, out, as_json)
         else:
-            command.run(asked, out, display(quiet, as_json), as_json, minutes)
+            command.run(asked, out, display(quiet, as_json, track), as_json, minutes)
 
 
 for name, about in {
@@ -94,10 +121,15 @@ for name, about in {
     "ablations": "What the paper lacks: other shares, no quantization, nothing but quantization, updates.",
     "all": "Tables 1 and 2 and the ablations, in the order in which they are worth running.",
 }.items():
-    paper.command(name, help=f"{about} Runs what is missing, then prints ours beside the paper's.", cls=Several)(grid)
+    paper.command(
+        name,
+        help=f"{about}\n\nRuns what is missing, then prints ours beside the paper's.",
+        epilog=examples(f"fedshift paper {name} --estimate", f"fedshift paper {name} --bits 4 8 --seeds 3"),
+        cls=Several,
+    )(grid)
 
 
-@paper.command()
+@paper.command(epilog=examples("fedshift paper figures", "fedshift paper figures 7 8 --records runs/mine --format pdf"))
 def figures(
     numbers: Annotated[list[str] | None, typer.Argument(metavar="[N...]", help="1 to 10; all otherwise.")] = None,
     records: Annotated[
@@ -119,11 +151,11 @@ def figures(
         command.figures(numbers or (), formats or (), records, out, rounds, fresh, display(quiet, False))
 
 
-@paper.command()
+@paper.command(epilog=examples("fedshift paper table3 --uplink 500kB/s"))
 def table3(
     uplink: Uplink = "1MB/s",
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Publish it there, too.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats behind each median.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 3,
     as_json: AsJson = False,
 ) -> None:
     """Table 3: time and size of every codec on this machine, and up to which slowness of a link it pays off."""
@@ -133,7 +165,7 @@ def table3(
         command.table3(uplink, to, repeats, as_json)
 
 
-@paper.command()
+@paper.command(epilog=examples("fedshift paper publish runs/paper --to results"))
 def publish(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders with runs in them.")],
     to: Records = Path("results"),
@@ -146,7 +178,7 @@ def publish(
         command.publish(folders, to, force)
 
 
-@paper.command()
+@paper.command(epilog=examples("fedshift paper report", "fedshift paper report --markdown"))
 def report(
     results: Records = Path("results"),
     markdown: Annotated[bool, typer.Option("--markdown", help="Rewrite the generated part of the page.")] = False,
@@ -162,7 +194,10 @@ def report(
 
 def plan(
     uplink: Uplink,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="paper-cnn, mlp or module:function.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", autocompletion=among(*MODELS), help="paper-cnn, mlp or module:function."),
+    ] = None,
     weights: Annotated[int | None, typer.Option(min=1, metavar="N", help="Or how many weights it has.")] = None,
     as_json: AsJson = False,
 ) -> None:

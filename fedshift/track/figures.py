@@ -1,0 +1,74 @@
+"""The figures of a round: the cells of the record's line, under names that dashboards group by their slashes.
+
+test/accuracy  test/loss  predicted/3  uplink/error  uplink/share  clients/arrived  seconds/train
+bytes/codes  bytes/up  bytes/up_total  bytes/down  bytes/down_total  layers/step/fc1.weight
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fedshift.columns import LAYER
+
+GROUPS = {"accuracy": "test", "loss": "test", "metric": "test", "error": "uplink", "share": "uplink"}
+GROUPS |= dict.fromkeys(("arrived", "dropped", "failed"), "clients")
+UP = ("bytes/codes", "bytes/side", "bytes/header")
+LONGEST = 240  # characters of a name; MLflow allows 250
+
+
+def name(column: str) -> str:
+    """
+    >>> name("accuracy"), name("metric.auc"), name("bytes.down"), name("step.fc1.weight")
+    ('test/accuracy', 'test/metric.auc', 'bytes/down', 'layers/step/fc1.weight')
+    """
+    first, dot, rest = column.partition(".")
+    rest = rest.replace("/", "-")
+    if first in LAYER:
+        return f"layers/{first}/{rest}"
+    return f"{GROUPS[first]}/{first}{dot}{rest}" if first in GROUPS else f"{first}{'/' if dot else ''}{rest}"
+
+
+def legal(names: Iterable[str]) -> list[str]:
+    """As all trackers allow them, and still different from one another.
+
+    >>> legal(["layers/step/a:b", "layers/step/a;b"])
+    ['layers/step/a-b', 'layers/step/a-b-']
+    """
+    found: list[str] = []
+    for one in names:
+        plain = re.sub(r"[^\w./ -]", "-", one, flags=re.ASCII)[:LONGEST]
+        while plain in found:
+            plain += "-"
+        found.append(plain)
+    return found
+
+
+class Figures:
+    """The record of a run as it grows: rounds and their figures, and bytes since the first round."""
+
+    def __init__(self, rounds: Path) -> None:
+        self.path, self.read = rounds, 0  # bytes
+        self.names: list[str] = []
+        self.up = self.down = 0.0
+
+    def new(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """What was recorded since the last time."""
+        with open(self.path, "rb") as file:
+            file.seek(self.read)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self.read += len(whole + end)
+        for cells in csv.reader(whole.decode().splitlines()):
+            if not self.names:
+                self.names = legal(map(name, cells))
+            else:
+                yield int(cells[0]), self._of(cells)
+
+    def _of(self, cells: Sequence[str]) -> dict[str, float]:
+        told = dict(zip(self.names, cells, strict=True))
+        del told["round"]
+        told["clients/failed"] = str(len(told["clients/failed"].split()))  # their numbers, in the record
+        figures = {key: float(cell) for key, cell in told.items() if cell}  # empty: not measured
+        up = sum(figures[part] for part in UP)
+        self.up, self.down = self.up + up, self.down + figures["bytes/down"]
+        return figures | {"bytes/up": up, "bytes/up_total": self.up, "bytes/down_total": self.down}

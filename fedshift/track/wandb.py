@@ -1,0 +1,47 @@
+"""Weights & Biases: offline in the run's own folder, for `wandb sync`, unless WANDB_MODE says otherwise."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import wandb
+
+from fedshift.track.base import About, How, Rounds
+
+
+class WandB:
+    def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
+        self.after = kept.get("round", 0)  # what was told cannot be taken back
+        self.kept: dict[str, Any] = {"id": kept.get("id") or secrets.token_hex(4)}
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedshift"),
+            group=os.environ.get("WANDB_RUN_GROUP") or run.group or None,
+            name=run.name,
+            id=self.kept["id"],
+            config=run.settings,
+            mode=mode,  # type: ignore[arg-type]  # wandb says what is wrong with it
+            dir=os.environ.get("WANDB_DIR", run.folder),
+            resume="allow",
+            reinit="create_new",  # beside the other runs of a sweep
+            settings=wandb.Settings(console="off", silent=mode == "offline"),
+        )
+
+    def add(self, rounds: Rounds) -> None:
+        for number, figures in rounds.items():
+            self.run.log(dict(figures), step=number)
+
+    def end(self, how: How) -> None:
+        try:
+            if how == "stopped":
+                self.run.mark_preempting()  # it may go on
+            self.run.finish(exit_code=0 if how == "finished" else 1)
+        except ConnectionError:  # W&B's own process is gone; at the exit of ours, it would be missed once more
+            with suppress(Exception):
+                wandb.teardown()
+            raise
+
+
+TRACKER = WandB

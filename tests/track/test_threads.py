@@ -1,0 +1,169 @@
+"""Training neither waits for a tracker nor ends because of one."""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from fedshift.record import finished
+from fedshift.running import Run
+from fedshift.track import threads
+from fedshift.track.base import About, How, Rounds, Tracker
+from fedshift.track.threads import Trackers
+from tests.runs import digits, small
+
+
+class Own:
+    """A tracker that remembers what it is told."""
+
+    told: list[Any]
+
+    def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
+        self.after, self.kept = kept.get("round", 0), {"again": bool(kept)}
+        self.told.append(run)
+
+    def add(self, rounds: Rounds) -> None:
+        self.told.append(rounds)
+
+    def end(self, how: How) -> None:
+        self.told.append(how)
+
+
+@pytest.fixture
+def own() -> type[Own]:
+    Own.told = []
+    return Own
+
+
+def followed(out: Path, kinds: Mapping[str, type[Tracker]], **train: int) -> tuple[list[str], list[int]]:
+    """What is told of trouble, and the rounds that were trained; the run is finished."""
+    told: list[str] = []
+    trackers, numbers = Trackers(kinds, told.append), []
+    for outcome in Run(small({"train": {"rounds": 3, **train}}), out, data=digits()):
+        trackers.round(out, outcome.number)
+        numbers.append(outcome.number)
+    trackers.close("stopped")
+    assert finished(out)
+    return told, numbers
+
+
+def test_a_tracker_hears_of_the_run_its_rounds_and_its_end(tmp_path: Path, own: type[Own]) -> None:
+    assert followed(tmp_path / "one", {"own": own}) == ([], [1, 2, 3])
+    run, *rounds, how = own.told
+    assert (run.name, run.group, run.now, how) == ("one", "", 1, "finished")
+    assert run.settings["train.rounds"] == 3
+    heard = {number: figures for part in rounds for number, figures in part.items()}
+    assert list(heard) == [1, 2, 3]
+    assert heard[3]["bytes/up_total"] == sum(figures["bytes/up"] for figures in heard.values())
+    assert (tmp_path / "one" / "tracked.own.json").read_text() == '{"again": false, "round": 3}\n'
+
+
+class NotToBegin(Own):
+    def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
+        raise ConnectionError("nobody\nanswers")
+
+
+class NotToAdd(Own):
+    def add(self, rounds: Rounds) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class NotToEnd(Own):
+    def end(self, how: How) -> None:
+        raise ValueError("not now")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (NotToBegin, "ConnectionError: nobody answers"),
+        (NotToAdd, "OSError: [Errno 28] No space left on device"),
+        (NotToEnd, "ValueError: not now"),
+    ],
+)
+def test_one_that_fails_is_told_of_once_and_left_out(
+    kind: type[Tracker], why: str, tmp_path: Path, own: type[Own]
+) -> None:
+    told, numbers = followed(tmp_path / "one", {"bad": kind, "own": own})
+    assert (told, numbers) == ([f"--track bad: {why}; the training goes on without it"], [1, 2, 3])
+    assert own.told[-1] == "finished"  # the other goes on
+
+
+def test_the_same_trouble_of_two_runs_is_told_of_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    trackers = Trackers({"bad": NotToBegin}, told.append)
+    for name in ("one", "two"):
+        for outcome in Run(small({"train": {"rounds": 1}}), tmp_path / name, data=digits()):
+            trackers.round(tmp_path / name, outcome.number)
+    trackers.close("stopped")
+    assert len(told) == 1
+
+
+def test_a_run_that_is_left_ends_like_this(tmp_path: Path, own: type[Own]) -> None:
+    trackers = Trackers({"own": own}, pytest.fail)
+    with Run(small(), tmp_path / "one", data=digits()) as run:
+        trackers.round(tmp_path / "one", next(run).number)
+    trackers.close("stopped")
+    assert own.told[-1] == "stopped"
+
+
+def test_training_does_not_wait_for_one_that_hangs(
+    tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "WAIT", 0.2)
+    free = Event()
+
+    class Hanging(Own):
+        def add(self, rounds: Rounds) -> None:
+            free.wait()
+            super().add(rounds)
+
+    begin = time.monotonic()
+    told, numbers = followed(tmp_path / "one", {"slow": Hanging})
+    assert numbers == [1, 2, 3]
+    assert told == ["--track slow: has not come to an end; what it was told last may be missing there"]
+    free.set()
+    while own.told[-1] != "finished" and time.monotonic() - begin < 60:
+        time.sleep(0.01)
+    rounds = [part for part in own.told if isinstance(part, dict)]
+    assert sorted(number for part in rounds for number in part) == [1, 2, 3]  # the rest came when it could
+
+
+def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own]) -> None:
+    free, ends = Event(), Event()
+
+    class Hanging(Own):
+        def end(self, how: How) -> None:
+            ends.set()
+            free.wait()
+
+    def press() -> None:
+        ends.wait()
+        time.sleep(0.1)  # the main thread is waiting by then
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presses = Thread(target=press)
+    presses.start()
+    told, numbers = followed(tmp_path / "one", {"slow": Hanging})
+    free.set()
+    presses.join()
+    assert numbers == [1, 2, 3]
+    assert told == ["--track slow: has not come to an end; what it was told last may be missing there"]
+
+
+def test_one_that_was_away_for_some_rounds_hears_of_them_later(tmp_path: Path, own: type[Own]) -> None:
+    out = tmp_path / "one"
+    with Run(small(), out, data=digits()) as run:
+        for _ in range(3):
+            next(run)
+    trackers = Trackers({"own": own}, pytest.fail)
+    with Run(small(), out, data=digits(), again=True) as run:
+        trackers.round(out, next(run).number)
+    trackers.close("stopped")
+    assert own.told[0].now == 4
+    assert list(own.told[1]) == [1, 2, 3, 4]

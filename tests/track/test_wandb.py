@@ -1,0 +1,134 @@
+"""What the record says is in the files that `wandb sync` would send; they are of W&B's own records."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+from tests.runs import SELDOM, small
+from tests.track.told import column, train
+
+BLOCK, LAST = 32768, (1, 4)  # of LevelDB's log, which the file is: a record's parts end with one of these kinds
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def log(data: bytes) -> Iterator[bytes]:
+    """The records of a log: each part has a checksum, a length and a kind, and none crosses the end of a block."""
+    assert data.startswith(b":W&B")
+    at, whole = 7, b""
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in LAST:
+            yield whole
+            whole = b""
+
+
+def records(out: Path) -> list[Any]:
+    """All that was written of a run, oldest first."""
+    found = []
+    for file in sorted(out.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
+        found += whole(file)
+    return found
+
+
+def whole(file: Path) -> list[Any]:
+    """Its last record is of the end; W&B's own process may write it a moment after the end."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        found = [Record.FromString(data) for data in log(file.read_bytes())]
+        if any(one.WhichOneof("record_type") == "exit" for one in found):
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"{file}: has no end")
+
+
+def history(out: Path, name: str) -> list[tuple[int, float]]:
+    told = [one.history for one in records(out) if one.WhichOneof("record_type") == "history"]
+    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one.item} for one in told]
+    return [(row["_step"], row[name]) for row in rows]
+
+
+def test_its_files_hold_the_record(tmp_path: Path) -> None:
+    out = tmp_path / "one"
+    assert train(small(), out, "wandb", 8) == []
+    for name, known in {"test/accuracy": "accuracy", "layers/step/fc1.weight": "step.fc1.weight"}.items():
+        assert history(out, name) == list(enumerate(column(out, known), 1))
+    (run,) = (one.run for one in records(out) if one.WhichOneof("record_type") == "run")
+    config = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in run.config.update}
+    assert (run.display_name, run.project, config["train.batch"]) == ("one", "fedshift", 32)
+    (ended,) = (one.exit for one in records(out) if one.WhichOneof("record_type") == "exit")
+    assert ended.exit_code == 0
+
+
+def test_rounds_that_are_trained_again_are_there_once_and_of_the_same_run(tmp_path: Path) -> None:
+    out = tmp_path / "one"
+    assert train(small(SELDOM), out, "wandb", 5) == []
+    assert train(small(SELDOM), out, "wandb", 8) == []  # from round 3 on
+    assert history(out, "test/loss") == list(enumerate(column(out, "loss"), 1))
+    runs = [one.run for one in records(out) if one.WhichOneof("record_type") == "run"]
+    assert {run.run_id for run in runs} == {json.loads((out / "tracked.wandb.json").read_text())["id"]}
+    kinds = [one.WhichOneof("record_type") for one in records(out)]
+    assert kinds.count("preempting") == 1  # it was stopped, and went on
+
+
+def test_its_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    out = tmp_path / "one"
+    assert train(small(), out, "wandb", 8) == []
+    assert not (out / "wandb").exists()
+    (run,) = (one.run for one in records(tmp_path / "elsewhere") if one.WhichOneof("record_type") == "run")
+    assert run.project == "mine"
+
+
+KILLED = """
+import sys, time, psutil
+from pathlib import Path
+from fedshift.track import tracked
+from tests.runs import digits, small, Run
+
+out = Path(sys.argv[1])
+for outcome in tracked(Run(small(), out, data=digits()), "wandb", tell=print):
+    if outcome.number == 2:
+        while not (out / "tracked.wandb.json").exists():
+            time.sleep(0.01)
+        [core] = [one for one in psutil.Process().children() if "wandb-core" in one.name()]
+        core.kill()
+        core.wait()
+"""
+
+
+def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Path) -> None:
+    alone = {key: x for key, x in os.environ.items() if key != "WANDB_SERVICE"}  # not with the process of these tests
+    program = [sys.executable, "-c", KILLED, str(tmp_path / "one")]
+    done = subprocess.run(program, capture_output=True, text=True, env=alone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.startswith("--track wandb: Connection")
+    assert len(column(tmp_path / "one", "loss")) == 8
+
+
+def test_a_mode_it_does_not_know_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "sideways")
+    (told,) = train(small(), tmp_path / "one", "wandb", 8)
+    assert told.startswith("--track wandb: ")
+    assert len(column(tmp_path / "one", "loss")) == 8

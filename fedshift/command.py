@@ -22,6 +22,7 @@ from fedshift.interrupts import interrupts
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, strict_json
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
+from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment
 from fedshift.sweep import Sweep
@@ -191,9 +192,10 @@ def grid(
 def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
     """The table, what it says, and where the rest is; `of` are the runs there should be."""
     rows, experiment = summary.rows(results, of), of[0]
+    page = report(out)
     if as_json:
         told = [row._asdict() | {"mean": row.mean, "spread": row.spread} for row in rows]
-        typer.echo(strict_json({"out": str(out), "rows": told}))
+        typer.echo(strict_json({"out": str(out), "rows": told, "report": str(page) if page else None}))
         return
     console = Console(markup=False)
     console.print(summary.table(rows, experiment, experiment.data.name))
@@ -204,6 +206,17 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     for sentence in summary.sentences(rows):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {out}", highlight=False, soft_wrap=True)
+    if page:
+        console.print(f"To look at: {page}", highlight=False, soft_wrap=True)
+
+
+def report(out: Path) -> Path | None:
+    """The page of what is in a folder; runs are not lost where it cannot be written."""
+    try:
+        return write_report([out], out / PAGE)
+    except (RunError, OSError) as problem:
+        typer.echo(f"fedshift: no report was written: {problem}", err=True)
+        return None
 
 
 def fetch(name: str, source: Path | None) -> None:

@@ -94,6 +94,8 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
             code, stopped = int(ended.code), ended.code == 0
     done = [(*run, one.folder) for run, one in zip(asked.runs, made.runs, strict=True) if finished(one.folder)]
     passed = tell(asked, finished_runs(done), as_json)
+    if done and not as_json and (page := command.report(out)):
+        typer.echo(f"To look at: {page}")
     if code or not (passed or stopped):
         sys.exit(1)
 

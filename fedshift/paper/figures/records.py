@@ -51,9 +51,12 @@ class Panel(NamedTuple):
         return [*([self.plain] if self.plain else []), *self.shifted]
 
     @property
+    def all(self) -> list[Line]:
+        return [*([self.exact] if self.exact else []), *self.lines]
+
+    @property
     def records(self) -> list[Record]:
-        lines = [*([self.exact] if self.exact else []), *self.lines]
-        return [record for line in lines for record in line.records]
+        return [record for line in self.all for record in line.records]
 
 
 class Source(NamedTuple):
@@ -85,9 +88,8 @@ class Source(NamedTuple):
     def about(self, panels: Sequence[Panel]) -> str:
         """The same for a reader of the figure, who does not know the folder."""
         records = _once(panels)
-        seeds = len({record.experiment.seed for record in records})
         fresh = "A fresh small run: " * self.fresh
-        return f"{fresh}{_data(records)}, {_rounds(records)} rounds, {'one seed' if seeds == 1 else f'{seeds} seeds'}"
+        return f"{fresh}{_data(records)}, {_rounds(records)} rounds, {_seeds(panels)}"
 
 
 def found(folder: Path) -> list[Record]:
@@ -181,6 +183,13 @@ def _once(panels: Iterable[Panel]) -> list[Record]:
 def _rounds(records: Sequence[Record]) -> str:
     least, most = (which(len(one.lines) for one in records) for which in (min, max))
     return f"{most}" if least == most else f"{least} to {most}"
+
+
+def _seeds(panels: Iterable[Panel]) -> str:
+    """How many runs a line is the mean of."""
+    counts = [len(line.records) for panel in panels for line in panel.all]
+    least, most = min(counts), max(counts)
+    return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least} to {most} seeds a line"
 
 
 def _data(records: Sequence[Record]) -> str:

@@ -109,7 +109,7 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
     source = Source(made, tmp_path)
     assert source.pair is paq  # the only one with both
     assert source.drawn([paq]) == f"4 runs of 800 rounds in {tmp_path}"
-    assert source.about(made) == "CIFAR-10, 250 to 800 rounds, 2 seeds"
+    assert source.about(made) == "CIFAR-10, 250 to 800 rounds, 1 to 2 seeds a line"
     rounds, (one, _) = curve(paq.plain, score)
     assert rounds == list(range(1, 801))
     assert one == pytest.approx([70.0] * 800)

@@ -18,21 +18,37 @@ if TYPE_CHECKING:
     from fedshift.running import Run
 
 NAMES = ("tensorboard", "mlflow", "wandb")
-# nothing is sent that nobody asked for, and only what matters is said; whoever sets one of these is heeded
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING", "WANDB_ERROR_REPORTING": "false"}
+# nothing is sent that nobody asked for, only what matters is said, and a server that does not answer is told of after
+# half a minute, not after five; whoever sets one of these is heeded
+VARIABLES = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",
+    "WANDB_ERROR_REPORTING": "false",
+}
 
 
 def load(name: str) -> Any:
     """The tracker of this name, whose library is only looked at now; SettingsError where there is none."""
     if name not in NAMES:
         raise SettingsError(f"--track {name}: no such tracker; {suggest(name, NAMES)}")
-    for key, value in QUIET.items():
+    for key, value in VARIABLES.items():
         os.environ.setdefault(key, value)
     try:
         return import_module(f"fedshift.track.{name}").TRACKER
     except ImportError as missing:
         why = "" if missing.name == name else f" ({missing})"
         raise SettingsError(f"--track {name}: needs {name}{why}: pip install 'fedshift[track]'") from None
+    except Exception as problem:  # such as one that is too old for another library that is installed
+        raise SettingsError(f"--track {name}: cannot be loaded: {sentence(problem)}") from None
+
+
+def sentence(problem: Exception) -> str:
+    """
+    >>> sentence(OSError("no\\n  space left"))
+    'OSError: no space left'
+    """
+    return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
 
 
 def tracked(run: "Run", *names: str, tell: Callable[[str], None] = warnings.warn) -> Iterator["Outcome"]:

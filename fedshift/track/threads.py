@@ -2,19 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedshift.files import write
 from fedshift.record import finished
+from fedshift.track import sentence
 from fedshift.track.base import How, Tracker, about
 from fedshift.track.figures import Figures
 
 WAIT = 60.0  # seconds that trackers have to come to an end, once the records are complete
+SILENT = 3.0  # of them, before the wait is told of
 
 
 class News(NamedTuple):
@@ -61,7 +63,7 @@ class Aside:
             try:
                 self._pass_on(news)
             except Exception as problem:
-                self.problems.put(f"--track {self.name}: {_sentence(problem)}; the training goes on without it")
+                self.problems.put(f"--track {self.name}: {sentence(problem)}; the training goes on without it")
                 feed, self.feeds[news.folder] = self.feeds.get(news.folder), None
                 with suppress(Exception):  # what it holds open
                     if feed:
@@ -102,16 +104,24 @@ class Trackers:
         """What is still on ends like this."""
         for folder in list(self.on):
             self.end(folder, how)
-        begun, until = [one for one in self.asides if one.thread.ident is not None], time.monotonic() + WAIT
+        begun = [one for one in self.asides if one.thread.ident is not None]
         for one in begun:
             one.put(None)
         with suppress(KeyboardInterrupt):  # whoever does not want to wait: everything is recorded
-            for one in begun:
-                one.over.wait(max(0.0, until - time.monotonic()))
+            for name in self._late(begun, SILENT):
+                self.tell(
+                    f"--track {name}: has not come to an end yet; it has {WAIT:g} seconds, Ctrl-C cuts them short"
+                )
+            self._late(begun, WAIT - SILENT)
+        for name in self._late(begun, 0):
+            self.tell(f"--track {name}: has not come to an end; what it was told last may be missing there")
+
+    def _late(self, asides: Iterable[Aside], seconds: float) -> list[str]:
+        """Those that have not come to their end by then."""
+        until = time.monotonic() + seconds
+        late = [one.name for one in asides if not one.over.wait(max(0.0, until - time.monotonic()))]
         self._hear()
-        for one in begun:
-            if not one.over.is_set():
-                self.tell(f"--track {one.name}: has not come to an end; what it was told last may be missing there")
+        return late
 
     def _put(self, news: News) -> None:
         for one in self.asides:
@@ -125,11 +135,3 @@ class Trackers:
                 if sentence not in self.told:  # of one run is enough where a whole sweep has the same trouble
                     self.told.add(sentence)
                     self.tell(sentence)
-
-
-def _sentence(problem: Any) -> str:
-    """
-    >>> _sentence(OSError("no\\n  space left"))
-    'OSError: no space left'
-    """
-    return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]

@@ -115,6 +115,7 @@ def test_a_run_that_is_left_ends_like_this(tmp_path: Path, own: type[Own]) -> No
 def test_training_does_not_wait_for_one_that_hangs(
     tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(threads, "SILENT", 0.1)
     monkeypatch.setattr(threads, "WAIT", 0.2)
     free = Event()
 
@@ -126,7 +127,10 @@ def test_training_does_not_wait_for_one_that_hangs(
     begin = time.monotonic()
     told, numbers = followed(tmp_path / "one", {"slow": Hanging})
     assert numbers == [1, 2, 3]
-    assert told == ["--track slow: has not come to an end; what it was told last may be missing there"]
+    assert told == [
+        "--track slow: has not come to an end yet; it has 0.2 seconds, Ctrl-C cuts them short",
+        "--track slow: has not come to an end; what it was told last may be missing there",
+    ]
     free.set()
     while own.told[-1] != "finished" and time.monotonic() - begin < 60:
         time.sleep(0.01)

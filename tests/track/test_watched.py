@@ -87,3 +87,13 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(name: st
     assert done.returncode == 2
     assert done.stderr == f"fedshift: --track {name}: needs {name}: pip install 'fedshift[track]'\n"
     assert not (tmp_path / "one").exists()
+
+
+def test_a_tracker_that_cannot_be_loaded_is_said_before_anything_begins(tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text("raise TypeError('Descriptors cannot\\nbe created')")  # as for a wrong protobuf
+    arguments = ["fedshift", "run", "--preset", "smoke", "--out", str(tmp_path / "one"), "--track", "wandb"]
+    program = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.argv = {arguments}\nimport fedshift.cli\n"
+    done = subprocess.run([sys.executable, "-c", f"{program}fedshift.cli.app()"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == ("fedshift: --track wandb: cannot be loaded: TypeError: Descriptors cannot be created\n")
+    assert not (tmp_path / "one").exists()

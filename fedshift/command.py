@@ -192,10 +192,9 @@ def grid(
 def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
     """The table, what it says, and where the rest is; `of` are the runs there should be."""
     rows, experiment = summary.rows(results, of), of[0]
-    page = report(out)
     if as_json:
         told = [row._asdict() | {"mean": row.mean, "spread": row.spread} for row in rows]
-        typer.echo(strict_json({"out": str(out), "rows": told, "report": str(page) if page else None}))
+        typer.echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
         return
     console = Console(markup=False)
     console.print(summary.table(rows, experiment, experiment.data.name))
@@ -206,14 +205,19 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     for sentence in summary.sentences(rows):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {out}", highlight=False, soft_wrap=True)
-    if page:
-        console.print(f"To look at: {page}", highlight=False, soft_wrap=True)
+    look_at(out)
 
 
-def report(out: Path) -> Path | None:
+def look_at(out: Path) -> None:
+    """Write the page of what is in a folder, and say where it is."""
+    if page := report(out):
+        typer.echo(f"To look at: {page}")
+
+
+def report(out: Path) -> str | None:
     """The page of what is in a folder; runs are not lost where it cannot be written."""
     try:
-        return write_report([out], out / PAGE)
+        return str(write_report([out], out / PAGE))
     except (RunError, OSError) as problem:
         typer.echo(f"fedshift: no report was written: {problem}", err=True)
         return None

@@ -8,6 +8,7 @@ histograms.jsonl    every so often: a layer's weights before and after the quant
 tensorboard/, wandb/, tracked.*.json    with --track: what trackers were told, and which run of theirs it is
 checkpoint.*, memory/   the state to go on from, until the run is finished
 model.safetensors   the final model; a run that has it is finished
+report.html         the page to look at, written when the command ends
 """
 
 import csv

@@ -93,15 +93,13 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
                 raise
             code, stopped = int(ended.code), ended.code == 0
     done = [(*run, one.folder) for run, one in zip(asked.runs, made.runs, strict=True) if finished(one.folder)]
-    passed = tell(asked, finished_runs(done), as_json)
-    if done and not as_json and (page := command.report(out)):
-        typer.echo(f"To look at: {page}")
+    passed = tell(asked, finished_runs(done), out, as_json)
     if code or not (passed or stopped):
         sys.exit(1)
 
 
-def tell(asked: Asked, results: Results, as_json: bool) -> bool:
-    """The tables; False where the gate is not passed."""
+def tell(asked: Asked, results: Results, out: Path, as_json: bool) -> bool:
+    """The tables, and the page of the runs; False where the gate is not passed."""
     passed, sentence, listings = True, "", list[Listing]()
     for name, cells in asked.tables.items():
         listings.append(listing(name, cells, results, asked.rounds))
@@ -109,12 +107,15 @@ def tell(asked: Asked, results: Results, as_json: bool) -> bool:
             passed, sentence = verdict(cells, results, asked.rounds or cells[0].rounds)
     if as_json:
         told = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in asked.tables.items()}
-        typer.echo(strict_json(told | ({"gate passed": passed} if sentence else {})))
+        page = {"report": command.report(out) if results.all else None}
+        typer.echo(strict_json(told | ({"gate passed": passed} if sentence else {}) | page))
         return passed
     show(listings)
     typer.echo("last ten: mean of the last ten rounds, ± the sample standard deviation over seeds; difference: of that")
     if sentence:
         typer.echo(sentence)
+    if results.all:
+        command.look_at(out)
     return passed
 
 

@@ -54,7 +54,7 @@ def write_report(folders: Sequence[Path], out: Path, *, title: str = "", uplink:
 def check_place(out: Path) -> None:
     """Only an older report is written over."""
     if out.is_dir():
-        raise RunError(f"{out}: is a folder; --out must name a file, for example {out / PAGE}")
+        raise RunError(f"{out}: is a folder, where a page is to be; `fedshift report` takes another --out")
     try:
         with open(out, "rb") as file:
             ours = SIGN in file.read(HEAD)
@@ -63,7 +63,7 @@ def check_place(out: Path) -> None:
     except OSError as problem:
         raise RunError(f"{out}: cannot be read: {problem.strerror}") from None
     if not ours:
-        raise RunError(f"{out}: is there already and is no report of fedshift; choose another --out")
+        raise RunError(f"{out}: is there already and is no report; `fedshift report` takes another --out")
 
 
 def write_page(made: Report, out: Path) -> None:

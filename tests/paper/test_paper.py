@@ -45,6 +45,7 @@ def test_a_part_of_a_table_is_run_and_printed_beside_the_paper_s(ran: Path) -> N
     done = fedshift("paper", "table1", "--bits=4", "--algorithms", "fedpaq,fedef", "--rounds", "2", "--out", ran, *SET)
     assert done.exit_code == 0, done.output
     assert "round 2" in done.stdout
+    assert done.stdout.endswith(f"To look at: {ran / 'report.html'}\n")
     for line in ("FedPAQ     32+4  no ", "Fed-EF     32+4  yes ", "59.7 ± 1.3", "65.5 ± 3.6"):
         assert line in done.stdout
 
@@ -54,9 +55,11 @@ def test_what_is_finished_is_not_run_again_whatever_it_is_asked_for_with(ran: Pa
     flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "on", "--rounds", "2", "--json"]
     done = fedshift("paper", "table1", *flags, "--out", ran, *SET)
     assert done.exit_code == 0, done.output
-    (cell,) = json.loads(done.stdout.splitlines()[-1])["table1"]
+    told = json.loads(done.stdout.splitlines()[-1])
+    (cell,) = told["table1"]
     assert (cell["cell"], cell["seeds"], cell["paper"], cell["spread"]) == ("fedpaq_32+4_shift", 1, 62.5, None)
     assert cell["difference"] == pytest.approx(cell["mean"] - 62.5)
+    assert Path(told["report"]) == ran / "report.html"
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 

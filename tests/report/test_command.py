@@ -32,7 +32,7 @@ def test_a_page_of_ones_own_is_not_written_over(runs: Path) -> None:
     (runs / "report.html").write_text("<html>mine</html>")
     done = fedshift("report", runs)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "report.html: is there already and is no report of fedshift; choose another --out" in done.stderr
+    assert "report.html: is there already and is no report; `fedshift report` takes another --out" in done.stderr
     assert (runs / "report.html").read_text() == "<html>mine</html>"
     assert fedshift("report", runs, "--out", runs / "new" / "page.html").exit_code == 0
     assert SIGN in (runs / "new" / "page.html").read_text()
@@ -72,7 +72,7 @@ def test_a_program_writes_a_report_where_it_likes(runs: Path, tmp_path: Path) ->
         (["empty"], "empty: holds no run"),
         (["runs", "--uplink", "fast"], "--uplink fast: must be a rate"),
         (["runs", "--figures", "figures", "--format", "gif"], "--format gif: must be among svg, png, pdf"),
-        (["runs", "--out", "empty"], "empty: is a folder; --out must name a file, for example empty/report.html"),
+        (["runs", "--out", "empty"], "empty: is a folder, where a page is to be; "),
         (["runs", "--out", "runs/True/settings.toml"], "settings.toml: is there already and is no report"),
     ],
 )

@@ -1,0 +1,58 @@
+"""What commands end with: a page to look at, which costs nobody a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedshift.record import finished
+from tests.runs import fedshift, file_of, small
+
+DIVERGES = '[sweep]\n"train.lr" = [0.1, 1e30]\n'
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run that was stopped after its first round; its folder has a name that is easy to get wrong."""
+    out = tmp_path / "a [b] c"
+    done = fedshift("run", file_of(tmp_path / "one.toml", small()), "--out", out, "--minutes", "0", "-q")
+    assert done.exit_code == 0, done.stderr
+    assert not (out / "report.html").exists()
+    return out
+
+
+def test_a_run_ends_with_its_page_and_says_where_it_is(stopped: Path) -> None:
+    page = stopped / "report.html"
+    done = fedshift("resume", stopped, "--quiet")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"To look at: {page}\n")
+    first = page.read_bytes()
+    page.unlink()
+    again = fedshift("resume", stopped, "--json")
+    assert json.loads(again.stdout)["report"] == str(page)
+    assert page.read_bytes() == first
+
+
+def test_a_page_that_cannot_be_written_costs_nobody_the_run(stopped: Path) -> None:
+    page = stopped / "report.html"
+    page.write_text("mine")
+    done = fedshift("resume", stopped, "--quiet")
+    assert done.exit_code == 0
+    assert f"Everything is in {stopped}" in done.stdout
+    why = f"{page}: is there already and is no report; `fedshift report` takes another --out"
+    assert done.stderr == f"fedshift: no report was written: {why}\n"
+    assert page.read_text() == "mine"
+    assert finished(stopped)
+    page.unlink()
+    page.mkdir()
+    done = fedshift("resume", stopped, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["report"]) == (0, None)
+    assert f"{page}: is a folder, where a page is to be" in done.stderr
+
+
+def test_a_sweep_of_which_one_run_fails_has_its_page_all_the_same(tmp_path: Path) -> None:
+    grid = file_of(tmp_path / "grid.toml", small({"train": {"rounds": 3}}), DIVERGES)
+    done = fedshift("sweep", grid, "--out", tmp_path / "out", "--quiet")
+    assert done.exit_code == 1
+    assert done.stdout.endswith(f"To look at: {tmp_path / 'out' / 'report.html'}\n")
+    assert "lr-1e+30_seed-0" in (tmp_path / "out" / "report.html").read_text()

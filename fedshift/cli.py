@@ -10,7 +10,7 @@ from fedshift import __version__
 from fedshift.bench.cli import bench
 from fedshift.paper.cli import paper, plan
 from fedshift.presets import PRESETS
-from fedshift.terminal import Minutes, Quiet, Set, Track, among, display, examples, sentences
+from fedshift.terminal import Formats, Minutes, Quiet, Set, Track, among, display, examples, sentences
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
 DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist")
@@ -158,9 +158,7 @@ def report(
         Path | None, typer.Option(metavar="FILE.html", help="The page; report.html in the first folder otherwise.")
     ] = None,
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw every figure there, too.")] = None,
-    formats: Annotated[
-        list[str] | None, typer.Option("--format", metavar="svg|png|pdf", help="Of figures; repeatable.")
-    ] = None,
+    formats: Formats = None,
     uplink: Annotated[
         str, typer.Option(metavar="RATE", help="The link all uploads share: 1MB/s, 10Mbit/s, or bytes a second.")
     ] = "10Mbit/s",

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from fedshift.track import NAMES
 
+FORMATS = ("svg", "png", "pdf")
+
 
 def examples(*lines: str) -> str:
     """What the help of a command ends with: typer makes a line of each paragraph."""
@@ -42,6 +44,15 @@ Minutes = Annotated[
     float | None,
     typer.Option(
         min=0, metavar="N", callback=_finite, help="Stop after so long, at the end of a round, to go on later."
+    ),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format",
+        metavar="svg|png|pdf",
+        autocompletion=among(*FORMATS),
+        help="Of figures; repeatable.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]

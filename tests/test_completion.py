@@ -8,12 +8,13 @@ from typing import get_args
 
 import pytest
 
-from fedshift import cli
+from fedshift import cli, terminal
 from fedshift.data.catalog import CATALOG
 from fedshift.models import MODELS
 from fedshift.paper import cli as paper
 from fedshift.paper.experiments import ALGORITHMS
 from fedshift.paper.published import BITS
+from fedshift.report import prints
 from fedshift.settings import Experiment
 from tests.runs import COMMAND
 
@@ -48,6 +49,7 @@ def tab(*words: str) -> list[str]:
         (["bench", ""], ["codecs", "engines", "flower"]),
         (["paper", "table1", "--algorithms", "fedp"], ["fedpaq", "fedprox"]),
         (["plan", "--model", ""], ["paper-cnn", "mlp"]),
+        (["paper", "figures", "7", "--format", "p"], ["png", "pdf"]),
         (["run", "--mi"], ["--minutes"]),
     ],
     ids=lambda part: " ".join(part),
@@ -62,6 +64,7 @@ def test_what_is_offered_is_what_there_is() -> None:
     assert set(paper.MODELS) == set(MODELS)
     assert tuple(ALGORITHMS) == paper.ALGORITHMS
     assert tuple(map(str, BITS)) == paper.BITS
+    assert terminal.FORMATS == prints.FORMATS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import typer
 from click import Context
 from typer.core import TyperCommand
 
-from fedshift.terminal import Minutes, Quiet, Set, Track, among, display, examples, sentences
+from fedshift.terminal import Formats, Minutes, Quiet, Set, Track, among, display, examples, sentences
 
 ALGORITHMS = ("fedavg", "fedpaq", "fedef", "fedprox", "scaffold")
 BITS = ("4", "5", "6", "7", "8")
@@ -137,7 +137,7 @@ def figures(
         typer.Option(metavar="DIR", help="Finished runs, anyone's, or published records; results/ where it is there."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where they go.")] = Path("figures"),
-    formats: Annotated[list[str] | None, typer.Option("--format", metavar="svg|png|pdf", help="Repeatable.")] = None,
+    formats: Formats = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="From a small run on digits, whatever records there are.")
     ] = False,

@@ -11,6 +11,7 @@ from fedshift.progress import strict_json
 from fedshift.report import drawn
 from fedshift.report.charts import Chart, Choice, Report, Table
 from fedshift.report.gather import UPLINK, gather
+from fedshift.report.prints import check
 
 PAGE = "report.html"
 SIGN = b'<meta name="generator" content="fedshift'  # in the head of every page of ours
@@ -31,7 +32,7 @@ def report(
     if page:
         check_place(page)
     if figures:
-        drawn.check(formats)
+        check(formats, "--figures")
     made = gather(folders, title=title, uplink=uplink)
     paths = drawn.draw(made, figures, formats) if figures else []
     if page:

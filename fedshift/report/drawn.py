@@ -1,34 +1,23 @@
 """The charts of a report as files for a paper: SVG, PNG or PDF, drawn with matplotlib."""
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift import __version__
 from fedshift.files import RunError, write
 from fedshift.report.charts import Chart, Choice, Curves, Heat, Histograms, Intervals, Line, Report, Stacks, Table
 from fedshift.report.curves import chosen
-from fedshift.toml import SettingsError
+from fedshift.report.prints import check, check_places, content, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("svg", "png", "pdf")
 CHOICES = 12  # charts that are drawn of those a reader chooses from
-MAKER = f"fedshift report {__version__}"  # in every file, so that one of somebody else's is not written over
-UNDATED = {
-    "svg": {"Creator": MAKER, "Date": None},
-    "png": {"Software": MAKER},
-    "pdf": {"Creator": MAKER, "CreationDate": None},
-}
+MAKER = "fedshift report"  # in every file
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -37,47 +26,34 @@ STYLE: dict[Any, Any] = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.2,
-    "legend.frameon": False,
     "legend.handlelength": 2.4,
     "figure.titlesize": 9,
     "savefig.dpi": 200,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "fedshift",
     "pdf.fonttype": 42,
 }
 
 
-def check(formats: Sequence[str]) -> None:
-    """What is needed to draw is there, and these are formats."""
-    if find_spec("matplotlib") is None:
-        raise SettingsError("--figures needs matplotlib: pip install 'fedshift[report]'")
-    for form in formats:
-        if form not in FORMATS:
-            raise SettingsError(f"--format {form}: must be among {', '.join(FORMATS)}")
-
-
 def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> list[Path]:
     """Every chart as NAME.FORMAT; of those a reader chooses from, all or some spread over them."""
-    check(formats)
-    import matplotlib
-
+    check(formats, "--figures")
     places = [(chart, folder / f"{chart.name}.{form}", form) for chart in charts(report) for form in formats]
-    for _, path, _ in places:
-        if path.exists() and MAKER.rpartition(" ")[0].encode() not in path.read_bytes():
-            raise RunError(f"{path}: is there already and is no figure of a report; choose another --figures")
+    check_places((path for _, path, _ in places), MAKER, "--figures")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{folder}: cannot be written to: {problem.strerror or problem}") from None
     lines = {line.key: line for line in report.lines}
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}):
+    with styled(STYLE):
         last: tuple[Chart, Figure] | None = None
         for chart, path, form in places:
             if last is None or last[0] is not chart:
                 last = chart, figure(chart, lines)
-            content = io.BytesIO()
-            last[1].savefig(content, format=form, metadata=UNDATED[form])
-            write(path, content.getvalue())
+            try:
+                made = content(last[1], form, MAKER)
+            except (ValueError, OverflowError):  # such as a metric of 1e308
+                raise RunError(f"{path}: its numbers are too large to be drawn; the page shows them") from None
+            write(path, made)
     return [path for _, path, _ in places]
 
 

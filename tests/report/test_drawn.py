@@ -3,7 +3,9 @@
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import pytest
 
 from fedshift.files import RunError
@@ -49,10 +51,18 @@ def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "score.svg").write_text("<svg>mine</svg>")
-    with pytest.raises(RunError, match=r"score\.svg: is there already and is no figure of a report"):
+    with pytest.raises(RunError, match=r"score\.svg: is there already and was not drawn by fedshift report"):
         draw(report(tmp_path), tmp_path, ["svg"])
     assert (tmp_path / "score.svg").read_text() == "<svg>mine</svg>"
     assert [path.name for path in tmp_path.glob("*.*")] == ["score.svg"]
+
+
+def test_what_a_user_has_set_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine: dict[Any, Any] = {"backend": "svg", "font.size": 21.0}
+    for key, value in mine.items():
+        monkeypatch.setitem(matplotlib.rcParams, key, value)
+    draw(report(tmp_path), tmp_path / "figures")
+    assert {key: matplotlib.rcParams[key] for key in mine} == mine
 
 
 def test_a_format_that_is_none_gets_a_sentence(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ from fedshift.files import RunError, write
 from fedshift.paper.figures.records import Source, found, panels
 from fedshift.presets import PRESETS
 from fedshift.progress import Display
+from fedshift.report.prints import FORMATS, check, check_places, content, styled
 from fedshift.toml import SettingsError, merge
 
-NUMBERS, FORMATS = range(1, 11), ("svg", "png", "pdf")
+NUMBERS = range(1, 11)
+MAKER = "fedshift paper figures"  # in every file
 RECORDED = (5, 7, 8, 9)  # figures that need runs
 PUBLISHED = Path("results")
 ROUNDS = 60  # of a fresh run
@@ -31,7 +32,8 @@ def figures(
     display: Display,
 ) -> None:
     """Draw the figures asked for, all without any, and say what each was drawn from."""
-    asked, kinds = chosen(numbers), written(formats)
+    asked, kinds = chosen(numbers), list(dict.fromkeys(formats)) or [FORMATS[0]]
+    check(kinds, "paper figures")
     if records is not None and (fresh or rounds is not None):
         option = "--fresh" if fresh else f"--rounds {rounds}"
         raise SettingsError(
@@ -39,8 +41,7 @@ def figures(
         )
     if records is not None and not records.is_dir():
         raise SettingsError(f"--records {records}: there is no such folder")
-    if find_spec("matplotlib") is None:
-        raise SettingsError("paper figures: Matplotlib is not installed here; pip install 'fedshift[report]'")
+    check_places((place(out, number, kind) for number in asked for kind in kinds), MAKER, "--out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -65,12 +66,6 @@ def chosen(numbers: Sequence[str]) -> list[int]:
     return sorted({int(text) for text in numbers}) or list(NUMBERS)
 
 
-def written(formats: Sequence[str]) -> list[str]:
-    if bad := [text for text in formats if text not in FORMATS]:
-        raise SettingsError(f"--format {bad[0]}: must be among {', '.join(FORMATS)}")
-    return list(dict.fromkeys(formats)) or [FORMATS[0]]
-
-
 def runs(folder: Path | None) -> Source | None:
     """Those of a folder; without one, published records where there are any."""
     records = found(folder or PUBLISHED)
@@ -90,16 +85,20 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
 def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
     """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
     from fedshift.paper.figures import gallery
-    from fedshift.paper.figures.style import content, styled
+    from fedshift.paper.figures.style import STYLE
 
-    with styled():
+    with styled(STYLE):
         try:
             made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
         except RunError as problem:
             typer.echo(f"fedshift: figure {number}: {problem}", err=True)
             return False
         for kind in formats:
-            path = out / f"figure-{number}.{kind}"
-            write(path, content(made.figure, kind))
+            path = place(out, number, kind)
+            write(path, content(made.figure, kind, MAKER))
             typer.echo(f"{path}: {made.source}")
     return True
+
+
+def place(out: Path, number: int, kind: str) -> Path:
+    return out / f"figure-{number}.{kind}"

@@ -1,12 +1,9 @@
 """One look for all figures: the widths of a two-column page, thin axes, a colour for each thing that comes again."""
 
-import io
 import textwrap
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +21,6 @@ STYLE: dict[Any, Any] = {
     "xtick.labelsize": SMALL,
     "ytick.labelsize": SMALL,
     "legend.fontsize": SMALL,
-    "legend.frameon": False,
     "legend.handlelength": 1.6,
     "axes.linewidth": 0.5,
     "xtick.major.width": 0.5,
@@ -35,16 +31,12 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 2.5,
     "xtick.minor.size": 1.5,
     "ytick.minor.size": 1.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.titlelocation": "left",
     "lines.linewidth": 1.0,
     "patch.linewidth": 0.5,
     "mathtext.fontset": "dejavusans",
-    "svg.hashsalt": "fedshift",  # names inside a file are drawn by chance otherwise
     "savefig.dpi": 300,
 }
-UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
 class Drawn(NamedTuple):
@@ -52,23 +44,8 @@ class Drawn(NamedTuple):
     source: str  # what it was drawn from
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Everything in here looks alike, whatever a user has set; outside of it nothing is changed."""
-    defaults: dict[Any, Any] = {key: x for key, x in matplotlib.rcParamsDefault.items() if key != "backend"}
-    with matplotlib.rc_context(defaults | STYLE):
-        yield
-
-
 def sheet(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def content(figure: Figure, kind: str) -> bytes:
-    """The file: the same bytes for the same figure, whenever it is drawn."""
-    file = io.BytesIO()
-    figure.savefig(file, format=kind, metadata=UNDATED[kind])
-    return file.getvalue()
 
 
 def footnote(figure: Figure, text: str) -> None:

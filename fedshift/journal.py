@@ -9,7 +9,7 @@ from fedshift.checkpoint import Checkpoints
 from fedshift.federation import Federation, Outcome, State
 from fedshift.files import RunError
 from fedshift.memory import Stored
-from fedshift.record import Folder
+from fedshift.record import Folder, about
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
@@ -34,18 +34,17 @@ class Journal:
         if foreign := self.folder.foreign:
             self.folder.leave()
             raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
-        about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
-        about["session"] = self.session
-        self.folder.begin(self.experiment, self.fed, about)
+        known = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
+        self.folder.begin(self.experiment, self.fed, known | {"session": self.session})
         self.memory = Stored(where / "memory", 0, self.in_ram)
         return self.fed.start()
 
     def restore(self, tell: Callable[[str], None], latest: int | None = None) -> State:
         """The state to go on from: that of the newest checkpoint up to the latest, or the first where there is none."""
         where, state = self.folder.path, self.fed.start()
-        about = self.folder.about()
-        self.session = about.get("session", self.session)
-        if about.get("data", "") not in ("", self.fed.task.data.checksum):
+        known = about(where)
+        self.session = known.get("session", self.session)
+        if known.get("data", "") not in ("", self.fed.task.data.checksum):
             raise RunError(f"{where}: was run with other data than it is given now")
         if latest is not None:
             self.checkpoints.forget(latest)

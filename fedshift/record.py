@@ -30,7 +30,7 @@ from fedshift.files import LOCK, Lock, RunError, write
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
-SETTINGS, SWEEP, MODEL = "settings.toml", "sweep.toml", "model.safetensors"
+SETTINGS, SWEEP, ABOUT, MODEL = "settings.toml", "sweep.toml", "about.json", "model.safetensors"
 
 
 class Folder:
@@ -76,17 +76,10 @@ class Folder:
 
     def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any]) -> None:
         """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
-        write(self.path / "about.json", json.dumps(about, indent=2).encode() + b"\n")
+        write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
         write(self.path / "clients.csv", _lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, _lines([header(experiment, fed)]))
         write(self.path / SETTINGS, experiment.toml().encode())
-
-    def about(self) -> dict[str, str]:
-        try:
-            about = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return about if isinstance(about, dict) else {}
 
     def recorded(self) -> int:
         """Whole lines of the record, from round 1 on without a gap."""
@@ -155,6 +148,15 @@ def begun(path: Path) -> bool:
 
 def finished(path: Path) -> bool:
     return (path / MODEL).exists()
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """Versions, commit and machine; nothing where that cannot be read."""
+    try:
+        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _lines(rows: Iterable[list[str]]) -> bytes:

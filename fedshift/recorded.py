@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from fedshift.columns import column
 from fedshift.engines.base import Histogram
 from fedshift.files import RunError
-from fedshift.record import SETTINGS, finished
+from fedshift.record import SETTINGS, about, finished
 from fedshift.settings import Experiment
 from fedshift.toml import SettingsError, read
 
-ROUNDS, ABOUT, CLIENTS, HISTOGRAMS = "rounds.csv", "about.json", "clients.csv", "histograms.jsonl"
+ROUNDS, CLIENTS, HISTOGRAMS = "rounds.csv", "clients.csv", "histograms.jsonl"
 TEXT = {"failed", "group"}  # columns that hold no numbers
 DAMAGE = "\0", "\ufffd"  # what is no text leaves these
 
@@ -169,15 +169,6 @@ def recorded(folder: Path) -> Recorded | Broken:
         lost={name: count for name, count in lost.items() if count},
         ended=finished(folder),
     )
-
-
-def about(folder: Path) -> dict[str, Any]:
-    """Versions, commit and machine; nothing where that cannot be read."""
-    try:
-        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _settings(path: Path) -> Experiment:

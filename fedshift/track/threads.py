@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fedshift.files import write
 from fedshift.record import finished
+from fedshift.recorded import ROUNDS
 from fedshift.track import sentence
 from fedshift.track.base import How, Tracker, about
 from fedshift.track.figures import Figures
@@ -32,7 +33,7 @@ class Feed:
 
     def __init__(self, name: str, kind: type[Tracker], folder: Path, now: int) -> None:
         self.note = folder / f"tracked.{name}.json"
-        self.figures = Figures(folder / "rounds.csv")
+        self.figures = Figures(folder / ROUNDS)
         kept = json.loads(self.note.read_text(encoding="utf-8")) if self.note.exists() else {}
         self.tracker = kind(about(folder, now), kept)
 

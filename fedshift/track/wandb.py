@@ -13,9 +13,11 @@ from fedshift.track.base import About, How, Rounds
 
 class WandB:
     def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
-        self.after = kept.get("round", 0)  # what was told cannot be taken back
-        self.kept: dict[str, Any] = {"id": kept.get("id") or secrets.token_hex(4)}
         mode = os.environ.get("WANDB_MODE", "offline")
+        self.after = kept.get("heard", kept.get("round", 0))  # what was told cannot be taken back
+        self.kept: dict[str, Any] = {"id": kept.get("id") or secrets.token_hex(4)}
+        if mode == "disabled":  # nobody hears of the rounds from here on
+            self.kept["heard"] = self.after
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedshift"),
             group=os.environ.get("WANDB_RUN_GROUP") or run.group or None,

@@ -127,6 +127,17 @@ def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Pat
     assert len(column(tmp_path / "one", "loss")) == 8
 
 
+def test_what_nobody_heard_while_it_was_disabled_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "one"
+    assert train(small(), out, "wandb", 2) == []
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    for rounds in (3, 5):
+        assert train(small(), out, "wandb", rounds) == []
+    monkeypatch.delenv("WANDB_MODE")
+    assert train(small(), out, "wandb", 8) == []
+    assert history(out, "test/loss") == list(enumerate(column(out, "loss"), 1))
+
+
 def test_a_mode_it_does_not_know_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "sideways")
     (told,) = train(small(), tmp_path / "one", "wandb", 8)

@@ -1,6 +1,8 @@
 """What commands end with: a page to look at, which costs nobody a run."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,20 @@ import pytest
 from fedshift.record import finished
 from tests.runs import fedshift, file_of, small
 
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):  # as if nothing were installed that no run needs
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = name.partition(".")[0] in {"matplotlib", "mlflow", "wandb", "tensorboard", "flwr", "constriction"}
+        return None if hidden else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+from fedshift.cli import app
+app(sys.argv[1:])
+"""
 DIVERGES = '[sweep]\n"train.lr" = [0.1, 1e30]\n'
 
 
@@ -56,3 +72,11 @@ def test_a_sweep_of_which_one_run_fails_has_its_page_all_the_same(tmp_path: Path
     assert done.exit_code == 1
     assert done.stdout.endswith(f"To look at: {tmp_path / 'out' / 'report.html'}\n")
     assert "lr-1e+30_seed-0" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_nothing_but_what_is_always_installed_is_needed(tmp_path: Path) -> None:
+    grid = file_of(tmp_path / "grid.toml", small({"train": {"rounds": 2}}), "[sweep]\nseed = [0, 1]\n")
+    for arguments in ["sweep", grid, "--out", tmp_path / "out", "-q"], ["report", tmp_path / "out"]:
+        done = subprocess.run([sys.executable, "-c", BARE, *map(str, arguments)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith(f"{tmp_path / 'out' / 'report.html'}\n")

@@ -67,14 +67,12 @@ def changed(block: Block) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """In which `fedshift` and `python` are those under test, and what is only checked does nothing."""
+    """In which `fedshift` and `python` are those of this environment, and what is only checked does nothing."""
     tools = folder / "bin"
     tools.mkdir(exist_ok=True)
     for name in CHECKED[:2]:
         (tools / name).write_text("#!/bin/sh\n")
         (tools / name).chmod(0o755)
-    (tools / "python").unlink(missing_ok=True)
-    (tools / "python").symlink_to(sys.executable)
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     return os.environ | {"PATH": path, "COLUMNS": "110", "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
 

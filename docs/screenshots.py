@@ -25,6 +25,7 @@ from rich.text import Text
 IMAGES = Path(__file__).parent / "images"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
 WIDTH, HEIGHT, PAGE = 100, 40, (1200, 1400)  # of the terminal in characters, and of the page in pixels
+TITLE = "Digits, half of the clients on a 4-bit uplink"
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"  # the reader's own
 
 
@@ -82,7 +83,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         written = seen([FEDSHIFT, "run", "--out", "demo", *sys.argv[1:]], Path(folder))
         terminal(written, IMAGES / "terminal.svg")
-        subprocess.run([FEDSHIFT, "report", "demo", "--title", "Digits, half of the clients on a 4-bit uplink"], cwd=folder, check=True)
+        subprocess.run([FEDSHIFT, "report", "demo", "--title", TITLE], cwd=folder, check=True)
         report(Path(folder) / "demo" / "report.html")
 
 

@@ -3,12 +3,12 @@
 import doctest
 import re
 import shlex
+from importlib import import_module
 from types import ModuleType
 
 import pytest
 from click import MissingParameter, UsageError
 
-import fedshift
 from tests.docs.blocks import PAGES, ROOT
 from tests.docs.shell import parsed
 
@@ -22,9 +22,7 @@ ELLIPSIS = re.compile(r"\.\.\.|\|")  # stands for something else
 
 def modules() -> list[ModuleType]:
     pytest.importorskip("flwr")
-    import fedshift.flower
-
-    return [fedshift, fedshift.flower]
+    return [import_module("fedshift"), import_module("fedshift.flower")]
 
 
 def test_every_public_name_has_an_example() -> None:

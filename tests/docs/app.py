@@ -17,11 +17,8 @@ arrays = ArrayRecord({"weight": torch.zeros(20, 30)})
 
 def train(message: Message, context: Context) -> Message:
     weight = message.content["arrays"].to_torch_state_dict()["weight"]  # type: ignore[union-attr]
-    content = {
-        "arrays": ArrayRecord({"weight": weight + torch.randn(20, 30)}),
-        "metrics": MetricRecord({"num-examples": 60}),
-    }
-    return Message(RecordDict(content), reply_to=message)
+    trained, metrics = ArrayRecord({"weight": weight + torch.randn(20, 30)}), MetricRecord({"num-examples": 60})
+    return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
 
 def ClientApp(**options: Any) -> flwr.clientapp.ClientApp:  # noqa: N802

@@ -31,7 +31,7 @@ class Session:
         self.printed = ""
 
     def reach(self, block: Block) -> None:
-        """Run what is left up to this block; slow ones, and those that need what is not here, only if they are meant."""
+        """Run what is left up to this block; slow ones, and those that lack something here, only if they are meant."""
         while self.done <= self.blocks.index(block):
             one = self.blocks[self.done]
             self.done += 1

@@ -15,6 +15,7 @@ from fedshift.cli import app
 ROOT = Path(__file__).parent.parent
 APPS = sorted((ROOT / "examples").glob("*/README.md"))
 COMMANDS = "<!-- commands -->"
+EXAMPLES = re.compile(r"^fedshift .+(?:\n\nfedshift .+)*", re.MULTILINE)  # each a paragraph of its own
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -34,4 +35,5 @@ def commands() -> str:
     """Every command with its arguments and options, one heading each."""
     command = typer.main.get_command(app)
     told = typer.cli.get_docs_for_click(obj=command, ctx=Context(command, info_name="fedshift"), name="fedshift")
+    told = EXAMPLES.sub(lambda found: "\n".join(["```bash", *found[0].split("\n\n"), "```\n\n"]), told)
     return told.partition("\n")[2].replace("```console\n$ ", "```text\n")

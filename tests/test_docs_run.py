@@ -45,6 +45,12 @@ def test_all_code_stands_in_a_fence_with_its_language() -> None:
         assert block.language in LANGUAGES, f"{block.place}: {block.language!r} is none of {LANGUAGES}"
 
 
+def test_the_text_names_a_file_before_it_is_shown() -> None:
+    """A title is not seen everywhere."""
+    for block in BLOCKS:
+        assert not block.title or f"`{block.title}`" in block.before, f"{block.place}: {block.title}"
+
+
 def test_no_block_is_only_parsed_but_those_that_take_hours() -> None:
     lines = [line for block in BLOCKS if block.says("only parsed") is not None for line in block.code.splitlines()]
     assert {line.partition("  #")[0].strip() for line in lines} == set(ONLY_PARSED)

@@ -30,6 +30,7 @@ class Block(NamedTuple):
     title: str
     code: str
     note: tuple[str, ...] = ()  # what its comment says, in parts
+    before: str = ""  # the text between it and the block above
 
     def says(self, word: str) -> str | None:
         """What follows this word in the note, '' where nothing does; None where it is not there."""
@@ -43,15 +44,15 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     lines = page.read_text(encoding="utf-8").splitlines()
     found, above = [], ""
-    number = 0
+    number = begun = 0
     while number < len(lines):
         if opened := FENCE.match(lines[number]):
             end = lines.index("```", number + 1)
             code = "\n".join(lines[number + 1 : end]) + "\n"
-            found.append(
-                Block(page, number + 2, opened["language"], opened["title"] or "", code, parts(above, page, number))
-            )
-            number = end
+            title, note = opened["title"] or "", parts(above, page, number)
+            text = "\n".join(lines[begun:number])
+            found.append(Block(page, number + 2, opened["language"], title, code, note, text))
+            number = begun = end
         elif lines[number].lstrip().startswith("```"):
             raise ValueError(f"{page}:{number + 1}: a fence that is not understood: {lines[number]}")
         above = lines[number]

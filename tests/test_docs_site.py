@@ -93,5 +93,5 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 
 def test_examples_stand_in_the_reference_as_code(site: Path) -> None:
     text = (site / "reference" / "frames.html").read_text(encoding="utf-8")
-    assert text.count('class="language-pycon highlight"') >= 5
+    assert text.count('<code><span class="gp">&gt;&gt;&gt; </span>') >= 5
     assert "<blockquote>" not in text

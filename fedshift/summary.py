@@ -96,10 +96,10 @@ def apart(experiments: Sequence[Experiment], of: Sequence[Experiment] = ()) -> t
 
 def _compared(row: Row, others: Sequence[Row]) -> Row:
     """A shifted row with the same without the shift, one of few bits with the same of 32."""
-    for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32", "32+32"}, "32 bits")):
-        if key in row.label and row.label[key] not in plain:
-            bases = [row.label | {key: value} for value in plain]
-            base = next((other for other in others if other.label in bases), None)
+    for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32"}, "32 bits")):
+        if key in row.label and set(row.label[key].split("+")) != plain:  # '32+32+32' is 32 bits, too
+            alike = (other for other in others if other.label == row.label | {key: other.label[key]})
+            base = next((other for other in alike if set(other.label[key].split("+")) == plain), None)
             if base is not None:
                 gain, verdict = difference(row.scores, base.scores)
                 return row._replace(against=against, gain=gain, verdict=verdict)

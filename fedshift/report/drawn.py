@@ -76,7 +76,10 @@ def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> lis
             if last is None or last[0] is not chart:
                 last = chart, figure(chart, lines)
             content = io.BytesIO()
-            last[1].savefig(content, format=form, metadata=UNDATED[form])
+            try:
+                last[1].savefig(content, format=form, metadata=UNDATED[form])
+            except (ValueError, OverflowError):  # such as a metric of 1e308
+                raise RunError(f"{path}: its numbers are too large to be drawn; the page shows them") from None
             write(path, content.getvalue())
     return [path for _, path, _ in places]
 

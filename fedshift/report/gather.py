@@ -53,10 +53,11 @@ def found(folders: Iterable[Path]) -> list[Path]:
     return list(places.values())
 
 
-def not_begun(folder: Path) -> list[str]:
+def not_begun(folders: Iterable[Path]) -> list[str]:
     """The runs of sweeps that have no folder yet."""
     missing = []
-    for sweep in sorted(folder.rglob(SWEEP)):
+    sweeps = {path.resolve(): path for folder in folders for path in sorted(folder.rglob(SWEEP))}
+    for sweep in sweeps.values():
         try:
             planned = names(expand(read(sweep)))
         except SettingsError:  # nobody knows what it was to be
@@ -81,7 +82,7 @@ def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], 
     if late := [run for run in runs if not counts(run)]:
         told = [f"{run.folder.name} ({what.status(run)})" for run in late]
         said.append(f"Not finished, and not in the final figures: {_some(told)}.")
-    if waiting := [name for folder in folders for name in not_begun(folder)]:
+    if waiting := not_begun(folders):
         said.append(f"Not begun: {_some(waiting)}.")
     if broken:
         said.append(f"Broken: {_some([f'{run.folder.name} ({run.problem})' for run in broken])}.")

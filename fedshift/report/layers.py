@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fedshift.report.charts import Axis, Choice, Curve, Curves, Panel
 from fedshift.report.curves import ROUND, curve, every, room
 from fedshift.report.lines import Strand, panels
@@ -89,5 +91,5 @@ def _second(one: Strand, name: str, label: str, points: int) -> list[Curve]:
     """What it was before; nothing where that is the same: without a shift, or without a quantizer."""
     kind, _, layer = name.partition(".")
     other = {"mean_before": "mean_after", "drift_coded": "drift"}[kind]
-    same = all((run.figure(name) == run.figure(f"{other}.{layer}")).all() for run in one.runs)
+    same = all(np.array_equal(run.figure(name), run.figure(f"{other}.{layer}"), equal_nan=True) for run in one.runs)
     return [] if same else curve(one, every(name), points, label=label, dashed=True)

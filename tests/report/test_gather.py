@@ -85,9 +85,10 @@ def test_a_run_that_has_only_begun_is_no_hindrance(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     write(tmp_path / "run")
-    made = gather([tmp_path, tmp_path / "run", tmp_path / "." / "run"])
+    (tmp_path / "sweep.toml").write_text("[sweep]\nruns = [{seed = 5, name = 'b_seed-5'}]\n")
+    made = gather([tmp_path, tmp_path, tmp_path / "run", tmp_path / "." / "run"])
     assert made.about == "digits: 1 run of 20 rounds, seed 0"
-    assert made.warnings == []
+    assert made.warnings == ["Not begun: b_seed-5."]
 
 
 def test_published_and_whole_records_stand_side_by_side(tmp_path: Path) -> None:

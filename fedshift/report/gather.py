@@ -1,5 +1,6 @@
 """From folders to a report: find the runs, read them, and put the sections together."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -43,9 +44,9 @@ def found(folders: Iterable[Path]) -> list[Path]:
     """The runs in these folders and below, each once, broken ones among them."""
     places: dict[Path, Path] = {}
     for folder in folders:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # also where a person may not look
             raise RunError(f"{folder}: there is no such folder")
-        here = sorted({path.parent for name in (SETTINGS, ROUNDS) for path in folder.rglob(name) if path.is_file()})
+        here = sorted(_runs(folder))
         if not here:
             raise RunError(f"{folder}: holds no run (there is no {SETTINGS} in it or below)")
         for path in here:
@@ -53,16 +54,25 @@ def found(folders: Iterable[Path]) -> list[Path]:
     return list(places.values())
 
 
+def _runs(folder: Path) -> set[Path]:
+    """Folders with a run in them; those that cannot be looked into may have one, and are not passed over in silence."""
+    closed: list[str] = []
+    walked = os.walk(folder, onerror=lambda problem: closed.append(str(problem.filename)))
+    here = {Path(place) for place, _, files in walked if SETTINGS in files or ROUNDS in files}
+    return here | {Path(place) for place in closed}
+
+
 def not_begun(folders: Iterable[Path]) -> list[str]:
     """The runs of sweeps that have no folder yet."""
     missing = []
-    sweeps = {path.resolve(): path for folder in folders for path in sorted(folder.rglob(SWEEP))}
-    for sweep in sweeps.values():
+    walked = [Path(place, SWEEP) for folder in folders for place, _, files in os.walk(folder) if SWEEP in files]
+    sweeps = {path.resolve(): path for path in walked}
+    for sweep in sorted(sweeps.values()):
         try:
             planned = names(expand(read(sweep)))
         except SettingsError:  # nobody knows what it was to be
             continue
-        missing += [name for name in planned if not (sweep.parent / name).exists()]
+        missing += [name for name in planned if not os.path.exists(sweep.parent / name)]
     return missing
 
 

@@ -89,18 +89,19 @@ def about(runs: Sequence[Recorded]) -> str:
 def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> list[str]:
     """What is unfinished, broken, damaged or there twice."""
     said = []
+    named = what.called([*(run.folder for run in runs), *(one.folder for one in broken)])
     if late := [run for run in runs if not counts(run)]:
-        told = [f"{run.folder.name} ({what.status(run)})" for run in late]
+        told = [f"{named[run.folder]} ({what.status(run)})" for run in late]
         said.append(f"Not finished, and not in the final figures: {_some(told)}.")
     if waiting := not_begun(folders):
         said.append(f"Not begun: {_some(waiting)}.")
     if broken:
-        said.append(f"Broken: {_some([f'{run.folder.name} ({run.problem})' for run in broken])}.")
+        said.append(f"Broken: {_some([f'{named[run.folder]} ({run.problem})' for run in broken])}.")
     if hurt := [run for run in runs if counts(run) and what.losses(run)]:
-        told = [f"{run.folder.name} ({'; '.join(what.losses(run))})" for run in hurt]
+        told = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in hurt]
         said.append(f"Damaged in places, and read without them: {_some(told)}.")
     if lines.doubles:
-        told = [f"{double.folder.name} ({kept.folder})" for double, kept in lines.doubles]
+        told = [f"{named[double.folder]} ({kept.folder})" for double, kept in lines.doubles]
         said.append(f"Left out, because another run has the same settings and seed: {_some(told)}.")
     return said
 

@@ -73,7 +73,8 @@ def _chart(
         return None
     if len(names) <= FEW and not any(one.panel for one in strands):
         drawn = [Panel(layer, [line for one in strands for line in curves(layer)(one)]) for layer in names]
-        return like._replace(panels=drawn, apart=True) if all(panel.curves for panel in drawn) else None
+        told = [panel for panel in drawn if panel.curves]  # a run that has only begun has layers and no rounds
+        return like._replace(panels=told, apart=True) if told else None
     several = [(layer, drawn) for layer in names if (drawn := panels(strands, curves(layer)))]
     if not several:
         return None

@@ -146,3 +146,9 @@ def test_rounds_without_a_mean_do_not_make_it_a_shifted_one(tmp_path: Path) -> N
     same = {"mean_before.fc.weight": seldom, "mean_after.fc.weight": seldom}
     made = part(inside(write(tmp_path / "run", settings(shift=False), figures=same)), "layer-mean", Curves)
     assert [curve.label for curve in made.panels[0].curves] == [""]
+
+
+def test_layers_of_a_run_that_has_only_begun_hide_no_others(tmp_path: Path) -> None:
+    begun = write(tmp_path / "b", settings(model={"name": "paper-cnn"}), layers=("conv.weight",), reached=0)
+    made = inside(write(tmp_path / "a", settings(model={"name": "mlp"})), begun)
+    assert [panel.title for panel in part(made, "layer-step", Curves).panels] == ["fc.weight"]

@@ -1,5 +1,6 @@
 """What `fedshift report` does, once its arguments are read."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def write_report(folders: Sequence[Path], out: Path, *, title: str = "", uplink:
 
 def check_place(out: Path) -> None:
     """Only an older report is written over."""
-    if out.is_dir():
+    if os.path.isdir(out):
         raise RunError(f"{out}: is a folder; --out must name a file, for example {out / PAGE}")
     try:
         with open(out, "rb") as file:
@@ -73,7 +74,7 @@ def write_page(made: Report, out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{out.parent}: cannot be written to: {problem.strerror or problem}") from None
-    write(out, render(made).encode())
+    write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8
 
 
 def plain(value: Any) -> Any:

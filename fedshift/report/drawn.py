@@ -76,7 +76,10 @@ def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> lis
             if last is None or last[0] is not chart:
                 last = chart, figure(chart, lines)
             content = io.BytesIO()
-            last[1].savefig(content, format=form, metadata=UNDATED[form])
+            try:
+                last[1].savefig(content, format=form, metadata=UNDATED[form])
+            except (ValueError, OverflowError) as problem:  # such as a metric of 1e308
+                raise RunError(f"{path}: cannot be drawn ({problem}); the page shows it") from None
             write(path, content.getvalue())
     return [path for _, path, _ in places]
 

@@ -45,6 +45,7 @@ def figures(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
+    check_places(out, asked, kinds)
     source, failed = None, False
     if any(number in RECORDED for number in asked):
         own = None if fresh or rounds is not None else runs(records)
@@ -69,6 +70,25 @@ def written(formats: Sequence[str]) -> list[str]:
     if bad := [text for text in formats if text not in FORMATS]:
         raise SettingsError(f"--format {bad[0]}: must be among {', '.join(FORMATS)}")
     return list(dict.fromkeys(formats)) or [FORMATS[0]]
+
+
+def check_places(out: Path, asked: Sequence[int], kinds: Sequence[str]) -> None:
+    """Only older figures are written over."""
+    from fedshift.paper.figures.style import MAKER
+
+    for path in (place(out, number, kind) for number in asked for kind in kinds):
+        try:
+            ours = MAKER.encode() in path.read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be read: {problem.strerror}") from None
+        if not ours:
+            raise RunError(f"{path}: is there already and is no figure of fedshift; choose another --out")
+
+
+def place(out: Path, number: int, kind: str) -> Path:
+    return out / f"figure-{number}.{kind}"
 
 
 def runs(folder: Path | None) -> Source | None:
@@ -99,7 +119,7 @@ def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) 
             typer.echo(f"fedshift: figure {number}: {problem}", err=True)
             return False
         for kind in formats:
-            path = out / f"figure-{number}.{kind}"
+            path = place(out, number, kind)
             write(path, content(made.figure, kind))
             typer.echo(f"{path}: {made.source}")
     return True

@@ -44,7 +44,12 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedshift",  # names inside a file are drawn by chance otherwise
     "savefig.dpi": 300,
 }
-UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+MAKER = "fedshift paper figures"  # in every file, so that one of somebody else's is not written over
+UNDATED: dict[str, dict[str, Any]] = {
+    "svg": {"Creator": MAKER, "Date": None},
+    "pdf": {"Creator": MAKER, "CreationDate": None},
+    "png": {"Software": MAKER},
+}
 
 
 class Drawn(NamedTuple):

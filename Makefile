@@ -1,8 +1,9 @@
-# make demo: see it work.  make test: the tests.  make slow: faults of real deployments.  make check: style and types.
+# make demo: see it work.  make test: the tests.  make slow: those that take minutes.  make check: style and types.
+# make docs: the documentation, into site/.  make screenshots: the README's pictures, from this version.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow check install clean
+.PHONY: demo test slow check docs screenshots install clean
 
 demo: .venv/.core
 	$(BIN)/fedshift run
@@ -17,6 +18,12 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+screenshots: .venv/.dev
+	$(BIN)/python docs/screenshots.py
 
 install: .venv/.dev
 

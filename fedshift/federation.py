@@ -82,7 +82,13 @@ class Layer(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What there is to tell about a round."""
+    """What there is to tell about a round.
+
+    >>> from fedshift import Experiment, run
+    >>> outcome = next(run(Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, engine={"name": "sequential"})))
+    >>> outcome.number, outcome.arrived, outcome.bytes_up  # codes, side data, header
+    (1, 10, (218640, 640, 1760))
+    """
 
     number: int
     score: Score | None  # None where the model was not evaluated

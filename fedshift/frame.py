@@ -20,11 +20,21 @@ MOST_AXES = 16
 
 
 class WireError(ValueError):
-    """A frame that cannot be trusted, and what is wrong with it."""
+    """A frame that cannot be trusted, and what is wrong with it.
+
+    >>> from fedshift import header
+    >>> header(b"GARBAGE" * 9)
+    Traceback (most recent call last):
+    fedshift.frame.WireError: the frame begins with b'GARB', not with b'FEDS'
+    """
 
 
 class Header(NamedTuple):
-    """What a client says about its upload."""
+    """What a client says about its upload.
+
+    >>> Header(update=True, base=7, examples=600)
+    Header(update=True, base=7, examples=600, reset=False, lossy=False)
+    """
 
     update: bool = False  # the change since the base round's model, rather than the weights themselves
     base: int = 0  # the round whose model the client started from

@@ -136,9 +136,10 @@ class Recorded:
 
     @property
     def up(self) -> Figures:
-        """Bytes all clients of a round sent; what is published has them in one sum."""
+        """Bytes all clients of a round sent, none where that is no number; what is published has them in one sum."""
         parts = ("up",) if "bytes.up" in self.figures else ("codes", "side", "header")
-        return np.nan_to_num(sum((self.figure(f"bytes.{part}") for part in parts), np.zeros(len(self.rounds))))
+        sums = sum((self.figure(f"bytes.{part}") for part in parts), np.zeros(len(self.rounds)))
+        return np.where(np.isfinite(sums), sums, 0.0)
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""

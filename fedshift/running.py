@@ -32,9 +32,7 @@ def _check_types(experiment: Any, model: Any, data: Any) -> None:
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r}: must be a torch.nn.Module, an object and not its class")
     if data is not None and not isinstance(data, Dataset):
-        raise TypeError(
-            f"data: must be a Dataset, for example dataset(x, y, test_x, test_y), not {type(data).__name__}"
-        )
+        raise TypeError(f"data: must be a Dataset, as of dataset(x, y, test_x, test_y), not {type(data).__name__}")
 
 
 def named_after(
@@ -214,8 +212,10 @@ def run(
 ) -> Run:
     """Train: iterate over the result for rounds. With `out`, everything is recorded there and can be resumed.
 
-    A model, data, loss (outputs, targets -> mean) or metric (outputs, targets -> one number an example)
-    of your own stands in for the one the experiment names.
+    A model, data, loss (outputs, targets -> mean) or metric (one number an example) of your own replaces the named one.
+
+    >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
+    20
     """
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric)
 
@@ -229,7 +229,14 @@ def resume(
     metric: Metric | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
-    """Go on with the run in a folder, to the bit as if it had not been stopped; give it what `run` was given."""
+    """Go on with the run in a folder, to the bit as if it had not been stopped; give it what `run` was given.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     stopped = run(Experiment(train={"rounds": 2}, engine={"name": "sequential"}), folder)
+    ...     next(stopped).number, stopped.close(), next(resume(folder)).number
+    (1, None, 2)
+    """
     settings = Path(out) / SETTINGS
     if not begun(Path(out)):
         raise RunError(f"{out}: holds no run to go on with (there is no {SETTINGS})")

@@ -43,11 +43,24 @@ class Row(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.scores.values())
+        return _mean([*self.scores.values()])
 
     @property
     def spread(self) -> float | None:
         return _deviation([*self.scores.values()]) if len(self.scores) > 1 else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    """
+    >>> _mean([0.5, 1.0]), _mean([math.inf, -math.inf]), _mean([1.7e308, 1.7e308])
+    (0.75, nan, inf)
+    """
+    try:
+        return statistics.fmean(values)
+    except ValueError:  # plus and minus infinity
+        return math.nan
+    except OverflowError:
+        return math.copysign(math.inf, max(values, key=abs))
 
 
 def _deviation(values: Sequence[float]) -> float:
@@ -66,7 +79,7 @@ def load(folder: Path, experiment: Experiment) -> Result:
 
 def result(experiment: Experiment, scores: Sequence[float], bytes_up: int) -> Result:
     """Of the scores of all evaluated rounds."""
-    return Result(experiment, statistics.fmean(scores[-WINDOW:]), scores[-1], bytes_up)
+    return Result(experiment, _mean(scores[-WINDOW:]), scores[-1], bytes_up)
 
 
 def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
@@ -79,7 +92,7 @@ def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
         Row(
             {key: shown(dotted(members[0].experiment.model_dump()).get(key)) for key in varying},
             {result.experiment.seed: result.score for result in members},
-            statistics.fmean(result.last for result in members),
+            _mean([result.last for result in members]),
             statistics.fmean(result.bytes_up for result in members),
         )
         for members in grouped.values()
@@ -96,10 +109,10 @@ def apart(experiments: Sequence[Experiment], of: Sequence[Experiment] = ()) -> t
 
 def _compared(row: Row, others: Sequence[Row]) -> Row:
     """A shifted row with the same without the shift, one of few bits with the same of 32."""
-    for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32", "32+32"}, "32 bits")):
-        if key in row.label and row.label[key] not in plain:
-            bases = [row.label | {key: value} for value in plain]
-            base = next((other for other in others if other.label in bases), None)
+    for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32"}, "32 bits")):
+        if key in row.label and set(row.label[key].split("+")) != plain:  # '32+32+32' is 32 bits, too
+            alike = (other for other in others if other.label == row.label | {key: other.label[key]})
+            base = next((other for other in alike if set(other.label[key].split("+")) == plain), None)
             if base is not None:
                 gain, verdict = difference(row.scores, base.scores)
                 return row._replace(against=against, gain=gain, verdict=verdict)
@@ -116,14 +129,14 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
     """
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
-        return statistics.fmean(ours.values()) - statistics.fmean(theirs.values()), "no seed in common"
+        return _mean([*ours.values()]) - _mean([*theirs.values()]), "no seed in common"
     differences = [ours[seed] - theirs[seed] for seed in seeds]
-    gain = statistics.fmean(differences)
+    gain = _mean(differences)
     if not math.isfinite(gain):
         return gain, "no number"
     if len(seeds) == 1:
         return gain, "one seed: noise unknown"
-    t = T95[len(seeds) - 2] if len(seeds) - 2 < len(T95) else 2.0
+    t = T95[min(len(seeds) - 2, len(T95) - 1)]  # of more seeds it is smaller: rather noise than a finding
     noise = t * _deviation(differences) / math.sqrt(len(seeds))
     return gain, "within noise" if abs(gain) <= noise else ""
 
@@ -185,7 +198,8 @@ def sentences(made: Sequence[Row]) -> list[str]:
         if row.against == "32 bits":
             said.append(f"{bits} bits {'cost' if row.gain < 0 else 'gained'} {much} against 32{verdict}.")
         elif points(row.gain) in ("0.0", "-0.0"):
-            said.append(f"The shift made no difference{where}.")
+            unknown = "" if row.verdict == "within noise" else verdict
+            said.append(f"The shift made no difference{where}{unknown}.")
         else:
             said.append(f"The shift {'gave back' if row.gain > 0 else 'took'} {much}{where}{verdict}.")
     return said

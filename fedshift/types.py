@@ -12,14 +12,27 @@ Params = dict[str, Tensor]  # one model, or K of them stacked on a leading axis
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to every client of a round."""
+    """What the server sends to every client of a round.
+
+    >>> Broadcast({"w": torch.tensor([1.0])}, control={})
+    Broadcast(params={'w': tensor([1.])}, control={})
+    """
 
     params: Params
     control: Params  # SCAFFOLD's c; {} for algorithms without one
 
 
 class Round(NamedTuple):
-    """What the server knows when it aggregates."""
+    """What the server knows when it aggregates.
+
+    Five of ten uploads were quantized, so the shift takes half of each layer's mean:
+
+    >>> from fedshift.algorithms import Shift
+    >>> sent, mean = Broadcast({"w": torch.zeros(1, 2)}, {}), {"w": torch.tensor([[1.0, 3.0]])}
+    >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, extra={}, share=0.5)
+    >>> Shift().apply(sent._replace(params=rnd.mean), {}, rnd)[0].params
+    {'w': tensor([[0., 2.]])}
+    """
 
     number: int  # 1 is the first
     arrived: int  # uploads it could use

@@ -26,7 +26,12 @@ ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
 
 @dataclass(frozen=True)
 class Uplink:
-    """How a client's model travels: `Uplink(Codec(KMeans(4)))` is the paper's inferior client."""
+    """How a client's model travels: `Uplink(Codec(KMeans(4)))` is the paper's inferior client.
+
+    >>> from fedshift import KMeans
+    >>> Uplink(Codec(KMeans(4)), feedback=True).lossy, Uplink().lossy
+    (True, False)
+    """
 
     codec: Codec = EXACT
     update: bool = False

@@ -115,3 +115,10 @@ def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:
     assert [row.spread is not None and math.isnan(row.spread) for row in made] == [False, True, True]
     assert [row.verdict for row in made[1:]] == ["no number", "no number"]
     assert sentences(made) == []
+
+
+def test_a_dozen_seeds_are_not_judged_more_boldly_than_eleven() -> None:
+    """Student's t is 2.201 for twelve; these means are 3.32 and 2.03 standard errors."""
+    plain = dict.fromkeys(range(12), 0.0)
+    assert difference({seed: 0.17 * (seed % 2) for seed in plain}, plain)[1] == ""
+    assert difference({seed: 0.1 if seed % 2 else -0.024 for seed in plain}, plain)[1] == "within noise"

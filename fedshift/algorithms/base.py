@@ -40,6 +40,13 @@ class ServerRule(Protocol):
 
 
 class Algorithm(NamedTuple):
+    """What clients do besides SGD, and what the server makes of their mean: `shifted(fedprox())` is one.
+
+    >>> from fedshift import fedavg
+    >>> fedavg()
+    Algorithm(client=Plain(), server=Average())
+    """
+
     client: ClientRule
     server: ServerRule
 
@@ -63,5 +70,10 @@ class Chain:
 
 
 def chain(*rules: ServerRule) -> Chain:
-    """The rules in the order of the paper's pseudocode; chains in it are laid flat."""
+    """The rules in the order of the paper's pseudocode; chains in it are laid flat.
+
+    >>> from fedshift.algorithms import Average, Control, Shift
+    >>> [type(rule).__name__ for rule in chain(chain(Average(), Control()), Shift()).rules]
+    ['Average', 'Control', 'Shift']
+    """
     return Chain(tuple(r for rule in rules for r in (rule.rules if isinstance(rule, Chain) else (rule,))))

@@ -42,4 +42,12 @@ class Average:
 
 
 def fedavg() -> Algorithm:
+    """w = sum_k p_k w_k; with quantized uploads it is FedPAQ.
+
+    >>> import torch
+    >>> sent, mean = Broadcast({"w": torch.zeros(2)}, {}), {"w": torch.ones(2)}
+    >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, extra={}, share=0.5)
+    >>> fedavg().server.apply(sent, {}, rnd)[0].params
+    {'w': tensor([1., 1.])}
+    """
     return Algorithm(Plain(), Average())

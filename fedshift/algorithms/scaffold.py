@@ -64,4 +64,13 @@ class Control:
 
 
 def scaffold(control: Literal["derived", "sent"] = "derived") -> Algorithm:
+    """Clients follow grad - c_i + c, and c stays the mean of all c_i.
+
+    The worked step above, from which c_i+ = 3 and a change of 1 follow:
+
+    >>> import torch
+    >>> sent = Broadcast({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.5)})
+    >>> scaffold().client.finish({"w": torch.tensor(0.7)}, sent, {"w": torch.tensor(2.0)}, torch.tensor(0.2))
+    ({'w': tensor(3.)}, {'w': tensor(1.)})
+    """
     return Algorithm(Controlled(control), chain(Average(), Control()))

@@ -111,7 +111,11 @@ class Groups(Protocol):
 
 @dataclass(frozen=True)
 class PerTensor:
-    """One row a tensor, as in the paper."""
+    """One row a tensor, as in the paper.
+
+    >>> PerTensor().segments((64, 3, 5, 5))
+    [(1, 4800)]
+    """
 
     def segments(self, shape: Shape) -> list[tuple[int, int]]:
         return _matrices((1, math.prod(shape)))
@@ -119,7 +123,11 @@ class PerTensor:
 
 @dataclass(frozen=True)
 class PerChannel:
-    """One row for each index of the first axis: an output channel, a neuron."""
+    """One row for each index of the first axis: an output channel, a neuron.
+
+    >>> PerChannel().segments((64, 3, 5, 5))
+    [(64, 75)]
+    """
 
     def segments(self, shape: Shape) -> list[tuple[int, int]]:
         return _matrices((shape[0], math.prod(shape[1:]))) if shape else _matrices((1, 1))

@@ -20,7 +20,11 @@ ARRAYS = ("x", "y", "test_x", "test_y")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples; build one from arrays of your own with `dataset`."""
+    """Training and test examples; build one from arrays of your own with `dataset`.
+
+    >>> load("digits").shape, load("digits").classes
+    ((64,), 10)
+    """
 
     name: str
     x: Tensor  # (n, *shape) uint8 images, or float32 taken as it is

@@ -53,6 +53,12 @@ def client_app(
 
     What they remember is kept in the state that Flower holds for the node, which is lost when a SuperNode
     stops, or in files under `state_dir` (in the run config: `state-dir`).
+
+    >>> from fedshift.flower.seeded import partitions
+    >>> from fedshift.flower.testing import LocalGrid
+    >>> grid = LocalGrid(client_app(Experiment()), nodes=2)
+    >>> sorted(partitions(grid, grid.get_node_ids()).values())  # each knows which clients it plays
+    [0, 1]
     """
     app, built = introduce(ClientApp()), dict[str, Node]()
 
@@ -82,6 +88,16 @@ def server_app(
 
     With `out` (or `out` in the run config) everything is recorded there, and a run that was stopped there goes on.
     `timeout` are the seconds a round's replies may take, `wait` those in which all nodes have to connect.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from flwr.app import RecordDict
+    >>> from fedshift.flower.testing import LocalGrid
+    >>> experiment = Experiment(data={"clients": 4}, train={"rounds": 1, "cohort": 4})
+    >>> with TemporaryDirectory() as out:
+    ...     server, grid = server_app(experiment, out=out), LocalGrid(client_app(experiment), nodes=2)
+    ...     server(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+    ...     finished(Path(out))
+    True
     """
     app = ServerApp()
 

@@ -14,11 +14,34 @@ WRONG_ORDER = (  # what Flower's own mods say of a frame, or of a control
 
 
 class NoUploadsError(RuntimeError):
-    """Several rounds in a row had no upload that could be used."""
+    """Several rounds in a row had no upload that could be used.
+
+    >>> check_hope(5, {}, arrived=False, why="no node is there", skipped=5, patience=5)
+    Traceback (most recent call last):
+    fedshift.flower.outcome.NoUploadsError: round 5: no usable upload in 5 rounds in a row; the last: no node is there
+    """
 
 
 class Aggregated(NamedTuple):
-    """What there is to tell about a round."""
+    """What there is to tell about a round: `strategy.rounds` has one for each.
+
+    >>> import torch
+    >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> from fedshift.flower import FedShift, QuantizeMod
+    >>> from fedshift.flower.testing import LocalGrid
+    >>> app = ClientApp(mods=[QuantizeMod(bits=4)])
+    >>> @app.train()
+    ... def train(message, context):
+    ...     content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 600})}
+    ...     return Message(RecordDict(content), reply_to=message)
+    >>> strategy = FedShift(FedAvg(fraction_evaluate=0.0))
+    >>> start = ArrayRecord({"weight": torch.randn(100, 100)})
+    >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=1)
+    >>> strategy.rounds
+    [Aggregated(number=1, used=2, lossy=2, share=1.0, failed={}, reset=[], bytes_up=10268, bytes_exact=80256)]
+    """
 
     number: int
     used: int

@@ -40,6 +40,9 @@ class ScaffoldMod(QuantizeMod):
     The training reports `travel`, the sum of the learning rates of its steps, among its metrics; with
     momentum m, sum_j lr (1 - m^j) / (1 - m). The control follows from the decoded upload on both ends,
     so nothing else goes up.
+
+    >>> ScaffoldMod(bits=4).remembers  # its control, from round to round
+    True
     """
 
     @property
@@ -74,7 +77,12 @@ class ScaffoldMod(QuantizeMod):
 
 
 def correction(context: Context) -> Params:
-    """c - c_i, to be added to every gradient of a client with a `ScaffoldMod`."""
+    """c - c_i, to be added to every gradient of a client with a `ScaffoldMod`.
+
+    >>> state = RecordDict({CORRECTION: to_record({"weight": torch.ones(2)})})  # as the mod leaves it for the training
+    >>> correction(Context(run_id=1, node_id=2, node_config={}, state=state, run_config={}))
+    {'weight': tensor([1., 1.])}
+    """
     if CORRECTION not in context.state:
         raise ValueError("correction(context): there is none outside of training under a ScaffoldMod")
     return to_params(context.state[CORRECTION])  # type: ignore[arg-type]
@@ -89,7 +97,12 @@ def travel_of(metrics: Mapping[str, Any]) -> Tensor:
 
 
 class Scaffold(Strategy):
-    """c = c + K/N * mean_k (c_i+ - c_i), around a strategy that aggregates the weights; inside of `FedShift`."""
+    """c = c + K/N * mean_k (c_i+ - c_i), around a strategy that aggregates the weights; inside of `FedShift`.
+
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> Scaffold(FedAvg(), population=100).population
+    100
+    """
 
     def __init__(self, strategy: Strategy, population: int | None = None, exact: tuple[str, ...] = BUFFERS) -> None:
         """`population`: the N clients there are, those connected if it is not given; `exact`: not trained."""

@@ -22,7 +22,13 @@ LOG = getLogger("flwr.fedshift")
 
 
 def introduce(app: ClientApp) -> ClientApp:
-    """Let the nodes of an app say their partition-id when they are asked."""
+    """Let the nodes of an app say their partition-id when they are asked.
+
+    >>> from fedshift.flower.testing import LocalGrid
+    >>> grid = LocalGrid(introduce(ClientApp()), 3)
+    >>> sorted(partitions(grid, grid.get_node_ids()).values())
+    [0, 1, 2]
+    """
 
     @app.query(WHO)
     def who(message: Message, context: Context) -> Message:
@@ -53,6 +59,13 @@ class Seeded(Strategy):
 
     The nodes of a simulation have to say who they are: `introduce(app)` in client_app.py. Deployed
     nodes keep their ids, and those that say nothing are put in the order of these.
+
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> from fedshift.flower.testing import LocalGrid
+    >>> grid, seeded = LocalGrid(introduce(ClientApp()), 5), Seeded(FedAvg(fraction_train=0.4), seed=1)
+    >>> drawn = seeded.configure_train(1, ArrayRecord({}), ConfigRecord({}), grid)
+    >>> sorted(grid.contexts[message.metadata.dst_node_id].node_config["partition-id"] for message in drawn)
+    [1, 3]
     """
 
     def __init__(self, strategy: Strategy, seed: int = 0) -> None:

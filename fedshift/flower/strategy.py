@@ -41,6 +41,10 @@ class FedShift(Strategy):
     `bits_for(node, round)` chooses the bits of one upload; a node's own config comes before it, and
     None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on from
     the last round saved there.
+
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
+    Shift(max_share=1.0, warmup=0, tensors=None, fixed=None)
     """
 
     def __init__(

@@ -40,7 +40,9 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     shifted = [one for one in done if one.row and one.row.against == "no shift" and math.isfinite(one.row.gain or 0.0)]
     experiment = done[0].experiment
     if not shifted:
-        return [_reached(done), _nothing_to_compare(done)]
+        data = dict.fromkeys(one.experiment.data.name for one in done)
+        of = [[one for one in done if one.experiment.data.name == name] for name in data]
+        return [*map(_reached, of), _nothing_to_compare([one for one in strands if one.row])]
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
         said = summary.sentences([*(row for row in rows if row.against == "no shift")])
         return said + summary.sentences([row for row in rows if row.against != "no shift"])
@@ -60,6 +62,8 @@ def _reached(done: Sequence[Strand]) -> str:
 
 
 def _nothing_to_compare(done: Sequence[Strand]) -> str:
+    if any(one.row and one.row.gain is not None and one.row.against == "no shift" for one in done):
+        return "What is to be compared came to no number, so whether the shift helped cannot be told."
     with_it = [one for one in done if one.experiment.shift.on]
     if len(with_it) == len(done):
         return "There is no run without the shift to compare with, so whether it helped cannot be told."
@@ -79,6 +83,9 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
     def much(gain: float) -> str:
         return f"{100 * gain:+.1f} points" if points else f"{gain:+.4g}"
 
+    if len(gains) == 1:
+        ((gain, verdict, _),) = gains
+        return [f"With the shift, {name} differs by {much(gain)}{f' ({verdict})' if verdict else ''}."]
     more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
     clear = [gain for gain, verdict, _ in gains if not verdict]
     alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
@@ -93,7 +100,7 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
     (least, _, worst), (most, _, best) = (pick(gains, key=lambda one: one[0]) for pick in (min, max))
     mean = statistics.fmean(gain for gain, _, _ in gains)
     ends = f"from {much(least)} ({worst.line.label}) to {much(most)} ({best.line.label})"
-    return [*said, f"The mean difference is {much(mean)}, {ends}." if len(gains) > 1 else f"It is {much(mean)}."]
+    return [*said, f"The mean difference is {much(mean)}, {ends}."]
 
 
 def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:

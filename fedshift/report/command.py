@@ -1,5 +1,6 @@
 """What `fedshift report` does, once its arguments are read."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def write_page(made: Report, out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"{out.parent}: cannot be written to: {problem.strerror or problem}") from None
-    write(out, render(made).encode())
+    write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from fedshift.report.lines import Strand, panels
 
 UPLINK = "seconds.uplink"
 PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}
+SHIFTS = ("shift", "no shift")  # at the end of a label
 WHOLE, ROUND = "upload, not split", "round, not split"
 PHASES = ("train", "encode", "aggregate", "evaluate", "save", "other")
 
@@ -27,22 +28,42 @@ def section(strands: Sequence[Strand], rate: float) -> Section:
 
 def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
     """What a run sends in all, the least and the most of it, and how long that takes."""
-    sizes = {
-        ", ".join(filter(None, (one.heading, one.band))): float(np.mean([run.up.sum() for run in one.runs]))
-        for one in strands
-        if one.row
-    }
+    sizes = {one.line.label: float(np.mean([run.up.sum() for run in one.runs])) for one in strands if one.row}
     if not any(sizes.values()):
         return []
-    least, most = min(sizes, key=lambda label: sizes[label]), max(sizes, key=lambda label: sizes[label])
+    least, most = min(sizes.values()), max(sizes.values())
 
-    def told(label: str) -> str:
-        return f"{size(sizes[label])}, {time(sizes[label] / rate)} on one link of {said(rate)} for all"
+    def told(count: float) -> str:
+        return f"{size(count)}, {time(count / rate)} on one link of {said(rate)} for all"
 
-    if sizes[least] == sizes[most]:
+    def which(count: float) -> str:
+        alike = [label for label, other in sizes.items() if size(other) == size(count)]
+        return common(alike, [label for label in sizes if label not in alike])
+
+    if size(least) == size(most):
         return [f"A run sends {told(least)}."]
-    much = f"{sizes[most] / sizes[least]:.3g} times as much" if sizes[least] else "most"
-    return [f"Runs with {least} send the least: {told(least)}.", f"Those with {most} send {much}: {told(most)}."]
+    much = f"{most / least:.3g} times as much" if least else "most"
+    return [
+        f"Runs with {which(least)} send the least: {told(least)}.",
+        f"Those with {which(most)} send {much}: {told(most)}.",
+    ]
+
+
+def common(labels: Sequence[str], others: Sequence[str]) -> str:
+    """What these lines have in common and no other has all of, without the shift where that is not needed.
+
+    >>> common(["fedavg, 32+4 bits, shift", "fedprox, 32+4 bits, shift"], ["fedavg, 32+8 bits, shift"])
+    '32+4 bits'
+    >>> common(["fedavg, 32+4 bits", "fedprox, 32+4 bits"], ["scaffold, 32+4 bits"])
+    'fedavg, 32+4 bits (and 1 more line)'
+    """
+    split = [label.split(", ") for label in labels]
+    shared = [part for part in split[0] if all(part in parts for parts in split)]
+    for kept in ([part for part in shared if part not in SHIFTS], shared):
+        if kept and not any(set(kept) <= set(other.split(", ")) for other in others):
+            return ", ".join(kept)
+    more = len(labels) - 1
+    return labels[0] + (f" (and {more} more line{'s' * (more > 1)})" if more else "")
 
 
 def size(count: float) -> str:

@@ -16,7 +16,7 @@ from fedshift.summary import WINDOW
 POINTS = 25_000  # that all curves of a chart may have together
 MOST, LEAST = 200, 12  # points of one curve
 ROUND = Axis("round")
-AVERAGE = "Moving average over ten evaluated rounds, mean of seeds."
+AVERAGE = "Moving average over ten evaluated rounds, of fewer at the beginning; mean of seeds."
 BAND = "Band: from the lowest seed to the highest."
 
 

@@ -1,5 +1,6 @@
 """From folders to a report: find the runs, read them, and put the sections together."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -43,9 +44,9 @@ def found(folders: Iterable[Path]) -> list[Path]:
     """The runs in these folders and below, each once, broken ones among them."""
     places: dict[Path, Path] = {}
     for folder in folders:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # also where a person may not look
             raise RunError(f"{folder}: there is no such folder")
-        here = sorted({path.parent for name in (SETTINGS, ROUNDS) for path in folder.rglob(name) if path.is_file()})
+        here = sorted(_runs(folder))
         if not here:
             raise RunError(f"{folder}: holds no run (there is no {SETTINGS} in it or below)")
         for path in here:
@@ -53,15 +54,25 @@ def found(folders: Iterable[Path]) -> list[Path]:
     return list(places.values())
 
 
-def not_begun(folder: Path) -> list[str]:
+def _runs(folder: Path) -> set[Path]:
+    """Folders with a run in them; those that cannot be looked into may have one, and are not passed over in silence."""
+    closed: list[str] = []
+    walked = os.walk(folder, onerror=lambda problem: closed.append(str(problem.filename)))
+    here = {Path(place) for place, _, files in walked if SETTINGS in files or ROUNDS in files}
+    return here | {Path(place) for place in closed}
+
+
+def not_begun(folders: Iterable[Path]) -> list[str]:
     """The runs of sweeps that have no folder yet."""
     missing = []
-    for sweep in sorted(folder.rglob(SWEEP)):
+    walked = [Path(place, SWEEP) for folder in folders for place, _, files in os.walk(folder) if SWEEP in files]
+    sweeps = {path.resolve(): path for path in walked}
+    for sweep in sorted(sweeps.values()):
         try:
             planned = names(expand(read(sweep)))
         except SettingsError:  # nobody knows what it was to be
             continue
-        missing += [name for name in planned if not (sweep.parent / name).exists()]
+        missing += [name for name in planned if not os.path.exists(sweep.parent / name)]
     return missing
 
 
@@ -78,18 +89,19 @@ def about(runs: Sequence[Recorded]) -> str:
 def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> list[str]:
     """What is unfinished, broken, damaged or there twice."""
     said = []
+    named = what.called([*(run.folder for run in runs), *(one.folder for one in broken)])
     if late := [run for run in runs if not counts(run)]:
-        told = [f"{run.folder.name} ({what.status(run)})" for run in late]
+        told = [f"{named[run.folder]} ({what.status(run)})" for run in late]
         said.append(f"Not finished, and not in the final figures: {_some(told)}.")
-    if waiting := [name for folder in folders for name in not_begun(folder)]:
+    if waiting := not_begun(folders):
         said.append(f"Not begun: {_some(waiting)}.")
     if broken:
-        said.append(f"Broken: {_some([f'{run.folder.name} ({run.problem})' for run in broken])}.")
+        said.append(f"Broken: {_some([f'{named[run.folder]} ({run.problem})' for run in broken])}.")
     if hurt := [run for run in runs if counts(run) and what.losses(run)]:
-        told = [f"{run.folder.name} ({'; '.join(what.losses(run))})" for run in hurt]
+        told = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in hurt]
         said.append(f"Damaged in places, and read without them: {_some(told)}.")
     if lines.doubles:
-        told = [f"{double.folder.name} ({kept.folder})" for double, kept in lines.doubles]
+        told = [f"{named[double.folder]} ({kept.folder})" for double, kept in lines.doubles]
         said.append(f"Left out, because another run has the same settings and seed: {_some(told)}.")
     return said
 

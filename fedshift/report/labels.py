@@ -14,7 +14,7 @@ from fedshift.report.lines import Strand, panels
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
 
-ONLY = 0.9  # of a label's examples lie with one kind of clients: it is theirs
+ONLY = 0.9  # of a label's examples, or more, lie with one kind of clients: it is theirs
 SUPERIOR, INFERIOR = "superior", "inferior"
 
 
@@ -48,8 +48,9 @@ def marks(experiment: Experiment, clients: Sequence[Client]) -> list[str]:
     lossy = np.array([bits(experiment, one.group) < 32 for one in clients if len(one.labels) == labels.shape[1]])
     if lossy.all() or not lossy.any():
         return [""] * labels.shape[1]
-    share = labels[lossy].sum(axis=0) / np.maximum(1, labels.sum(axis=0))
-    return [INFERIOR if part >= ONLY else SUPERIOR if part <= 1 - ONLY else "" for part in share]
+    theirs, others, least = labels[lossy].sum(axis=0), labels[~lossy].sum(axis=0), ONLY * labels.sum(axis=0)
+    whose = zip(theirs, others, least, strict=True)
+    return ["" if not of else INFERIOR if a >= of else SUPERIOR if b >= of else "" for a, b, of in whose]
 
 
 def held(strands: Sequence[Strand]) -> list[Held]:
@@ -100,7 +101,8 @@ def predicted(of: Held, end: str) -> Heat:
     classes = range(len(of.marks))
     values = [[_share(one, c) for c in classes] for one in of.strands]
     known = any(of.marks)
-    whose = f"A label is superior, or inferior, when {100 * ONLY:.0f} % of its examples lie with clients of that kind."
+    part = f"{100 * ONLY:.0f} % of its examples or more"
+    whose = f"A label is superior, or inferior, when {part} lie with clients of that kind."
     return Heat(
         name=f"predicted{end}",
         title=f"Predicted share of each label{_data(of, end)}",
@@ -142,18 +144,22 @@ def _data(of: Held, end: str) -> str:
 def sentences(strands: Sequence[Strand]) -> list[str]:
     """How often inferior labels are predicted, without the shift and with it, beside how often they occur."""
     said: list[str] = []
-    for of in held(strands):
+    several = held(strands)
+    for of in several:
         theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
         parts: list[str] = []
         for on, how in ((False, "without the shift"), (True, "with it")):
             runs = [run for one in of.strands for run in one.runs if one.row and _mixed(run, on)]
             if theirs and runs:
                 mean = float(np.mean([sum(share(run, label) for label in theirs) for run in runs]))
-                parts.append(f"{100 * mean:.1f} % {how if parts or not on else 'with the shift'}")
+                if math.isfinite(mean):
+                    parts.append(f"{100 * mean:.1f} % {how if parts or not on else 'with the shift'}")
         if parts:
+            where = f" of {of.strands[0].experiment.data.name}" if len(several) > 1 else ""
             said.append(
-                f"Labels that only quantized clients hold{_data(of, '-' * bool(said))} are {100 * of.inferior:.1f} % "
-                f"of the data; of what is predicted at the end they are {' and '.join(parts)}."
+                f"Labels{where} that quantized clients hold ({100 * ONLY:.0f} % or more of each) are "
+                f"{100 * of.inferior:.1f} % of the data; "
+                f"of what is predicted at the end they are {' and '.join(parts)}."
             )
     return said
 

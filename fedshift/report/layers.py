@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fedshift.report.charts import Axis, Choice, Curve, Curves, Panel
 from fedshift.report.curves import ROUND, curve, every, room
 from fedshift.report.lines import Strand, panels
@@ -71,7 +73,8 @@ def _chart(
         return None
     if len(names) <= FEW and not any(one.panel for one in strands):
         drawn = [Panel(layer, [line for one in strands for line in curves(layer)(one)]) for layer in names]
-        return like._replace(panels=drawn, apart=True) if all(panel.curves for panel in drawn) else None
+        told = [panel for panel in drawn if panel.curves]  # a run that has only begun has layers and no rounds
+        return like._replace(panels=told, apart=True) if told else None
     several = [(layer, drawn) for layer in names if (drawn := panels(strands, curves(layer)))]
     if not several:
         return None
@@ -89,5 +92,5 @@ def _second(one: Strand, name: str, label: str, points: int) -> list[Curve]:
     """What it was before; nothing where that is the same: without a shift, or without a quantizer."""
     kind, _, layer = name.partition(".")
     other = {"mean_before": "mean_after", "drift_coded": "drift"}[kind]
-    same = all((run.figure(name) == run.figure(f"{other}.{layer}")).all() for run in one.runs)
+    same = all(np.array_equal(run.figure(name), run.figure(f"{other}.{layer}"), equal_nan=True) for run in one.runs)
     return [] if same else curve(one, every(name), points, label=label, dashed=True)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedshift import summary
@@ -40,16 +41,32 @@ def losses(run: Recorded) -> list[str]:
     return [*told, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
 
 
+def called(folders: Sequence[Path]) -> dict[Path, str]:
+    """Their names, with as many of the folders above as tell them apart.
+
+    >>> list(called([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/b/seed-1")]).values())
+    ['a/seed-0', 'b/seed-0', 'seed-1']
+    """
+    found = {folder: folder.name for folder in folders}
+    for depth in range(2, max((len(folder.parts) for folder in folders), default=0) + 1):
+        often = Counter(found.values())
+        found = {folder: "/".join(folder.parts[-depth:]) if often[name] > 1 else name for folder, name in found.items()}
+    return found
+
+
 def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Table:
     words = summary.words(grouped.varying)
     lines = {run.folder: one.line for one in grouped.strands for run in one.runs}
+    named = called([*(run.folder for run in runs), *(one.folder for one in broken)])
+    doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:
         flat = dotted(run.experiment.model_dump())
         varying = [summary.shown(flat.get(key)) for key in grouped.varying]
         line = lines.get(run.folder)
-        rows.append(Row(line.key if line else "", [run.folder.name, *varying, str(run.experiment.seed), status(run)]))
-    rows += [Row("", [one.folder.name, *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
+        ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
+        rows.append(Row(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
+    rows += [Row("", [named[one.folder], *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
     return Table("runs", "Runs", ["run", *words.values(), "seed", "status"], rows, folded=len(rows) > 20)
 
 

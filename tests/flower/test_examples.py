@@ -14,6 +14,7 @@ from fedshift.flower.superlink import environment
 from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.toml import read
+from tests.docs.blocks import blocks as found
 
 HERE = Path(__file__).parents[2]
 EXAMPLES = HERE / "examples"
@@ -23,7 +24,10 @@ PORTS = "39091", "8000", "9094", "9095"  # those in the documentation
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+    """Those of an example; of the page, those that are left to this file, and all of its Python."""
+    mine = [block for block in found(path) if block.language == language]
+    left = [block for block in mine if block.says("in tests/") == "flower/test_examples.py"]
+    return [block.code for block in (left if path == PAGE and language == "bash" else mine)]
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
 
 def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
     made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
-    assert made.answer[0] == "With the shift, Gain is higher in 1 of 1 comparisons and lower in 0."
+    assert made.answer == ["With the shift, Gain differs by +5."]
     assert table(made).title == "Gain at the end"
     assert table(made).rows[1].cells == ["yes", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
 
@@ -119,3 +119,23 @@ def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
     assert made.answer == ["What the runs came to is no number: gain is infinite or NaN."]
     assert table(made).rows[0].cells[1] == "nan"
     assert len(made.parts) == 1
+
+
+def test_a_run_to_compare_with_that_came_to_no_number_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    made = told(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
+    assert made.answer[1] == "What is to be compared came to no number, so whether the shift helped cannot be told."
+
+
+def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
+    write(tmp_path / "a", settings(data={"name": "digits"}), 0.5)
+    write(tmp_path / "b", settings(data={"name": "mnist"}), 0.75)
+    first, second, _ = section(grouped(read(sorted(tmp_path.iterdir())))).answer
+    assert first.startswith("digits reached accuracy 50.0 %")
+    assert second.startswith("mnist reached accuracy 75.0 %")
+
+
+def test_one_seed_does_not_tell_that_the_shift_makes_no_difference(tmp_path: Path) -> None:
+    write(tmp_path / "a", settings(shift=False), 0.5)
+    write(tmp_path / "b", settings(shift=True), 0.5)
+    made = section(grouped(read(sorted(tmp_path.iterdir()))))
+    assert made.answer == ["The shift made no difference (one seed: noise unknown)."]

@@ -175,6 +175,14 @@ def test_charts_are_drawn_when_they_come_near_and_all_before_print(open_page: Op
     assert page.locator("figure .plot > svg").count() == places
 
 
+def test_paper_is_light_and_says_what_was_chosen(open_page: Open) -> None:
+    page = open_page(made.demo())
+    page.locator("#theme").click()
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    assert page.locator(".choose select").is_visible()
+
+
 def test_tables_are_sorted_by_a_column_and_back(open_page: Open) -> None:
     page = open_page(made.demo())
     column = page.locator("#summary tbody td:nth-child(2)")

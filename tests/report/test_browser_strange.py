@@ -45,6 +45,7 @@ STRANGE: list[Chart] = [
     Stacks("nothing", "nothing sent", "", Axis("x", "B"), ["a"], [Stack("", [0])]),
     Heat("no-cells", "no cells", "", X, [], [], [], [], []),
     Heat("no-values", "no values", "", Axis("x", "%"), ["a", "b"], ["r"], [[None, None]], [""], ["", ""]),
+    Heat("thousand", "a thousand labels", "", X, [str(n) for n in range(1000)], ["r"], [[1] * 1000], [""], [""] * 1000),
     Histograms("no-panels", "no panels", "", X, []),
     Histograms("no-counts", "no counts", "", X, [Steps("", [0, 1], [("", [0])]), Steps("", [0, 1], [])]),
 ]

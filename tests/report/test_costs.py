@@ -80,3 +80,30 @@ def test_the_least_and_the_most_are_named(tmp_path: Path) -> None:
         "Runs with 32+4 bits send the least: 10 kB, 10 s on one link of 1 kB/s for all.",
         "Those with 32+32 bits send 3 times as much: 30 kB, 30 s on one link of 1 kB/s for all.",
     ]
+
+
+def test_lines_with_and_without_the_shift_may_send_different_amounts(tmp_path: Path) -> None:
+    """As they do with an entropy coder: 20 rounds of 600 and of 1000 bytes."""
+    plain = write(tmp_path / "plain", settings(shift=False), figures={"bytes.codes": 500})
+    made = costs(plain, write(tmp_path / "shifted", settings(shift=True)))
+    assert made.answer == [
+        "Runs with no shift send the least: 12 kB, 12 s on one link of 1 kB/s for all.",
+        "Those with shift send 1.67 times as much: 20 kB, 20 s on one link of 1 kB/s for all.",
+    ]
+
+
+def test_all_lines_that_send_the_least_are_meant(tmp_path: Path) -> None:
+    names = ("fedavg", "fedprox")
+    few = [write(tmp_path / name, settings(algorithm={"name": name})) for name in names]
+    more = {"bytes.codes": 1900}
+    many = [
+        write(tmp_path / f"{name} 8", settings(bits="32+8", algorithm={"name": name}), figures=more) for name in names
+    ]
+    least, most = costs(*few, *many).answer
+    assert least.startswith("Runs with 32+4 bits send the least: 20 kB")
+    assert most.startswith("Those with 32+8 bits send 2 times as much: 40 kB")
+
+
+def test_bytes_that_are_no_number_are_none(tmp_path: Path) -> None:
+    made = costs(write(tmp_path / "run", settings(rounds=4), figures={"bytes.codes": [900, float("inf"), 900, 900]}))
+    assert list(chart(made, "score-bytes").panels[0].curves[0].x) == [1000, 1000, 2000, 3000]

@@ -1,5 +1,6 @@
 """From folders to a report, whatever is in them."""
 
+import os
 from itertools import product
 from pathlib import Path
 from shutil import copytree
@@ -9,9 +10,10 @@ import pytest
 from fedshift.files import RunError
 from fedshift.progress import strict_json
 from fedshift.report.charts import Curves, Report, Section
-from fedshift.report.command import plain
+from fedshift.report.command import plain, write_report
 from fedshift.report.gather import gather
 from tests.report.written import damage, published, settings, write, write_histograms
+from tests.runs import linux
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -85,9 +87,34 @@ def test_a_run_that_has_only_begun_is_no_hindrance(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     write(tmp_path / "run")
-    made = gather([tmp_path, tmp_path / "run", tmp_path / "." / "run"])
+    (tmp_path / "sweep.toml").write_text("[sweep]\nruns = [{seed = 5, name = 'b_seed-5'}]\n")
+    made = gather([tmp_path, tmp_path, tmp_path / "run", tmp_path / "." / "run"])
     assert made.about == "digits: 1 run of 20 rounds, seed 0"
-    assert made.warnings == []
+    assert made.warnings == ["Not begun: b_seed-5."]
+
+
+@linux
+def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path) -> None:
+    """As with one of somebody else's; this one's path is too long for the system, whoever asks."""
+    write(tmp_path / "run")
+    at = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("x" * 250, dir_fd=at)
+        inner = os.open("x" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    made = gather([tmp_path])
+    assert made.about == "digits: 1 run of 20 rounds, seed 0"
+    (broken,) = made.warnings
+    assert broken.startswith(f"Broken: {'x' * 250} (")
+    assert "File name too long" in broken
+
+
+def test_a_name_that_is_no_text_is_no_hindrance(tmp_path: Path) -> None:
+    folder = write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")))
+    page = write_report([folder], tmp_path / "report.html").read_text("utf-8")
+    assert "<title>bad\\udcff</title>" in page
 
 
 def test_published_and_whole_records_stand_side_by_side(tmp_path: Path) -> None:

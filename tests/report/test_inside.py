@@ -82,7 +82,7 @@ def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) ->
     assert curves.level == 0.5
     assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)
     assert made.answer == [
-        "Labels that only quantized clients hold are 50.0 % of the data; "
+        "Labels that quantized clients hold (90 % or more of each) are 50.0 % of the data; "
         "of what is predicted at the end they are 33.0 % with the shift."
     ]
 
@@ -127,3 +127,28 @@ def test_weights_are_chosen_by_line_and_round(tmp_path: Path) -> None:
 def test_without_classes_nothing_is_said_of_labels(tmp_path: Path) -> None:
     made = inside(write(tmp_path / "run", classes=0))
     assert {"predicted", "inferior"}.isdisjoint(one.name for one in made.parts)
+
+
+def test_predictions_that_are_lost_are_not_told_as_a_number(tmp_path: Path) -> None:
+    gone: list[float | None] = [0.25] * 19 + [None]
+    assert inside(write(tmp_path / "run", figures={"predicted.1": gone})).answer == []
+
+
+def test_a_label_is_somebodys_from_nine_tenths_on_and_nobodys_without_examples(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    lines = ["client,group,examples,label.0,label.1,label.2,label.3", "0,32 bit,17,9,1,0,7", "1,4 bit,13,1,9,0,3", ""]
+    (run / "clients.csv").write_text("\n".join(lines))
+    assert part(inside(run), "predicted", Heat).marks == ["superior", "inferior", "", ""]
+
+
+def test_rounds_without_a_mean_do_not_make_it_a_shifted_one(tmp_path: Path) -> None:
+    seldom: list[float | None] = [None, 0.1] * 10
+    same = {"mean_before.fc.weight": seldom, "mean_after.fc.weight": seldom}
+    made = part(inside(write(tmp_path / "run", settings(shift=False), figures=same)), "layer-mean", Curves)
+    assert [curve.label for curve in made.panels[0].curves] == [""]
+
+
+def test_layers_of_a_run_that_has_only_begun_hide_no_others(tmp_path: Path) -> None:
+    begun = write(tmp_path / "b", settings(model={"name": "paper-cnn"}), layers=("conv.weight",), reached=0)
+    made = inside(write(tmp_path / "a", settings(model={"name": "mlp"})), begun)
+    assert [panel.title for panel in part(made, "layer-step", Curves).panels] == ["fc.weight"]

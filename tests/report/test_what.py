@@ -6,6 +6,7 @@ import pytest
 
 from fedshift.recorded import Broken
 from fedshift.report.charts import Choice, Heat, Table
+from fedshift.report.gather import gather
 from fedshift.report.lines import grouped
 from fedshift.report.what import section
 from tests.report.test_lines import read
@@ -77,3 +78,17 @@ def test_of_runs_with_one_partition_that_is_shown_whose_labels_are_somebodys(pla
     runs = read(sorted(tmp_path.iterdir()))
     (heat,) = [part for part in section(grouped(runs), runs, []).parts if isinstance(part, Heat)]
     assert heat.marks == ["superior", "inferior", "superior", "inferior"]
+
+
+def test_runs_of_one_name_are_told_apart_and_one_that_is_left_out_says_so(tmp_path: Path) -> None:
+    for sweep, shift in (("a", True), ("b", False), ("c", True)):
+        write(tmp_path / sweep / "seed-0", settings(shift=shift))
+    made = gather([tmp_path])
+    (table,) = [part for one in made.sections for part in one.parts if part.name == "runs"]
+    assert isinstance(table, Table)
+    assert [(row.cells[0], row.cells[-1]) for row in table.rows] == [
+        ("a/seed-0", "finished"),
+        ("b/seed-0", "finished"),
+        ("c/seed-0", "finished; left out, another is the same"),
+    ]
+    assert made.warnings[0].endswith(f"c/seed-0 ({tmp_path / 'a' / 'seed-0'}).")

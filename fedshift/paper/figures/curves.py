@@ -34,6 +34,11 @@ def draw(source: Source) -> Drawn:
     panels, wide = source.panels, across(source.panels)
     if len(panels) > MOST:
         raise RunError(f"{source.folder}: its runs make {len(panels)} panels, and figure 7 has room for {MOST}")
+    scores = sorted({column(line.experiment) for panel in panels for line in panel.all})
+    if len(scores) > 1:
+        raise RunError(
+            f"{source.folder}: its runs are scored by {' and by '.join(scores)}; figure 7 has one upright axis"
+        )
     high = math.ceil(len(panels) / wide)
     figure = sheet(PAGE if wide > 1 else COLUMN, 0.6 + (1.4 if wide > 3 else 1.8) * high)
     grid = figure.subplots(high, wide, sharex=True, sharey=True, squeeze=False)
@@ -51,7 +56,7 @@ def draw(source: Source) -> Drawn:
             axes.set_xlabel("round")
             axes.locator_params(axis="x", nbins=4, steps=[1, 2, 4, 5, 10])
             axes.tick_params(labelbottom=True)
-    name = column(panels[0].lines[0].experiment)
+    (name,) = scores
     for axes in grid[:, 0]:
         axes.set_ylabel("top-1 accuracy (%)" if name == "accuracy" else name.removeprefix("metric."))
     if late:

@@ -1,5 +1,6 @@
 """Figure 8: how often each label is predicted, with and without the shift, late in the runs."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from fedshift.paper.figures.records import Line, Panel, Source
 from fedshift.paper.figures.rounds import coloured
 from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, Drawn, footnote, letter, sheet
 from fedshift.settings import Experiment
+
+TICKS = 20  # labels that are named: there is no room for a hundred
 
 
 class Shares(NamedTuple):
@@ -57,8 +60,9 @@ def draw(source: Source) -> Drawn:
         left = figure.subplots()
     _bars(left, told, odd)
     letter(left, "a", f"how often a label is predicted, {panel.title}")
-    seen = min(LATE, len(panel.lines[0].records[0].lines))
-    footnote(figure, f"{source.about([panel])}; mean of the last {seen} rounds")
+    first = panel.lines[0].records[0]
+    seen = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
+    footnote(figure, f"{source.about([panel])}; mean of the last {seen} evaluated round{'s' * (seen > 1)}")
     return Drawn(figure, source.drawn([panel]))
 
 
@@ -72,7 +76,7 @@ def _bars(axes: Axes, told: Sequence[Shares], odd: bool) -> None:
         axes.bar(places, one.of, wide * 0.92, color=one.colour, label=one.label, linewidth=0)
     even = 100 / len(labels)
     axes.axhline(even, color="black", linewidth=0.5, linestyle=(0, (4, 3)))
-    axes.set_xticks(labels)
+    axes.set_xticks(labels[:: math.ceil(len(labels) / TICKS)])
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.set_ylim(0, 1.25 * max(x for one in told for x in one.of))
     axes.set_xlabel("label (shaded: held by quantized clients)" if odd else "label")

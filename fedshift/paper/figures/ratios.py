@@ -83,7 +83,11 @@ def ratios(panel: Panel) -> Ratios:
     layers = chosen(lines[0].records[0].layers("mean_after"))
     seen = {line.label: [_rounds(line, layer) for layer in layers] for line in lines}
     shares = [one.share for rounds in seen.values() for some in rounds for one in some]
-    if not shares or not any(shares):
+    if not shares:
+        raise RunError(
+            f"{lines[0].records[0].folder}: the fence: needs means of layers in rounds that follow each other"
+        )
+    if not any(shares):
         raise RunError(f"{lines[0].records[0].folder}: nothing was quantized or shifted; the fence is about both")
     return Ratios(statistics.median(shares), layers, {name: list(map(spread, some)) for name, some in seen.items()})
 

@@ -12,7 +12,7 @@ from fedshift.paper.figures.network import TITLES as DATA
 from fedshift.paper.records import Record, endless
 from fedshift.record import SETTINGS
 from fedshift.settings import Experiment
-from fedshift.summary import shown
+from fedshift.summary import shown, words
 from fedshift.toml import dotted
 
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
@@ -82,14 +82,14 @@ class Source(NamedTuple):
         """How many runs, of how many rounds, from where."""
         records = _once(panels)
         if self.fresh:
-            return f"from a fresh small run: {_data(records)}, {_rounds(records)} rounds"
-        return f"{len(records)} run{'s' * (len(records) != 1)} of {_rounds(records)} rounds in {self.folder}"
+            return f"from a fresh small run: {_data(records)}, {_rounds(records)}"
+        return f"{len(records)} run{'s' * (len(records) != 1)} of {_rounds(records)} in {self.folder}"
 
     def about(self, panels: Sequence[Panel]) -> str:
         """The same for a reader of the figure, who does not know the folder."""
         records = _once(panels)
         fresh = "A fresh small run: " * self.fresh
-        return f"{fresh}{_data(records)}, {_rounds(records)} rounds, {_seeds(panels)}"
+        return f"{fresh}{_data(records)}, {_rounds(records)}, {_seeds(panels)}"
 
 
 def found(folder: Path) -> list[Record]:
@@ -129,7 +129,7 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 def _panel(lines: Sequence[Line], varying: Sequence[str], exact: Line | None) -> Panel:
     said = dotted(lines[0].experiment.model_dump())
     others = [key for key in varying if key not in TOLD and not key.startswith("shift.")]
-    more = ", ".join(f"{key.rpartition('.')[2]} {shown(said.get(key))}" for key in others)
+    more = ", ".join(f"{word} {shown(said.get(key))}" for key, word in words(others).items())
     plain = next((line for line in lines if not line.experiment.shift.on), None)
     shifted = [line for line in lines if line.experiment.shift.on]
     if exact is plain:
@@ -182,7 +182,7 @@ def _once(panels: Iterable[Panel]) -> list[Record]:
 
 def _rounds(records: Sequence[Record]) -> str:
     least, most = (which(len(one.lines) for one in records) for which in (min, max))
-    return f"{most}" if least == most else f"{least} to {most}"
+    return f"{least} to {most} rounds" if least < most else f"{most} round{'s' * (most > 1)}"
 
 
 def _seeds(panels: Iterable[Panel]) -> str:

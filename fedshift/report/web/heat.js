@@ -90,7 +90,8 @@ function heatLayout(chart, rows, width) {
 
 function heatCell(value, x, y, { cell, height }, share, text) {
   const colour = given(value) ? ramp(share(value)) : null;
-  const size = { x: round(x), y: round(y), width: round(cell - 1), height: height - 1 };
+  const gap = Math.min(1, cell / 4); // cells of a thousand labels are narrower than a pixel
+  const size = { x: round(x), y: round(y), width: round(cell - gap), height: height - 1 };
   const field = shape("rect", { class: colour ? "cell" : "cell empty", fill: colour && rgb(colour), ...size });
   if (!colour || !text) return [field];
   const inside = { "text-anchor": "middle", class: `inside ${inkOn(colour)}` };

@@ -1,0 +1,69 @@
+"""Figures of runs that are nothing like the paper's, and files that are nobody's to write over."""
+
+from pathlib import Path
+
+import pytest
+
+from fedshift.files import RunError
+from fedshift.paper.figures import curves, predictions
+from fedshift.paper.figures.command import runs
+from fedshift.paper.figures.ratios import ratios
+from fedshift.paper.figures.records import Source
+from tests.report.written import settings, write
+from tests.runs import fedshift
+
+
+def source(folder: Path) -> Source:
+    found = runs(folder)
+    assert found
+    return found
+
+
+def test_panels_say_of_which_data_and_model_they_are(tmp_path: Path) -> None:
+    for data, model in (("mnist", "mlp"), ("digits", "paper-cnn")):
+        write(tmp_path / data, settings(data={"name": data}, model={"name": model}))
+    assert [panel.more for panel in source(tmp_path).panels] == [
+        "data digits, model paper-cnn",
+        "data mnist, model mlp",
+    ]
+
+
+def test_scores_of_different_kinds_do_not_share_an_axis(tmp_path: Path) -> None:
+    write(tmp_path / "a", settings())
+    write(tmp_path / "b", settings(train={"metric": "mine:gain"}), 7.0)
+    with pytest.raises(RunError, match=r"scored by accuracy and by metric\.gain; figure 7 has one upright axis"):
+        curves.draw(source(tmp_path))
+
+
+def test_the_rounds_that_shares_are_the_mean_of_are_the_evaluated_ones(tmp_path: Path) -> None:
+    seldom: list[float | None] = [None, None, None, None, 0.25] * 4
+    shares = {f"predicted.{label}": seldom for label in range(4)}
+    write(tmp_path / "run", settings(record={"evaluate": 5}), seldom, figures={"loss": seldom, **shares})
+    said = predictions.draw(source(tmp_path)).figure.get_supxlabel()
+    assert said == "digits, 20 rounds, one seed; mean of the last 4 evaluated rounds"
+
+
+def test_of_many_labels_some_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "run", classes=100)
+    axes = predictions.draw(source(tmp_path)).figure.axes[0]
+    assert list(axes.get_xticks()) == list(range(0, 100, 5))
+
+
+def test_one_round_is_one_round_and_too_few_for_the_fence(tmp_path: Path) -> None:
+    write(tmp_path / "run", settings(rounds=1))
+    found = source(tmp_path)
+    assert found.drawn(found.panels) == f"1 run of 1 round in {tmp_path}"
+    with pytest.raises(RunError, match="needs means of layers in rounds that follow each other"):
+        ratios(found.pair)
+
+
+def test_only_figures_of_ours_are_written_over(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "figure-2.svg", tmp_path / "figure-1.svg"
+    for _ in range(2):
+        assert fedshift("paper", "figures", "2", "--format", "svg", "--format", "pdf", "--out", tmp_path).exit_code == 0
+    theirs.write_text("mine")
+    before = ours.read_bytes()
+    refused = fedshift("paper", "figures", "1", "2", "--out", tmp_path)
+    assert refused.exit_code == 2
+    assert f"{theirs}: is there already and is no figure of fedshift" in refused.stderr
+    assert (theirs.read_text(), ours.read_bytes()) == ("mine", before)

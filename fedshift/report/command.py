@@ -55,7 +55,7 @@ def write_report(folders: Sequence[Path], out: Path, *, title: str = "", uplink:
 
 def check_place(out: Path) -> None:
     """Only an older report is written over."""
-    if out.is_dir():
+    if os.path.isdir(out):
         raise RunError(f"{out}: is a folder, where a page is to be; `fedshift report` takes another --out")
     try:
         with open(out, "rb") as file:

@@ -51,8 +51,8 @@ def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> lis
                 last = chart, figure(chart, lines)
             try:
                 made = content(last[1], form, MAKER)
-            except (ValueError, OverflowError):  # such as a metric of 1e308
-                raise RunError(f"{path}: its numbers are too large to be drawn; the page shows them") from None
+            except (ValueError, OverflowError) as problem:  # such as a metric of 1e308
+                raise RunError(f"{path}: cannot be drawn ({problem}); the page shows it") from None
             write(path, made)
     return [path for _, path, _ in places]
 

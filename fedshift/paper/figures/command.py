@@ -46,7 +46,6 @@ def figures(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
-    check_places(out, asked, kinds)
     source, failed = None, False
     if any(number in RECORDED for number in asked):
         own = None if fresh or rounds is not None else runs(records)

@@ -140,12 +140,3 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     done = fedshift("paper", "figures", "1")
     assert (done.exit_code, Path("figures").exists()) == (2, False)
     assert "pip install 'fedshift[report]'" in done.stderr
-
-
-def test_a_file_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "figure-2.svg").write_text("<svg>mine</svg>")
-    done = fedshift("paper", "figures", "1", "2", "--out", tmp_path)
-    why = "is there already and was not drawn by fedshift paper figures; choose another --out"
-    assert (done.exit_code, done.stderr) == (2, f"fedshift: {tmp_path / 'figure-2.svg'}: {why}\n")
-    assert (tmp_path / "figure-2.svg").read_text() == "<svg>mine</svg>"
-    assert not (tmp_path / "figure-1.svg").exists()

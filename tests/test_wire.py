@@ -78,7 +78,7 @@ def test_golden_bytes_are_read() -> None:
 
 def test_the_specification_walks_through_the_golden_bytes() -> None:
     page = (Path(__file__).parent.parent / "docs" / "wire.md").read_text().split("byte by byte")[1]
-    lines = re.findall(r"^    ((?:[0-9a-f]{2} +)+)", page, re.MULTILINE)
+    lines = re.findall(r"^((?:[0-9a-f]{2} +)+)", page, re.MULTILINE)
     assert bytes.fromhex("".join(lines)) == golden()
 
 

@@ -9,7 +9,7 @@ demo: .venv/.core
 	$(BIN)/fedshift run
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 slow: .venv/.dev
 	$(BIN)/python -m pytest -q -m slow

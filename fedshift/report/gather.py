@@ -27,7 +27,7 @@ def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) 
         raise RunError(f"{broken[0].problem}; there is no other run in {folders[0]}")
     lines = grouped(runs)
     return Report(
-        title=title or folders[0].resolve().name,
+        title=title or titled(folders),
         about=about(runs),
         warnings=warnings(folders, lines, runs, broken),
         lines=[one.line for one in lines.strands],
@@ -109,3 +109,12 @@ def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], 
 def _some(told: Sequence[str]) -> str:
     more = f", and {len(told) - NAMED} more" if len(told) > NAMED else ""
     return ", ".join(told[:NAMED]) + more
+
+
+def titled(folders: Sequence[Path]) -> str:
+    """
+    >>> titled([Path("runs/a")]), titled([Path("a"), Path("b")]), titled([Path("a"), Path("b"), Path("c"), Path("d")])
+    ('a', 'a and b', 'a and 3 more')
+    """
+    names = [folder.resolve().name for folder in folders]
+    return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"

@@ -88,6 +88,8 @@ def test_lines_are_chosen_by_their_settings(open_page: Open) -> None:
         assert {settings["algorithm"] for settings in chosen} == {"fedprox"}
         assert {settings["bits"] for settings in chosen} == (set(values[1:]) or {"32", "32+8", "32+4", "32+2", "32+1"})
     page.wait_for_function("document.querySelectorAll('#accuracy .plot text.panel').length === 1")  # others are empty
+    legend.locator(".line").first.click()
+    assert legend.locator(".chip[aria-pressed=true]").count() == 0  # they do not say any more what is shown
     legend.get_by_role("button", name="all", exact=True).click()
     assert all(pressed(page))
 

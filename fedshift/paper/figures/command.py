@@ -68,9 +68,11 @@ def chosen(numbers: Sequence[str]) -> list[int]:
 
 def runs(folder: Path | None) -> Source | None:
     """Those of a folder; without one, published records where there are any."""
-    records = found(folder or PUBLISHED)
+    records, others = found(folder or PUBLISHED)
     if folder is not None and not records:
-        raise RunError(f"--records {folder}: holds no finished run")
+        raise RunError(f"--records {folder}: holds no finished run{f' ({others[0]})' if others else ''}")
+    if others:
+        typer.echo(f"{len(others)} of {len(others) + len(records)} runs are left out: {others[0]}", err=True)
     return Source(panels(records), folder or PUBLISHED) if records else None
 
 
@@ -79,7 +81,7 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
     folder = out / "runs" / f"digits-{rounds}-rounds"
     raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}})
     command.grid(raw, folder, display, False, table=False)
-    return Source(panels(found(folder)), folder, fresh=True)
+    return Source(panels(found(folder)[0]), folder, fresh=True)
 
 
 def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:

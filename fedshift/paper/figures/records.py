@@ -13,7 +13,7 @@ from fedshift.paper.records import Record, endless
 from fedshift.record import SETTINGS
 from fedshift.settings import Experiment
 from fedshift.summary import shown, words
-from fedshift.toml import dotted
+from fedshift.toml import SettingsError, dotted
 
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
 LINK = ("uplink.", "algorithm.", "shift.")  # what a line may differ in from the one of full precision beside it
@@ -92,19 +92,24 @@ class Source(NamedTuple):
         return f"{fresh}{_data(records)}, {_rounds(records)}, {_seeds(panels)}"
 
 
-def found(folder: Path) -> list[Record]:
-    """The finished runs in a folder and below; of runs that differ in nothing but their rounds, the longest."""
+def found(folder: Path) -> tuple[list[Record], list[str]]:
+    """The finished runs in a folder and below, and why others are left out.
+
+    Of runs that differ in nothing but their rounds, the longest.
+    """
     longest: dict[tuple[str, int], Record] = {}
+    others: list[str] = []
     for path in sorted(folder.rglob(SETTINGS)):
-        record = Record(path.parent)
         try:
+            record = Record(path.parent)
             rounds = len(record.lines)
-        except RunError:  # it is not finished
+        except (RunError, SettingsError) as problem:  # it is not finished, or cannot be read
+            others.append(str(problem))
             continue
         key = endless(record), record.experiment.seed
         if key not in longest or rounds > len(longest[key].lines):
             longest[key] = record
-    return list(longest.values())
+    return list(longest.values()), others
 
 
 def panels(records: Sequence[Record]) -> list[Panel]:

@@ -39,6 +39,7 @@ function show(keys) {
 }
 
 function toggle(key) {
+  state.chosen.clear(); // what is shown is no longer what was chosen
   const keys = new Set(state.visible);
   if (!keys.delete(key)) keys.add(key);
   show(keys);

@@ -94,7 +94,8 @@ def test_an_unfinished_run_is_left_out(tmp_path: Path) -> None:
     stopped(tmp_path / "runs" / "half")
     done = fedshift("paper", "figures", "7", "--records", "runs")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "fedshift: --records runs: holds no finished run\n"
+    why = "runs/half: 5 lines for 8 rounds; the run is not finished"
+    assert done.stderr == f"fedshift: --records runs: holds no finished run ({why})\n"
 
 
 def test_what_cannot_be_drawn_is_said_and_the_others_are_drawn(fresh: Path) -> None:

@@ -1,5 +1,6 @@
 """The numbers behind figures 5, 7, 8 and 9, which are drawn from records."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_share_taken_is_capped_and_ramped_as_the_rule_does(tmp_path: Path) -
 
 
 def test_a_panel_says_how_many_rounds_lie_outside(ran: Path) -> None:
-    source = Source(panels(found(ran)), ran)
+    source = Source(panels(found(ran)[0]), ran)
     told = ratios(source.pair)
     assert (told.share, told.layers) == (0.5, ["fc1.weight", "fc2.weight"])
     assert list(told.lines) == ["without shift", "with shift"]
@@ -95,7 +96,7 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
     ):
         write(tmp_path, cell, 0.6)
     write(tmp_path, gate()[1], 0.5)
-    made = panels(found(tmp_path))
+    made = panels(found(tmp_path)[0])
     assert [one.title for one in made] == [
         "FedPAQ, 32+4 bits",
         "FedPAQ, 32+8 bits",
@@ -118,19 +119,33 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
 def test_of_runs_alike_the_longest_is_drawn(tmp_path: Path) -> None:
     write(tmp_path, gate()[0], 0.5)
     write(tmp_path, mixed("fedpaq", 4, False), 0.6)
-    assert [len(record.lines) for record in found(tmp_path)] == [800]
+    records, others = found(tmp_path)
+    assert [len(record.lines) for record in records] == [800]
+    assert not others
+
+
+def test_a_run_that_cannot_be_drawn_is_left_out_and_told(tmp_path: Path) -> None:
+    write(tmp_path, mixed("fedpaq", 4, False), 0.6)
+    (whole,) = (path.parent for path in tmp_path.rglob("settings.toml"))
+    half, broken = (Path(shutil.copytree(whole, tmp_path / name)) for name in ("half", "broken"))
+    lines = (whole / "rounds.csv").read_text().splitlines(keepends=True)
+    (half / "rounds.csv").write_text("".join(lines[:400]))
+    (broken / "settings.toml").write_text("[train")
+    records, others = found(tmp_path)
+    assert [record.folder for record in records] == [whole]
+    assert [str(broken) in others[0], str(half) in others[1]] == [True, True]
 
 
 def test_full_precision_alone_is_a_panel(tmp_path: Path) -> None:
     write(tmp_path, mixed("fedavg", 32, False))
-    (one,) = panels(found(tmp_path))
+    (one,) = panels(found(tmp_path)[0])
     assert (one.title, one.exact, [line.label for line in one.lines]) == ("FedAvg, 32+32 bits", None, ["without shift"])
 
 
 def test_panels_say_in_what_else_they_differ(tmp_path: Path) -> None:
     for alpha in (0.1, 100.0):
         write(tmp_path, dirichlet("kmeans", alpha, 4, True))
-    made = panels(found(tmp_path))
+    made = panels(found(tmp_path)[0])
     assert [one.more for one in made] == ["alpha 0.1", "alpha 100.0"]
     assert across(made) == 2
 
@@ -139,14 +154,14 @@ def test_bits_stand_side_by_side_where_all_have_the_same(tmp_path: Path) -> None
     for name in ("fedpaq", "fedprox"):
         for bits in (4, 6, 8):
             write(tmp_path, mixed(name, bits, True))
-    made = panels(found(tmp_path))
+    made = panels(found(tmp_path)[0])
     assert across(made) == 3
     assert across(made[:5]) == 5
 
 
 def test_shares_of_labels_are_percents_of_the_last_rounds(tmp_path: Path) -> None:
     write(tmp_path, mixed("fedpaq", 4, True), predicted=[0.05, 0.15] * 5)
-    (panel,) = panels(found(tmp_path))
+    (panel,) = panels(found(tmp_path)[0])
     assert predictions.shares(panel.shifted[0]) == pytest.approx([5.0, 15.0] * 5)
 
 

@@ -4,6 +4,7 @@ import math
 import statistics
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,7 +153,7 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
         drawn.add_column(word)
     for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):
         drawn.add_column(name, justify="right")
-    show = points if experiment.train.metric == "accuracy" else "{:.4g}".format
+    show = partial(scored, experiment=experiment)
     compared = any(row.gain is not None for row in made)
     if compared:
         drawn.add_column("difference")
@@ -171,6 +172,11 @@ def words(keys: Iterable[str]) -> dict[str, str]:
     """
     short = {key: key.rpartition(".")[0 if key.endswith((".name", ".on")) else 2] or key for key in keys}
     return {key: key if list(short.values()).count(word) > 1 else word for key, word in short.items()}
+
+
+def scored(x: float, experiment: Experiment) -> str:
+    """A score: percent of accuracy, or a metric of one's own as it is."""
+    return points(x) if experiment.train.metric == "accuracy" else f"{x:.4g}"
 
 
 def points(x: float) -> str:

@@ -1,35 +1,27 @@
 """What can go wrong with the folder of a run: each time a sentence, and nothing is lost that was there."""
 
-import functools
 import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import fedshift.files as files_module
 from fedshift.files import RunError
 from fedshift.running import resume
 from fedshift.toml import SettingsError
 from tests.runs import (
     BOTH,
-    COMMAND,
     DERIVED,
     FEDAVG,
     digits,
-    ended,
     everything,
     fedshift,
     file_of,
-    fork,
     go,
     goes_on,
     linux,
-    record,
     small,
     stopped,
-    undisturbed,
 )
 from tests.test_files import disk, fill, mount
 
@@ -106,21 +98,6 @@ def test_settings_that_cannot_be_read_are_named(content: bytes, said: str, tmp_p
     assert everything(tmp_path / "run") == before
 
 
-@linux
-def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
-    run = resume(out, data=digits())
-    next(run)
-    before = everything(out)
-    done = subprocess.run([COMMAND, "resume", str(out)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.strip()) == (2, f"fedshift: {out}: another run is writing to this folder")
-    with pytest.raises(RunError, match="another run is writing to this folder"):
-        resume(out, data=digits())
-    assert everything(out) == before
-    list(run)
-    assert record(out) == undisturbed(experiment, tmp_path / "whole")
-
-
 def test_files_of_other_names_are_nobodys_business(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     (out / "checkpoint.best.safetensors").write_bytes(b"mine")
@@ -129,7 +106,7 @@ def test_files_of_other_names_are_nobodys_business(tmp_path: Path) -> None:
     assert goes_on(out, experiment, tmp_path / "whole") == []
 
 
-# the lock, and what else lies there
+# what else lies there
 
 
 def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None:
@@ -138,48 +115,6 @@ def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None
     with suppress(RunError):  # a sentence would do
         resume(tmp_path / "run", data=digits()).close()
     assert everything(tmp_path / "run") == before
-
-
-@linux
-def test_a_run_that_was_refused_in_this_process_does_not_open_the_door(tmp_path: Path) -> None:
-    stopped(tmp_path / "run", FEDAVG)
-    run = resume(tmp_path / "run", data=digits())
-    with pytest.raises(RunError, match="another run is writing to this folder"):
-        resume(tmp_path / "run", data=digits())
-    refused = ended(fork(functools.partial(_refused, tmp_path / "run"))) == 0
-    run.close()
-    assert refused
-
-
-def test_a_run_that_is_closed_twice_does_not_open_the_door(tmp_path: Path) -> None:
-    stopped(tmp_path / "run", FEDAVG)
-    first = resume(tmp_path / "run", data=digits())
-    first.close()
-    second = resume(tmp_path / "run", data=digits())
-    first.close()
-    third = None
-    with suppress(RunError):
-        third = resume(tmp_path / "run", data=digits())
-        third.close()
-    second.close()
-    assert third is None
-
-
-@linux
-def test_a_folder_is_the_same_by_another_path(tmp_path: Path) -> None:
-    stopped(tmp_path / "run", FEDAVG)
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    run = resume(tmp_path / "run", data=digits())
-    try:
-        _refused(tmp_path / "link")
-    finally:
-        run.close()
-
-
-def _refused(out: Path) -> None:
-    files_module._held.discard(out.absolute())  # a fork's copy: another process would not have it
-    with pytest.raises(RunError, match="another run is writing to this folder"):
-        resume(out, data=digits()).close()
 
 
 def test_bytes_that_are_no_text_after_the_last_line_are_forgotten(tmp_path: Path) -> None:
@@ -194,18 +129,6 @@ def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "rounds.csv").unlink()
     with pytest.raises(RunError, match=r"rounds\.csv"):
         resume(tmp_path / "run", data=digits())
-
-
-@pytest.mark.parametrize("first", ["run", "sweep"])
-def test_a_run_and_a_sweep_do_not_share_a_folder(first: str, tmp_path: Path) -> None:
-    experiment, out = small(FEDAVG, {"train": {"rounds": 1}}), tmp_path / "out"
-    grid = file_of(tmp_path / "grid.toml", experiment, "\n[sweep]\nseed = [1]\n")
-    fedshift(first, file_of(tmp_path / "a.toml", experiment) if first == "run" else grid, "--out", out)
-    before = everything(out)
-    second = ["sweep", grid] if first == "run" else ["run", tmp_path / "a.toml"]
-    file_of(tmp_path / "a.toml", experiment)
-    assert fedshift(*map(str, second), "--out", out).exit_code == 2
-    assert everything(out) == before
 
 
 @linux

@@ -1,19 +1,16 @@
 """A run that is killed, at any moment and as often as you like, ends as if nothing had happened.
 
-Real processes and real kills. Most are forks of this process, which has torch loaded already; a few are the command.
+Real processes and real kills: forks of this process, which has torch loaded already.
 """
 
 import functools
 import itertools
-import json
 import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,9 @@ from safetensors.torch import load_file
 from fedshift.files import RunError
 from fedshift.running import Run
 from fedshift.settings import Experiment
+from tests.processes import assert_gone, children
 from tests.runs import (
     BOTH,
-    COMMAND,
     DERIVED,
     DISK,
     FEDAVG,
@@ -35,7 +32,6 @@ from tests.runs import (
     SENT,
     digits,
     ended,
-    file_of,
     fork,
     go,
     linux,
@@ -86,29 +82,6 @@ def test_killed_at_random_moments_it_ends_the_same(kind: str, tmp_path: Path) ->
             finished += 1
         else:
             kills += 1
-
-
-def children(pid: int) -> list[Path]:
-    return [Path("/proc") / child for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def assert_gone(processes: list[Path]) -> None:
-    """By themselves, soon; a zombie is gone, whether anybody asks after it or not."""
-
-    def alive(process: Path) -> bool:
-        try:
-            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            return False
-
-    wait_until(lambda: not any(map(alive, processes)))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # at every moment that matters
@@ -191,90 +164,6 @@ def test_killed_in_the_middle_of_each_write_it_ends_the_same(torn: int, tmp_path
         assert record(out) == expected, f"killed in change {point}"
     assert ends.count(-signal.SIGXFSZ) >= 12
     assert ends.count(1) == (3 + 2 if torn else 0)  # a line of which a part could be written is taken back
-
-
-# the command
-
-SLOW = {"train": {"rounds": 60}, "model": {"args": {"hidden": 32}}}  # a second
-
-
-def command(*arguments: str | Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heeding,
-    )
-
-
-def heeding() -> None:
-    """Ctrl-C counts, also where the tests are a job in the background, for which a shell turns it off."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
-    """Until it has told of that round, with --json."""
-    assert process.stdout
-    for line in process.stdout:
-        if line.startswith("{") and json.loads(line).get("round") == number:
-            return
-    pytest.fail(f"it ended before round {number}: {process.stderr.read() if process.stderr else ''}")
-
-
-@linux
-def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> None:
-    experiment, out = small(BOTH, PROCESSES, SLOW), tmp_path / "run"
-    process = command("run", file_of(tmp_path / "a.toml", experiment), "--out", out, "--json")
-    wait_for_round(process, 10)
-    workers = children(process.pid)
-    assert len(workers) == 2
-    process.kill()
-    process.communicate()
-    assert_gone(workers)
-
-    process = command("resume", out, "--json")
-    wait_for_round(process, 25)
-    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"`fedshift resume {out}` goes on" in errors
-    assert "Traceback" not in errors
-
-    process = command("resume", out, "--quiet")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert record(out) == undisturbed(experiment, tmp_path / "whole")
-
-
-@linux
-def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
-    experiment, out = small(DERIVED, SLOW), tmp_path / "sweep"
-    process = command("sweep", file_of(tmp_path / "a.toml", experiment, "\n[sweep]\nseed = [1, 2]\n"), "--out", out)
-    wait_until(lambda: len(list(out.glob("*/checkpoint.*"))) >= 1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert f"Stopped; `fedshift resume {out}` goes on" in errors
-    assert "Traceback" not in errors
-
-    process = command("resume", out)
-    wait_until(lambda: any(len(path.read_text().splitlines()) > 20 for path in out.glob("*/rounds.csv")))
-    workers = children(process.pid)
-    process.kill()
-    process.communicate()
-    assert_gone(workers)
-
-    process = command("resume", out)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    runs = sorted(path.parent for path in out.glob("*/settings.toml"))
-    assert len(runs) == 2
-    for seed, folder in enumerate(runs, 1):
-        whole = undisturbed(experiment.changed(seed=seed), tmp_path / f"whole {seed}")
-        told = record(folder)
-        assert (told["model"], told["rounds"]) == (whole["model"], whole["rounds"])
 
 
 def test_the_model_at_the_end_is_the_model_of_the_run(tmp_path: Path) -> None:

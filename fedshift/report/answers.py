@@ -8,7 +8,7 @@ from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, metric, score, score_axis, titled
 from fedshift.report.lines import BITS, SHIFT, Grouped, Strand
-from fedshift.settings import Experiment
+from fedshift.summary import scored
 
 FEW = {SHIFT, BITS}  # settings that single sentences can speak of
 
@@ -22,11 +22,6 @@ def section(grouped: Grouped) -> Section:
         if any(one.row and math.isfinite(one.row.mean) for one in strands):
             parts.append(intervals(strands, f"final{end}"))
     return Section("answer", "Did the shift help?", said, [*parts])
-
-
-def show(x: float, experiment: Experiment) -> str:
-    """A score: percent of accuracy, or a metric of one's own as it is."""
-    return summary.points(x) if experiment.train.metric == "accuracy" else f"{x:.4g}"
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
@@ -54,11 +49,11 @@ def _reached(done: Sequence[Strand]) -> str:
     best = max(done, key=lambda one: one.row.mean if one.row else 0.0)
     assert best.row
     unit = " %" if best.experiment.train.metric == "accuracy" else ""
-    spread = "" if best.row.spread is None else f" ± {show(best.row.spread, best.experiment)}"
+    spread = "" if best.row.spread is None else f" ± {scored(best.row.spread, best.experiment)}"
     window = min(summary.WINDOW, int(best.runs[0].evaluated.sum()))
     which = f"{best.line.label} reached" if len(done) == 1 else f"The highest of {len(done)} is {best.line.label}, with"
     many = "the last evaluated round" if window == 1 else f"the mean of the last {window} evaluated rounds"
-    return f"{which} {metric(best.experiment)} {show(best.row.mean, best.experiment)}{spread}{unit}, {many}."
+    return f"{which} {metric(best.experiment)} {scored(best.row.mean, best.experiment)}{spread}{unit}, {many}."
 
 
 def _nothing_to_compare(done: Sequence[Strand]) -> str:
@@ -121,12 +116,12 @@ def _cells(one: Strand, compared: bool) -> list[str]:
     if row is None:
         so_far = [float(score(run)[run.evaluated][-1]) for run in one.runs if run.evaluated.any()]
         at = f"unfinished, round {one.reached} of {experiment.train.rounds}"
-        last = show(statistics.fmean(so_far), experiment) if so_far else ""
+        last = scored(statistics.fmean(so_far), experiment) if so_far else ""
         up = statistics.fmean(float(run.up.sum()) for run in one.runs)
         return [at, *([""] * compared), str(len(one.runs)), last, f"{up / 1e6:.2f}"]
-    spread = "" if row.spread is None else f" ± {show(row.spread, experiment)}"
-    cells = [f"{show(row.mean, experiment)}{spread}", *([summary.told(row, experiment)] * compared)]
-    return [*cells, str(len(row.scores)), show(row.last, experiment), f"{row.bytes_up / 1e6:.2f}"]
+    spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
+    cells = [f"{scored(row.mean, experiment)}{spread}", *([summary.told(row, experiment)] * compared)]
+    return [*cells, str(len(row.scores)), scored(row.last, experiment), f"{row.bytes_up / 1e6:.2f}"]
 
 
 def intervals(strands: Sequence[Strand], name: str) -> Intervals:

@@ -27,7 +27,7 @@ def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) 
         raise RunError(f"{broken[0].problem}; there is no other run in {folders[0]}")
     lines = grouped(runs)
     return Report(
-        title=title or titled(folders),
+        title=title or named(folders),
         about=about(runs),
         warnings=warnings(folders, lines, runs, broken),
         lines=[one.line for one in lines.strands],
@@ -111,9 +111,9 @@ def _some(told: Sequence[str]) -> str:
     return ", ".join(told[:NAMED]) + more
 
 
-def titled(folders: Sequence[Path]) -> str:
+def named(folders: Sequence[Path]) -> str:
     """
-    >>> titled([Path("runs/a")]), titled([Path("a"), Path("b")]), titled([Path("a"), Path("b"), Path("c"), Path("d")])
+    >>> named([Path("runs/a")]), named([Path("a"), Path("b")]), named([Path("a"), Path("b"), Path("c"), Path("d")])
     ('a', 'a and b', 'a and 3 more')
     """
     names = [folder.resolve().name for folder in folders]

@@ -4,7 +4,7 @@ from functools import partial
 
 from fedshift.files import RunError
 from fedshift.paper.figures.records import Source
-from fedshift.paper.figures.rounds import caption, chosen, coloured, plot, series
+from fedshift.paper.figures.rounds import caption, coloured, fitting, plot, series
 from fedshift.paper.figures.style import PAGE, Drawn, footnote, legend, sheet
 
 ROWS = {
@@ -18,7 +18,7 @@ def draw(source: Source) -> Drawn:
     every = panel.lines[0].records[0].layers("step")
     if not every:
         raise RunError(f"{panel.lines[0].records[0].folder}: records no layers, which figure 9 is about")
-    layers = chosen(every)
+    layers = fitting(every)
     figure = sheet(PAGE, 3.3)
     grid = figure.subplots(len(ROWS), len(layers), sharex=True, squeeze=False)
     for row, (name, what) in enumerate(ROWS.items()):

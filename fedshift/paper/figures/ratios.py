@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedshift.algorithms import Shift, shorter
 from fedshift.files import RunError
 from fedshift.paper.figures.records import Line, Panel
-from fedshift.paper.figures.rounds import chosen, series
+from fedshift.paper.figures.rounds import fitting, series
 from fedshift.paper.records import Record
 from fedshift.types import Broadcast, Round
 
@@ -80,7 +80,7 @@ class Ratios(NamedTuple):
 def ratios(panel: Panel) -> Ratios:
     """Of the runs of a panel, without the shift and with it."""
     lines = [line for line in (panel.plain, *panel.shifted[:1]) if line]
-    layers = chosen(lines[0].records[0].layers("mean_after"))
+    layers = fitting(lines[0].records[0].layers("mean_after"))
     seen = {line.label: [_rounds(line, layer) for layer in layers] for line in lines}
     shares = [one.share for rounds in seen.values() for some in rounds for one in some]
     if not shares:

@@ -5,13 +5,14 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from fedshift.paper.figures.records import Line, Panel, Source
 from fedshift.paper.figures.style import PLAIN, SHIFTED
 from fedshift.paper.records import Record
+from fedshift.report.curves import chosen, moving
 from fedshift.report.palette import COLOURS
-from fedshift.summary import WINDOW
 
 LAYERS = 5  # as many as there is room for
 
@@ -22,31 +23,16 @@ def series(record: Record, name: str) -> dict[int, float]:
     return {int(line["round"]): float(line[name]) for line in record.lines if line[name]}
 
 
-def smooth(values: Sequence[float]) -> list[float]:
-    """The mean of the ten up to each, of fewer at the beginning, as the paper draws its curves.
-
-    >>> smooth([1.0, 3.0] + [5.0] * 12)[:3], smooth([1.0, 3.0] + [5.0] * 12)[-1]
-    ([1.0, 2.0, 3.0], 5.0)
-    """
-    return [statistics.fmean(values[max(0, i - WINDOW + 1) : i + 1]) for i in range(len(values))]
-
-
 def curve(line: Line, of: Callable[[Record], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
     """Rounds that all runs of a line have, and each run smoothed over its own."""
     each = [of(record) for record in line.records]
     rounds = sorted(set.intersection(*(set(one) for one in each)))
-    return rounds, [smooth([one[t] for t in rounds]) for one in each]
+    return rounds, [moving(np.array([one[t] for t in rounds])).tolist() for one in each]
 
 
-def chosen(layers: list[str], most: int = LAYERS) -> list[str]:
-    """All of them, or some as evenly spaced as can be, the first and the last among them.
-
-    >>> chosen(["a", "b", "c", "d", "e"], 3), chosen(["a", "b"], 3)
-    (['a', 'c', 'e'], ['a', 'b'])
-    """
-    if len(layers) <= most:
-        return layers
-    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
+def fitting(layers: list[str]) -> list[str]:
+    """All of them, or as many as there is room for."""
+    return [layers[i] for i in chosen(len(layers), LAYERS)]
 
 
 def coloured(panel: Panel) -> list[tuple[Line, str]]:

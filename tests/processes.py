@@ -1,0 +1,28 @@
+"""Processes that a test watches: their children, and whether they are gone."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def children(pid: int) -> list[Path]:
+    return [Path("/proc") / child for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def assert_gone(processes: list[Path]) -> None:
+    """By themselves, soon; a zombie is gone, whether anybody asks after it or not."""
+
+    def alive(process: Path) -> bool:
+        try:
+            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    wait_until(lambda: not any(map(alive, processes)))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -1,0 +1,103 @@
+"""The command, killed and interrupted, ends as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.processes import assert_gone, children, wait_until
+from tests.runs import (
+    BOTH,
+    COMMAND,
+    DERIVED,
+    PROCESSES,
+    file_of,
+    linux,
+    record,
+    small,
+    undisturbed,
+)
+
+SLOW = {"train": {"rounds": 60}, "model": {"args": {"hidden": 32}}}  # a second
+
+
+def command(*arguments: str | Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heeding,
+    )
+
+
+def heeding() -> None:
+    """Ctrl-C counts, also where the tests are a job in the background, for which a shell turns it off."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
+    """Until it has told of that round, with --json."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith("{") and json.loads(line).get("round") == number:
+            return
+    pytest.fail(f"it ended before round {number}: {process.stderr.read() if process.stderr else ''}")
+
+
+@linux
+def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> None:
+    experiment, out = small(BOTH, PROCESSES, SLOW), tmp_path / "run"
+    process = command("run", file_of(tmp_path / "a.toml", experiment), "--out", out, "--json")
+    wait_for_round(process, 10)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    assert_gone(workers)
+
+    process = command("resume", out, "--json")
+    wait_for_round(process, 25)
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"`fedshift resume {out}` goes on" in errors
+    assert "Traceback" not in errors
+
+    process = command("resume", out, "--quiet")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert record(out) == undisturbed(experiment, tmp_path / "whole")
+
+
+@linux
+def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
+    experiment, out = small(DERIVED, SLOW), tmp_path / "sweep"
+    process = command("sweep", file_of(tmp_path / "a.toml", experiment, "\n[sweep]\nseed = [1, 2]\n"), "--out", out)
+    wait_until(lambda: len(list(out.glob("*/checkpoint.*"))) >= 1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"Stopped; `fedshift resume {out}` goes on" in errors
+    assert "Traceback" not in errors
+
+    process = command("resume", out)
+    wait_until(lambda: any(len(path.read_text().splitlines()) > 20 for path in out.glob("*/rounds.csv")))
+    workers = children(process.pid)
+    process.kill()
+    process.communicate()
+    assert_gone(workers)
+
+    process = command("resume", out)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    runs = sorted(path.parent for path in out.glob("*/settings.toml"))
+    assert len(runs) == 2
+    for seed, folder in enumerate(runs, 1):
+        whole = undisturbed(experiment.changed(seed=seed), tmp_path / f"whole {seed}")
+        told = record(folder)
+        assert (told["model"], told["rounds"]) == (whole["model"], whole["rounds"])

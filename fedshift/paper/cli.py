@@ -82,6 +82,9 @@ Out = Annotated[Path, typer.Option(metavar="DIR", help="Where runs are; what is 
 Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long what is missing takes on this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Uplink = Annotated[str, typer.Option(metavar="RATE", help="1MB/s, 500kB/s, 10Mbit/s, or bytes a second.")]
+Skip = Annotated[
+    Path | None, typer.Option("--records", metavar="DIR", help="Published records: what they hold is not run again.")
+]
 Records = Annotated[Path, typer.Option(metavar="DIR", help="Where published records are.")]
 
 
@@ -93,6 +96,7 @@ def grid(
     rounds: Rounds = None,
     shift: Shift = "both",
     out: Out = Path("runs/paper"),
+    records: Skip = None,
     estimate: Estimate = False,
     minutes: Minutes = None,
     assignments: Set = None,
@@ -106,7 +110,7 @@ def grid(
 
         table = str(ctx.info_name)
         asked = command.Asked(
-            table, chosen(bits or (), algorithms or (), shift), seeds, rounds, tuple(assignments or ())
+            table, chosen(bits or (), algorithms or (), shift), seeds, rounds, tuple(assignments or ()), records
         )
         if estimate:
             command.estimate(asked, out, as_json)

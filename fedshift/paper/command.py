@@ -15,7 +15,7 @@ from fedshift.paper import experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
-from fedshift.paper.records import Results, finished_runs
+from fedshift.paper.records import Results, finished_runs, merged, published
 from fedshift.paper.tables import Listing, compared, listing, verdict
 from fedshift.progress import Display, strict_json
 from fedshift.rates import rate
@@ -33,6 +33,7 @@ class Asked(NamedTuple):
     seeds: int
     rounds: int | None
     assignments: tuple[str, ...] = ()
+    records: Path | None = None  # published records: runs that have one are not run again
 
     @property
     def tables(self) -> dict[str, list[Cell]]:
@@ -49,7 +50,22 @@ class Asked(NamedTuple):
         tables = self.tables
         last = tables.pop("table2", []) if self.table == "all" else []
         ordered = [(cell, seed) for seed in range(self.seeds) for cells in tables.values() for cell in cells]
-        return ordered + [(cell, seed) for seed in range(self.seeds) for cell in last]
+        ordered += [(cell, seed) for seed in range(self.seeds) for cell in last]
+        published = self.published.records
+        return [(cell, seed) for cell, seed in ordered if seed not in published.get(cell.name, {})]
+
+    @property
+    def published(self) -> Results:
+        """Published records of these tables, none without `records`."""
+        if self.records is None:
+            return Results({})
+        if not self.records.is_dir():
+            raise SettingsError(f"--records {self.records}: there is no such folder")
+        over = [a for a in self.assignments if not a.startswith(("engine.", "record."))]
+        if self.rounds is not None or over:
+            seen = f"--set {over[0]}" if over else f"--rounds {self.rounds}"
+            raise SettingsError(f"--records {self.records}: records are of the paper's settings; leave out {seen}")
+        return published(self.records, [cell for cells in self.tables.values() for cell in cells])[0]
 
     def raw(self, runs: Sequence[tuple[Cell, int]]) -> dict[str, Any]:
         """The settings of a sweep over these runs."""
@@ -69,20 +85,24 @@ class Asked(NamedTuple):
 
 def estimate(asked: Asked, out: Path, as_json: bool) -> None:
     """How long what is missing takes on this device; nothing is run."""
-    made = sweep.Sweep(asked.raw(asked.runs), out)
-    missing = [run for run, one in zip(asked.runs, made.runs, strict=True) if not finished(one.folder)]
+    runs = asked.runs
+    made = sweep.Sweep(asked.raw(runs), out).runs if runs else []
+    missing = [run for run, one in zip(runs, made, strict=True) if not finished(one.folder)]
     with command.placed(f"paper {asked.table}", asked.assignments):
         seconds = sweep.estimate(asked.raw(missing), cores_here()) if missing else 0.0
     if as_json:
-        typer.echo(strict_json({"runs": len(made.runs), "missing": len(missing), "seconds": seconds}))
+        typer.echo(strict_json({"runs": len(made), "missing": len(missing), "seconds": seconds}))
         return
     takes = f"; they take about {duration(seconds)} on this device" if missing else ""
-    typer.echo(f"{len(missing)} of {len(made.runs)} runs are missing in {out}{takes}.")
+    typer.echo(f"{len(missing)} of {len(made)} runs are missing in {out}{takes}.")
 
 
 def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float | None) -> None:
     """Train what is missing, then print ours beside the paper's."""
-    raw, code, stopped = asked.raw(asked.runs), 0, False
+    runs = asked.runs
+    if not runs:
+        sys.exit(not tell(asked, asked.published, None, as_json))
+    raw, code, stopped = asked.raw(runs), 0, False
     made = sweep.Sweep(raw, out)
     if not all(finished(one.folder) for one in made.runs):
         try:
@@ -92,14 +112,14 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
             if ended.code not in (0, 1):  # 0: the time is up; 1: some runs failed; what is finished is worth a table
                 raise
             code, stopped = int(ended.code), ended.code == 0
-    done = [(*run, one.folder) for run, one in zip(asked.runs, made.runs, strict=True) if finished(one.folder)]
-    passed = tell(asked, finished_runs(done), out, as_json)
+    done = [(*run, one.folder) for run, one in zip(runs, made.runs, strict=True) if finished(one.folder)]
+    passed = tell(asked, merged(asked.published, finished_runs(done)), out if done else None, as_json)
     if code or not (passed or stopped):
         sys.exit(1)
 
 
-def tell(asked: Asked, results: Results, out: Path, as_json: bool) -> bool:
-    """The tables, and the page of the runs; False where the gate is not passed."""
+def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> bool:
+    """The tables, and the page of the finished runs in `out`; False where the gate is not passed."""
     passed, sentence, listings = True, "", list[Listing]()
     for name, cells in asked.tables.items():
         listings.append(listing(name, cells, results, asked.rounds))
@@ -107,14 +127,14 @@ def tell(asked: Asked, results: Results, out: Path, as_json: bool) -> bool:
             passed, sentence = verdict(cells, results, asked.rounds or cells[0].rounds)
     if as_json:
         told = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in asked.tables.items()}
-        page = {"report": command.report(out) if results.all else None}
+        page = {"report": command.report(out) if out else None}
         typer.echo(strict_json(told | ({"gate passed": passed} if sentence else {}) | page))
         return passed
     show(listings)
     typer.echo("last ten: mean of the last ten rounds, ± the sample standard deviation over seeds; difference: of that")
     if sentence:
         typer.echo(sentence)
-    if results.all:
+    if out:
         command.look_at(out)
     return passed
 

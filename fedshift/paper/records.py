@@ -128,6 +128,13 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
     return Results(found, begun, short), [one.folder.name for one, other in pairs if not other]
 
 
+def merged(first: Results, second: Results) -> Results:
+    """Records of both, those of the second where a run is in both."""
+    names = [*first.records, *(name for name in second.records if name not in first.records)]
+    records = {name: {**first.records.get(name, {}), **second.records.get(name, {})} for name in names}
+    return Results(records, first.begun, first.short)
+
+
 def endless(record: Record) -> str:
     """What a run is but for its seed and its rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))

@@ -71,6 +71,32 @@ def test_an_estimate_runs_nothing(ran: Path) -> None:
     assert "+8" not in str(names(ran))
 
 
+def test_a_run_with_a_published_record_is_not_run_again(tmp_path: Path) -> None:
+    for shift in (False, True):
+        write(tmp_path / "records", mixed("fedpaq", 4, shift), 0.6)
+    flags = ["--bits", "4", "--algorithms", "fedpaq", "--out", tmp_path / "runs", "--records", tmp_path / "records"]
+    done = fedshift("paper", "table1", *flags, "--estimate")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("0 of 0 runs are missing")
+    done = fedshift("paper", "table1", *flags, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [cell["mean"] for cell in told["table1"]] == [pytest.approx(60.0)] * 2
+    assert told["report"] is None
+    assert not (tmp_path / "runs").exists()
+    done = fedshift("paper", "table1", *flags)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("60.0") >= 2
+    assert "To look at" not in done.stdout
+
+
+@pytest.mark.parametrize("flag", [("--rounds", "2"), ("--set", "train.lr=0.1")])
+def test_published_records_are_not_mixed_with_other_settings(tmp_path: Path, flag: tuple[str, str]) -> None:
+    done = fedshift("paper", "table1", "--records", tmp_path, *flag)
+    assert done.exit_code == 2
+    assert f"leave out {' '.join(flag)}" in done.output.replace("\n", " ")
+
+
 def test_when_the_time_is_up_the_table_says_what_was_not_run(tmp_path: Path) -> None:
     flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "on", "--rounds", "50", "--minutes", "0", "--quiet"]
     done = fedshift("paper", "table1", *flags, "--out", tmp_path / "runs", *SET)

@@ -15,7 +15,7 @@ from fedshift.frame import WireError
 from fedshift.names import printable
 from fedshift.types import Broadcast, Decoded, Params, Round
 from fedshift.uplink import Uplink, quantized, read
-from fedshift.wire import EXACT, fixed, size, unpack
+from fedshift.wire import EXACT, Choice, fixed, size, unpack
 
 
 class Uploads:
@@ -46,7 +46,8 @@ class Uploads:
             if isinstance(upload.frame, Decoded):
                 self.mean.take(upload.frame, weight)
             else:
-                self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
+                # last: what is refused leaves no trace
+                self.mean.add(upload.frame, weight, self._codec(job.uplinks[i]))
         except WireError as problem:
             self.failed[upload.client] = printable(str(problem))
             return False
@@ -73,12 +74,16 @@ class Uploads:
             self.bytes_up[0] += len(upload.extra) - about
             self.bytes_up[2] += about
 
+    def _codec(self, uplink: Uplink) -> Choice:
+        """Of each tensor: a client that uses another, perhaps one that is much slower to decode, is left out."""
+        return quantized(uplink, self.trained)
+
     def _with(self, upload: Upload, job: Job, i: int) -> Params:
         """The sum of what clients changed in their memories, with this one's change; WireError if it is not finite."""
         if isinstance(upload.extra, Decoded):
             change = upload.extra.params
         elif job.rule.extra == "sent":
-            change = unpack(upload.extra, like=self.sent.control)
+            change = unpack(upload.extra, like=self.sent.control, codec=EXACT)
         else:
             change = self._derive(upload, job, i)
         total = tree.tmap(torch.add, self.extra, change) if self.extra else change
@@ -91,7 +96,7 @@ class Uploads:
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:
         """What the client changed in its memory, worked out from its upload as the client did."""
         plan = Plan(*(part[i] for part in job.plan))
-        decoded = read(upload.frame, self.sent.params)
+        decoded = read(upload.frame, self.sent.params, self._codec(job.uplinks[i]))
         return job.rule.finish(decoded, self.sent, {}, travel(plan, self.fed.task.momentum))[1]
 
     def round(self, number: int, population: int) -> Round:

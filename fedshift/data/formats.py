@@ -11,7 +11,7 @@ import math
 import pickle
 import pickletools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,10 @@ def parse(entry: Entry, folder: Folder) -> Copy | None:
     for read, names in spellings(entry):
         if all(name in folder.files for name in names):
             try:
-                return Copy(read(entry, _contents(folder, names)), names)
+                contents = _contents(folder, names)
+                if read is python:
+                    check_published(entry, folder, dict(zip(names, contents, strict=True)))
+                return Copy(read(entry, contents), names)
             except DataError:
                 raise
             except Exception as error:  # a damaged pickle can raise anything
@@ -64,6 +67,13 @@ def _contents(folder: Folder, names: list[str]) -> list[bytes]:
         if sum(map(len, contents)) > 2 * limits.LARGEST:
             raise DataError(f"its files have more than {2 * limits.LARGEST:,} bytes, no published data set has")
     return contents
+
+
+def check_published(entry: Entry, folder: Folder, contents: Mapping[str, bytes]) -> None:
+    """Pickles are read only if they, or the archive in which they lie, are the published ones."""
+    if entry.files and folder.md5 not in entry.files.values():
+        for name, data in contents.items():
+            _same(entry, name, _md5(data), entry.files.get(name, "that of a published file"))
 
 
 def counts(entry: Entry) -> list[int]:

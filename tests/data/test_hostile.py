@@ -1,5 +1,6 @@
 """Archives, pickles and files of arrays built to take memory: each is refused in a sentence, and in little memory."""
 
+import hashlib
 import io
 import json
 import pickle
@@ -12,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from fedshift.data import files
-from fedshift.data.catalog import DataError
+from fedshift.data.catalog import DataError, find
 from fedshift.data.datasets import load
 from fedshift.data.fetch import local
 from fedshift.data.files import unpack
@@ -160,6 +162,26 @@ def test_labels_in_lists_of_lists_are_refused(tmp_path: Path) -> None:
     small.folder(tmp_path, small.python(e, small.arrays(e)) | {"data_batch_1": batch})
     with refused("damaged, or not cifar10"):
         local(e, tmp_path)
+
+
+def test_a_pickle_is_only_read_if_it_or_its_archive_is_the_published_one(tmp_path: Path) -> None:
+    e = small.entry("cifar10", pinned=True)
+    written = small.python(e, small.arrays(e))
+    digests = {name: hashlib.md5(data).hexdigest() for name, data in written.items()}
+    archive, folder = small.tar(tmp_path / "a.tgz", written), small.folder(tmp_path / "a", written)
+    inside = {"a.tgz": hashlib.md5(archive.read_bytes()).hexdigest()}
+    for known, source in ((digests, folder), (digests, archive), (inside, archive)):
+        assert local(replace(e, files=known), source)[1] == "md5 of the content"
+    small.folder(folder, {"data_batch_2": b"\x80\x02cos\nsystem\n."})
+    for known, source in ((digests, folder), (inside, folder), ({"a.tgz": "0" * 32}, archive)):
+        with refused(r"data_batch_\d is damaged, or not that of cifar10: its md5 is"):
+            local(replace(e, files=known), source)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_digests_of_all_published_pickles_are_known(name: str) -> None:
+    entry = find(name)
+    assert {*entry.parts, entry.archives[0]} <= set(entry.files)
 
 
 @pytest.mark.parametrize("kind", ["f8", "O", "V10"])

@@ -20,7 +20,6 @@ from fedshift.frame import Header, Opened, Record, WireError, parse, records
 from fedshift.registry import DTYPES, codec_of, numbers_of
 from fedshift.types import Params
 
-EXACT = Codec(Identity())
 LARGEST = 2.0**24  # up to here a float32 holds every integer
 FLOATS = (torch.float32, torch.float64)
 KNOWN = 16  # layouts a reader remembers: entropy coders make a new one with every frame
@@ -115,10 +114,10 @@ class Reader:
         """
         frame = parse(data)
         layout = self._layout(frame)
-        for name, codec, _, _ in layout.places if codecs is not None else ():
-            dtype = self.like[name].dtype
-            if numbers_of(codec, dtype) not in (numbers_of(codecs[name], dtype), numbers_of(EXACT, dtype)):
-                raise WireError(f"{name}: coded by {_shown(codec)} where {_shown(codecs[name])} is expected")
+        for name, codec, _, _ in layout.places:
+            wanted, dtype = codecs[name] if codecs else codec, self.like[name].dtype
+            if not _as_it_is(codec) and numbers_of(codec, dtype) != numbers_of(wanted, dtype):
+                raise WireError(f"{name}: coded by {_shown(codec)} where {_shown(wanted)} is expected")
         region = frame.rest[len(layout.described) :]
         if layout.buffers != len(region):
             raise WireError(f"the frame's buffers take {len(region)} bytes, which is not what its records say")
@@ -175,17 +174,16 @@ def _expect(record: Record, x: Tensor) -> Codec:
     return codec
 
 
+def _as_it_is(codec: Codec) -> bool:
+    return type(codec.quantizer) is Identity and type(codec.coder) is BitPack
+
+
 def _shown(codec: Codec) -> str:
     return f"{codec.quantizer}, {codec.coder}, {codec.groups}"
 
 
 def _open(codec: Codec, x: Tensor, side: memoryview, codes: memoryview) -> Part:
-    if (
-        type(codec.quantizer) is Identity
-        and type(codec.coder) is BitPack
-        and x.dtype in FLOATS
-        and 0 < x.numel() <= CHUNK
-    ):
+    if _as_it_is(codec) and x.dtype in FLOATS and 0 < x.numel() <= CHUNK:
         part = _few(codec, x, codes)
     else:
         sides = _sides(codec, x.shape, side) if len(side) else []

@@ -19,11 +19,12 @@ from fedshift import rng
 from fedshift.codecs.base import Codec, finite
 from fedshift.codecs.exact import Identity
 from fedshift.frame import Header, Record, build, describe, overhead, parse
-from fedshift.parts import EXACT, LARGEST, Reader, as_dtype, code_count, side_numbers
+from fedshift.parts import LARGEST, Reader, as_dtype, code_count, side_numbers
 from fedshift.registry import numbers_of
 from fedshift.types import Params
 
 Choice = Codec | Mapping[str, Codec]  # one codec, or {name or pattern: codec}: the name itself, else the first match
+EXACT = Codec(Identity())
 
 
 def pack(

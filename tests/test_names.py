@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,16 @@ def test_a_clients_failure_enters_the_run_as_printable_text() -> None:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_displays_show_hostile_text_escaped_and_without_markup(terminal: bool) -> None:
-    for kind in (Silent, Lines, Bars, Json):
+    displays: dict[type[Silent], Callable[[Console, Console, Callable[[str], None]], Silent]] = {
+        Silent: lambda errors, console, write: Silent(errors),
+        Lines: lambda errors, console, write: Lines(errors, console),
+        Bars: lambda errors, console, write: Bars(errors, console),
+        Json: lambda errors, console, write: Json(errors, write),
+    }
+    for kind, made in displays.items():
         shown, errors, lines = io.StringIO(), io.StringIO(), list[str]()
         to = Console(file=errors, width=500), Console(file=shown, width=500, force_terminal=terminal, color_system=None)
-        display = Silent(to[0]) if kind is Silent else Json(to[0], lines.append) if kind is Json else kind(*to)
+        display = made(*to, lines.append)
         with display:
             run = display.add(HOSTILE, 1, Path())
             display.round(run, 1, 0.5, 0.1, 10)

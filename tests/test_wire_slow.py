@@ -32,11 +32,11 @@ from tests.test_server import Edited
 LIKE = {"w": torch.zeros(300, 400), "b": torch.zeros(7)}
 
 
-class Work(TorchDispatchMode):
+class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations, and the numbers they make."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations = self.numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -44,6 +44,10 @@ class Work(TorchDispatchMode):
         self.operations += 1
         self.numbers += out.numel() if isinstance(out, torch.Tensor) else 0
         return out
+
+
+def given(data: bytes) -> slow_frames.Coded:
+    return lambda n, bits: data
 
 
 def work(frame: bytes, like: Params) -> Work:
@@ -89,7 +93,7 @@ def test_what_follows_or_precedes_a_zstd_frame_is_refused(extra: bytes) -> None:
     codec = Codec(Uniform(4), Zstd())
     whole = Zstd().encode(torch.zeros(300 * 400, dtype=torch.uint8), 4)
     for data in (whole + extra, extra + whole):
-        frame = slow_frames.frame_of({"w": LIKE["w"]}, codec, lambda n, bits, data=data: data)
+        frame = slow_frames.frame_of({"w": LIKE["w"]}, codec, given(data))
         with pytest.raises(WireError, match="w: "):
             unpack(frame, {"w": LIKE["w"]})
 
@@ -99,7 +103,7 @@ def test_a_zstd_frame_that_needs_a_dictionary_is_refused() -> None:
     trained = zstandard.train_dictionary(1024, [bytes(np.random.default_rng(i).integers(0, 9, 400)) for i in range(64)])
     for made in (book, trained):
         whole = zstandard.ZstdCompressor(dict_data=made).compress((bytes(range(256)) * 240)[: 150 * 400])
-        frame = slow_frames.frame_of({"w": LIKE["w"]}, Codec(Uniform(4), Zstd()), lambda n, bits, whole=whole: whole)
+        frame = slow_frames.frame_of({"w": LIKE["w"]}, Codec(Uniform(4), Zstd()), given(whole))
         with pytest.raises(WireError, match="w: "):
             unpack(frame, {"w": LIKE["w"]})
 

@@ -110,7 +110,7 @@ class Range:
     def most(self, n: int, bits: int) -> int:
         """The table, the codes at `bits` bits each, a sixteenth for rounded frequencies, and the last words."""
         packed = BitPack().size(n, bits)
-        return 2 * 2**bits + packed + packed // 16 + 16
+        return (2 << bits) + packed + packed // 16 + 16
 
 
 def _check_blocks(data: memoryview, most: int) -> None:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from fedshift.data.catalog import DataError
 
@@ -70,7 +70,8 @@ class Member(tarfile.TarInfo):
 def unpack(data: bytes, where: str) -> list[Folder]:
     """Every folder of a tar archive, gzipped or not."""
     found: dict[str, dict[str, Callable[[], bytes]]] = {}
-    total, mode = 0, "r:gz" if data.startswith(GZIP) else "r:"
+    mode: Literal["r:gz", "r:"] = "r:gz" if data.startswith(GZIP) else "r:"
+    total = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode=mode, tarinfo=Member) as tar:
             for number, member in enumerate(tar):

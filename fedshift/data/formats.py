@@ -169,7 +169,7 @@ def check_pickle(data: bytes, n: int, pixels: int) -> None:
             raise DataError(f"refused, because its step {number} is {step.name}: only arrays are read")
         if number >= steps:
             raise DataError(f"a pickle of more than {steps:,} steps, which {n:,} images do not take")
-        if step.name in PUTS and argument > number:
+        if step.name in PUTS and int(argument or 0) > number:
             raise DataError(f"a pickle whose step {number} is number {argument:,} of its memo")
 
 

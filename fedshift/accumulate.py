@@ -10,6 +10,7 @@ from fedshift.codecs.base import ends
 from fedshift.frame import Header, WireError
 from fedshift.parts import Reader, as_dtype
 from fedshift.types import CPU, Decoded, Params
+from fedshift.wire import Choice, expected
 
 LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
 ROOM = 0.999  # of the largest number, so that rounding cannot go beyond it
@@ -56,14 +57,17 @@ class Mean:
         """The part of the weight that lossy uploads have: the paper's I/K."""
         return self.lossy_weight / self.weight if self.weight else 0.0
 
-    def add(self, data: bytes | memoryview, weight: float = 1.0) -> Header:
-        """Add one frame, or raise a WireError and leave everything as it was."""
+    def add(self, data: bytes | memoryview, weight: float = 1.0, codec: Choice | None = None) -> Header:
+        """Add one frame, or raise a WireError and leave everything as it was.
+
+        With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
+        """
         if not LIGHTEST <= weight <= HEAVIEST:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
             raise ValueError("the mean was taken already; the next one begins with a new Mean")
         self._begin(CPU)
-        header, parts = self._reader.open(data)
+        header, parts = self._reader.open(data, expected(codec, self.like))
         if header.update and self.base is None:
             raise WireError("the frame holds an update, and no base was given to add it to")
         bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update)

@@ -3,6 +3,7 @@
 A name ends in the checksum of its content, so a file says by itself whether it is what was written.
 """
 
+import errno
 import json
 import os
 import struct
@@ -13,6 +14,7 @@ from typing import Self
 
 from safetensors.torch import load, save
 
+from fedshift.names import printable
 from fedshift.types import Params
 
 try:
@@ -27,6 +29,19 @@ _held: set[Path] = set()  # folders this process writes to: a lock does not keep
 class RunError(RuntimeError):
     """What went wrong with the files of a run, in a sentence."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, keep="\n"))  # the end of a log may follow the sentence
+
+
+def no_link(path: str, flags: int) -> int:
+    """Opener for files that are added to: a link at their place, which somebody may have put there, is not followed."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{os.path.basename(path)} is a link, which is not followed") from None
+        raise
+
 
 class Lock:
     """A folder, made if it is not there, that nobody else writes to until this is closed."""
@@ -37,7 +52,7 @@ class Lock:
             raise RunError(f"{path}: another run is writing to this folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path / LOCK, "a")  # noqa: SIM115 (held until close)
+            self.file = open(self.path / LOCK, "a", opener=no_link)  # noqa: SIM115 (held until close)
         except OSError as problem:
             raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
         try:
@@ -61,10 +76,14 @@ class Lock:
 
 
 def write(path: Path, content: bytes, sync: bool = False) -> None:
-    """The whole content or a RunError; whatever was at the path stays until the new content is complete."""
+    """The whole content or a RunError; whatever was at the path stays until the new content is complete.
+
+    Links are replaced and never followed, neither at the path nor at the temporary name beside it.
+    """
     beside = path.with_name(path.name + TEMPORARY)
     try:
-        with open(beside, "wb") as file:
+        beside.unlink(missing_ok=True)  # left by a process that was killed
+        with open(beside, "xb") as file:
             file.write(content)
             if sync:
                 file.flush()

@@ -5,7 +5,7 @@ accounts for; after that a `Part` can be read, piece by piece, with nothing left
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedshift.codecs.base import CHUNK, Codec, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, reader
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.frame import Header, Opened, Record, WireError, parse, records
-from fedshift.registry import DTYPES, codec_of
+from fedshift.registry import DTYPES, codec_of, numbers_of
 from fedshift.types import Params
 
 LARGEST = 2.0**24  # up to here a float32 holds every integer
@@ -55,7 +55,7 @@ class Part(NamedTuple):
                     yield start + at, read(packed)[: n - at]
             else:
                 codes = torch.from_numpy(self.codes[start : start + rows * n].reshape(rows, n))
-                for r, c in chunks(codes, 2**quantizer.bits):
+                for r, c in chunks(codes):
                     values = quantizer.decode(codes[r, c], side[r]) * weight
                     yield start + r.start * n + c.start, values.flatten()
             start += rows * n
@@ -105,10 +105,19 @@ class Reader:
         self.like = like
         self.known: list[Layout] = []
 
-    def open(self, data: bytes | memoryview) -> tuple[Header, dict[str, Part]]:
-        """The whole frame, checked against the model it should hold."""
+    def open(
+        self, data: bytes | memoryview, codecs: Mapping[str, Codec] | None = None
+    ) -> tuple[Header, dict[str, Part]]:
+        """The whole frame, checked against the model it should hold.
+
+        With `codecs`, a tensor must be coded by its codec, or travel exactly and packed, which is never slow to read.
+        """
         frame = parse(data)
         layout = self._layout(frame)
+        for name, codec, _, _ in layout.places:
+            wanted, dtype = codecs[name] if codecs else codec, self.like[name].dtype
+            if not _as_it_is(codec) and numbers_of(codec, dtype) != numbers_of(wanted, dtype):
+                raise WireError(f"{name}: coded by {_shown(codec)} where {_shown(wanted)} is expected")
         region = frame.rest[len(layout.described) :]
         if layout.buffers != len(region):
             raise WireError(f"the frame's buffers take {len(region)} bytes, which is not what its records say")
@@ -156,19 +165,25 @@ def _expect(record: Record, x: Tensor) -> Codec:
         codec = codec_of(record)
     except ValueError as error:
         raise WireError(f"{record.name}: {error}") from None
-    fixed = codec.coder.size(*code_count(codec, x.dtype, x.shape)) if x.numel() else 0
+    count = code_count(codec, x.dtype, x.shape)
+    fixed = codec.coder.size(*count) if x.numel() else 0
     if fixed is not None and fixed != record.codes:
         raise WireError(f"{record.name}: {record.codes} bytes of codes where {fixed} are expected")
+    if record.codes > (most := codec.coder.most(*count)):
+        raise WireError(f"{record.name}: {record.codes} bytes of codes where no more than {most} are expected")
     return codec
 
 
+def _as_it_is(codec: Codec) -> bool:
+    return type(codec.quantizer) is Identity and type(codec.coder) is BitPack
+
+
+def _shown(codec: Codec) -> str:
+    return f"{codec.quantizer}, {codec.coder}, {codec.groups}"
+
+
 def _open(codec: Codec, x: Tensor, side: memoryview, codes: memoryview) -> Part:
-    if (
-        type(codec.quantizer) is Identity
-        and type(codec.coder) is BitPack
-        and x.dtype in FLOATS
-        and 0 < x.numel() <= CHUNK
-    ):
+    if _as_it_is(codec) and x.dtype in FLOATS and 0 < x.numel() <= CHUNK:
         part = _few(codec, x, codes)
     else:
         sides = _sides(codec, x.shape, side) if len(side) else []

@@ -26,7 +26,7 @@ from safetensors.torch import save
 
 from fedshift.columns import client_header, client_rows, header, row
 from fedshift.federation import Federation, Outcome
-from fedshift.files import LOCK, Lock, RunError, write
+from fedshift.files import LOCK, Lock, RunError, no_link, write
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
@@ -116,7 +116,7 @@ class Folder:
 
     def _append(self, path: Path, content: bytes) -> None:
         try:
-            with open(path, "ab", buffering=0) as file:
+            with open(path, "ab", buffering=0, opener=no_link) as file:
                 before = os.fstat(file.fileno()).st_size
                 if file.write(content) != len(content):
                     file.truncate(before)

@@ -12,9 +12,10 @@ from fedshift.engines.base import Job, Upload
 from fedshift.evaluate import Score
 from fedshift.federation import Federation, Layer, Outcome, shift_of
 from fedshift.frame import WireError
+from fedshift.names import printable
 from fedshift.types import Broadcast, Decoded, Params, Round
 from fedshift.uplink import Uplink, quantized, read
-from fedshift.wire import EXACT, fixed, size, unpack
+from fedshift.wire import EXACT, Choice, fixed, size, unpack
 
 
 class Uploads:
@@ -37,7 +38,7 @@ class Uploads:
         """Whether it could be used."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
         if upload.failure:
-            self.failed[upload.client] = upload.failure
+            self.failed[upload.client] = printable(upload.failure)
             return False
         weight = float(job.examples[i]) if self.fed.weights == "examples" else 1.0
         try:
@@ -45,9 +46,10 @@ class Uploads:
             if isinstance(upload.frame, Decoded):
                 self.mean.take(upload.frame, weight)
             else:
-                self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
+                # last: what is refused leaves no trace
+                self.mean.add(upload.frame, weight, self._codec(job.uplinks[i]))
         except WireError as problem:
-            self.failed[upload.client] = str(problem)
+            self.failed[upload.client] = printable(str(problem))
             return False
         self.extra = extra
         self._count(upload, job.uplinks[i])
@@ -72,12 +74,16 @@ class Uploads:
             self.bytes_up[0] += len(upload.extra) - about
             self.bytes_up[2] += about
 
+    def _codec(self, uplink: Uplink) -> Choice:
+        """Of each tensor: a client that uses another, perhaps one that is much slower to decode, is left out."""
+        return quantized(uplink, self.trained)
+
     def _with(self, upload: Upload, job: Job, i: int) -> Params:
         """The sum of what clients changed in their memories, with this one's change; WireError if it is not finite."""
         if isinstance(upload.extra, Decoded):
             change = upload.extra.params
         elif job.rule.extra == "sent":
-            change = unpack(upload.extra, like=self.sent.control)
+            change = unpack(upload.extra, like=self.sent.control, codec=EXACT)
         else:
             change = self._derive(upload, job, i)
         total = tree.tmap(torch.add, self.extra, change) if self.extra else change
@@ -90,7 +96,7 @@ class Uploads:
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:
         """What the client changed in its memory, worked out from its upload as the client did."""
         plan = Plan(*(part[i] for part in job.plan))
-        decoded = read(upload.frame, self.sent.params)
+        decoded = read(upload.frame, self.sent.params, self._codec(job.uplinks[i]))
         return job.rule.finish(decoded, self.sent, {}, travel(plan, self.fed.task.momentum))[1]
 
     def round(self, number: int, population: int) -> Round:

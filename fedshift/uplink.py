@@ -96,11 +96,11 @@ def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) 
     return arrived
 
 
-def read(frame: bytes | Decoded, start: Params) -> Params:
-    """The weights a frame stands for, as both ends work them out."""
+def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> Params:
+    """The weights a frame stands for, as both ends work them out; `codec` as in `unpack`."""
     if isinstance(frame, Decoded):
         return frame.params
-    arrived = unpack(frame, like=start)
+    arrived = unpack(frame, like=start, codec=codec)
     return tmap(_sum, arrived, start) if header(frame).update else arrived
 
 

@@ -82,8 +82,10 @@ class Writer:
             raise ValueError(f"{name}: {error}") from None
 
 
-def unpack(data: bytes | memoryview, like: Params) -> Params:
+def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
     """The tensors of a frame, which must have the names, shapes and dtypes of `like`, on its devices.
+
+    With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
 
     >>> sent = {"bias": torch.tensor([1.0, 2.0])}
     >>> unpack(pack(EXACT, sent), like=sent)
@@ -92,7 +94,7 @@ def unpack(data: bytes | memoryview, like: Params) -> Params:
     Traceback (most recent call last):
     fedshift.frame.WireError: bias: shape (2,) where (3,) is expected
     """
-    _, parts = Reader(like).open(data)
+    _, parts = Reader(like).open(data, expected(codec, like))
     params = {}
     for name, x in like.items():
         flat = torch.empty(x.numel(), dtype=x.dtype)
@@ -143,6 +145,11 @@ def choose(codec: Choice, name: str, x: Tensor) -> Codec:
         matches = (c for pattern, c in codec.items() if fnmatchcase(name, pattern))
         codec = codec.get(name) or next(matches, EXACT)
     return codec if codec.covers(x) else EXACT
+
+
+def expected(codec: Choice | None, like: Params) -> dict[str, Codec] | None:
+    """The codec of each tensor; None where any will do."""
+    return None if codec is None else {name: choose(codec, name, x) for name, x in like.items()}
 
 
 def _encode(codec: Codec, x: Tensor, key: Tensor | None) -> tuple[bytes, bytes]:

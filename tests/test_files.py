@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.files import RunError, read_content, write, write_tensors
-from tests.runs import ended, fork
+from fedshift.data import cache
+from fedshift.data.catalog import CATALOG
+from fedshift.data.fetch import fetch
+from fedshift.files import LOCK, TEMPORARY, Lock, RunError, read_content, write, write_tensors
+from fedshift.running import Run
+from tests.data import small as data_sets
+from tests.runs import digits, ended, fedshift, fork, small
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="mounts and limits as Linux has them")
 
@@ -103,3 +108,84 @@ def test_the_same_tensors_have_the_same_name(tmp_path: Path) -> None:
     two = write_tensors(tmp_path, "x", {"w": torch.arange(6.0).view(2, 3).t().contiguous().t()}, {})
     assert one == two
     assert [path.name for path in tmp_path.iterdir()] == [one.name]
+
+
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_bytes(b"not ours")
+    return path
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_at_the_temporary_name_or_the_path_is_replaced_and_not_followed(tmp_path: Path, there: bool) -> None:
+    target = victim(tmp_path) if there else tmp_path / "nothing"
+    for planted in ("a", f"a{TEMPORARY}"):
+        (tmp_path / planted).unlink(missing_ok=True)
+        (tmp_path / planted).symlink_to(target)
+        write(tmp_path / "a", b"ours")
+        assert (tmp_path / "a").read_bytes() == b"ours"
+        assert not (tmp_path / "a").is_symlink()
+    if there:
+        assert target.read_bytes() == b"not ours"
+    assert sorted(os.listdir(tmp_path)) == ["a", *(["victim"] if there else [])]
+
+
+def test_a_temporary_file_that_was_left_is_replaced_and_a_folder_at_its_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / f"a{TEMPORARY}").write_bytes(b"left by a process that was killed")
+    write(tmp_path / "a", b"ours")
+    (tmp_path / f"b{TEMPORARY}").mkdir()
+    with pytest.raises(RunError, match=r"b: cannot be written: "):
+        write(tmp_path / "b", b"ours")
+    assert sorted(os.listdir(tmp_path)) == ["a", f"b{TEMPORARY}"]
+
+
+@linux
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_at_a_lock_is_not_followed(tmp_path: Path, there: bool) -> None:
+    target = victim(tmp_path) if there else tmp_path / "nothing"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(target)
+    with pytest.raises(RunError, match=r"run: cannot be written to: \.lock is a link, which is not followed"):
+        Lock(tmp_path / "run")
+    assert target.exists() == there
+    (tmp_path / "run" / LOCK).unlink()
+    Lock(tmp_path / "run").close()
+
+
+@linux
+def test_a_link_at_a_record_that_is_added_to_is_not_followed(tmp_path: Path) -> None:
+    out, target = tmp_path / "run", victim(tmp_path)
+    run = Run(small(), out, data=digits())
+    next(run)
+    (out / "rounds.csv").rename(tmp_path / "rounds.csv")
+    (out / "rounds.csv").symlink_to(target)
+    with pytest.raises(RunError, match=r"rounds\.csv: cannot be written: rounds\.csv is a link, which is not followed"):
+        next(run)
+    assert target.read_bytes() == b"not ours"
+
+
+def test_links_at_the_places_of_a_report_and_its_figures_are_not_followed(tmp_path: Path) -> None:
+    out, target = tmp_path / "run", victim(tmp_path)
+    list(Run(small({"train": {"rounds": 1}}), out, data=digits()))
+    for planted in (out / f"report.html{TEMPORARY}", tmp_path / f"page.html{TEMPORARY}"):
+        planted.symlink_to(target)
+    assert fedshift("report", out).exit_code == 0
+    assert fedshift("report", out, "--out", tmp_path / "page.html").exit_code == 0
+    assert b"<html" in (out / "report.html").read_bytes()
+    assert target.read_bytes() == b"not ours"
+    (tmp_path / "other.html").symlink_to(target)
+    refused = fedshift("report", out, "--out", tmp_path / "other.html")
+    assert (refused.exit_code, target.read_bytes()) == (2, b"not ours")
+    assert "is there already and is no report" in refused.output
+
+
+def test_a_link_at_the_place_of_a_cached_data_set_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path / "cache"))
+    entry, target = data_sets.entry("cifar10", pinned=True), victim(tmp_path)
+    monkeypatch.setitem(CATALOG, "cifar10", entry)
+    (tmp_path / "cache").mkdir()
+    cache.path(entry).symlink_to(target)
+    archive = data_sets.tar(tmp_path / "a.tgz", data_sets.binary(entry, data_sets.arrays(entry)))
+    fetch("cifar10", archive)
+    assert not cache.path(entry).is_symlink()
+    assert target.read_bytes() == b"not ours"

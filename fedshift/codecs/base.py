@@ -78,9 +78,12 @@ class Lookup(ABC):
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]: ...
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
-        """out[r, i] = table[r, codes[r, i]], with the table of each row made when it is needed."""
+        """out[r, i] = table[r, codes[r, i]], with the table of each row made when it is needed.
+
+        A table of more entries than the row has values must not be made: it would cost more than the row.
+        """
         out = torch.empty(codes.shape, device=codes.device)
-        for r, c in chunks(codes, 2**self.bits):
+        for r, c in chunks(codes):
             table = self.table(side[r])
             index = codes[r, c].int()
             if len(table) > 1:
@@ -100,6 +103,9 @@ class Coder(Protocol):
 
     def size(self, n: int, bits: int) -> int | None:
         """len(encode(...)) for any n codes, None where it depends on the codes."""
+
+    def most(self, n: int, bits: int) -> int:
+        """An upper bound on len(encode(...)) for any n codes: more bytes are not the encoding of n codes."""
 
 
 class Groups(Protocol):
@@ -197,16 +203,13 @@ class Codec:
         return (torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)).reshape(stack, *shape)
 
 
-def chunks(x: Tensor, levels: int = 1) -> Iterator[tuple[slice, slice]]:
-    """x (rows, n) in pieces of about CHUNK values, or row tables of `levels` entries, whichever is more.
-
-    One piece on a GPU, which needs no cache blocking.
-    """
+def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """x (rows, n) in pieces of about CHUNK values; one piece on a GPU, which needs no cache blocking."""
     rows, n = x.shape
     if x.device.type != "cpu":
         yield slice(0, rows), slice(0, n)
         return
-    tall, wide = max(1, CHUNK // max(n, levels)), min(n, CHUNK)
+    tall, wide = max(1, CHUNK // max(n, 1)), min(n, CHUNK)
     for r in range(0, rows, tall):
         for c in range(0, n, wide):
             yield slice(r, min(r + tall, rows)), slice(c, min(c + wide, n))

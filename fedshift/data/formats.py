@@ -7,14 +7,17 @@ one byte, and 3,072 bytes: the rows of the red plane, of the green, of the blue.
 import hashlib
 import io
 import json
+import math
 import pickle
+import pickletools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.data import files as limits
 from fedshift.data.catalog import DataError, Entry
 from fedshift.data.files import Folder, gunzip
 
@@ -23,6 +26,15 @@ Arrays = tuple[Bytes, Bytes, Bytes, Bytes]  # x (n, C, H, W), y (n,), test_x, te
 Reader = Callable[[Entry, list[bytes]], Arrays]
 
 IMAGES, LABELS = 0x0803, 0x0801  # how IDX files begin: unsigned bytes, three axes or one
+SLACK = 64 << 10  # bytes of a pickle or a list of labels that do not depend on how many examples it holds
+
+# of a pickle of numbers, texts, lists, dictionaries and arrays, as Python 2 and 3 write it
+STEPS = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINSTRING SHORT_BINSTRING BINBYTES
+    SHORT_BINBYTES BINUNICODE SHORT_BINUNICODE EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    EMPTY_DICT DICT SETITEM SETITEMS BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD
+"""
+PUTS = ("BINPUT", "LONG_BINPUT")
 
 
 class Copy(NamedTuple):
@@ -37,12 +49,42 @@ def parse(entry: Entry, folder: Folder) -> Copy | None:
     for read, names in spellings(entry):
         if all(name in folder.files for name in names):
             try:
-                return Copy(read(entry, [folder.files[name]() for name in names]), names)
+                contents = _contents(folder, names)
+                if read is python:
+                    check_published(entry, folder, dict(zip(names, contents, strict=True)))
+                return Copy(read(entry, contents), names)
             except DataError:
                 raise
             except Exception as error:  # a damaged pickle can raise anything
                 raise DataError(f"damaged, or not {entry.name} ({error})") from error
     return None
+
+
+def _contents(folder: Folder, names: list[str]) -> list[bytes]:
+    contents: list[bytes] = []
+    for name in names:
+        contents.append(folder.files[name]())
+        if sum(map(len, contents)) > 2 * limits.LARGEST:
+            raise DataError(f"its files have more than {2 * limits.LARGEST:,} bytes, no published data set has")
+    return contents
+
+
+def check_published(entry: Entry, folder: Folder, contents: Mapping[str, bytes]) -> None:
+    """Pickles are read only if they, or the archive in which they lie, are the published ones."""
+    if entry.files and folder.md5 not in entry.files.values():
+        for name, data in contents.items():
+            _same(entry, name, _md5(data), entry.files.get(name, "that of a published file"))
+
+
+def counts(entry: Entry) -> list[int]:
+    """Examples of each part.
+
+    >>> from fedshift.data.catalog import find
+    >>> counts(find("cifar10")), counts(find("cifar100"))
+    ([10000, 10000, 10000, 10000, 10000, 10000], [50000, 10000])
+    """
+    parts = len(entry.parts) - 1
+    return [entry.train // parts] * parts + [entry.test]
 
 
 def spellings(entry: Entry) -> Iterator[tuple[Reader, list[str]]]:
@@ -100,43 +142,117 @@ def binary(entry: Entry, files: list[bytes]) -> Arrays:
 
 
 def python(entry: Entry, files: list[bytes]) -> Arrays:
-    batches = [Plain(io.BytesIO(data), encoding="bytes").load() for data in files]
-    label = b"fine_labels" if entry.classes == 100 else b"labels"
-    return _join(entry, [b[b"data"] for b in batches], [np.array(b[label], np.uint8) for b in batches])
+    pixels, label = math.prod(entry.shape), b"fine_labels" if entry.classes == 100 else b"labels"
+    x, y = [], []
+    for data, n in zip(files, counts(entry), strict=True):
+        check_pickle(data, n, pixels)
+        batch = Plain(data).load()
+        stored, labels = batch[b"data"], batch[label]
+        if not isinstance(stored, Stored) or not isinstance(labels, list):
+            raise DataError("damaged: its data must be an array and its labels a list")
+        x.append(stored.array)
+        y.append(np.frombuffer(bytes(labels), np.uint8))
+    return _join(entry, x, y)
+
+
+def check_pickle(data: bytes, n: int, pixels: int) -> None:
+    """Refuse a pickle that is longer, has more or other steps, or numbers its memo otherwise than one of n images.
+
+    What is left takes memory in proportion to its length: each step makes at most what it holds.
+    """
+    most = n * (2 * pixels + 256) + SLACK  # Python 3 writes bytes as text, in which half of them take two
+    if len(data) > most:
+        raise DataError(f"a pickle of {len(data):,} bytes; {n:,} images take no more than {most:,}")
+    known, steps = frozenset(STEPS.split()), 8 * n + 1000  # three or four a label and file name
+    for number, (step, argument, _) in enumerate(pickletools.genops(data)):
+        if step.name not in known:
+            raise DataError(f"refused, because its step {number} is {step.name}: only arrays are read")
+        if number >= steps:
+            raise DataError(f"a pickle of more than {steps:,} steps, which {n:,} images do not take")
+        if step.name in PUTS and int(argument or 0) > number:
+            raise DataError(f"a pickle whose step {number} is number {argument:,} of its memo")
 
 
 class Plain(pickle.Unpickler):
     """Numbers, texts, lists, dictionaries and arrays; nothing else can be named, so nothing else is run."""
 
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self.left = len(data)  # bytes that texts may still become
+
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return lambda kind, shape, dtype: np.ndarray((0,), np.uint8)  # filled in by the pickle's next step
+                return lambda kind, shape, dtype: Stored()  # filled in by the pickle's next step
             case ("numpy", "ndarray"):
                 return None  # only ever handed to _reconstruct
             case ("numpy", "dtype"):
-                return np.dtype
+                return lambda kind, *how: Kind(kind)
             case ("_codecs", "encode"):
-                return lambda text, encoding: text.encode("latin1")  # how Python 3 writes bytes for Python 2
+                return self._encode  # how Python 3 writes bytes for Python 2
         raise DataError(f"refused, because it asks for {module}.{name}: only arrays are read")
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        self.left -= len(text)
+        if self.left < 0:
+            raise DataError("a pickle that holds fewer bytes than it makes of them")
+        return text.encode("latin1")
+
+
+class Kind:
+    """The dtype of a pickled array, of which only bytes are read."""
+
+    def __init__(self, kind: str | bytes) -> None:
+        if kind not in ("u1", b"u1", "uint8", b"uint8"):
+            raise DataError(f"an array of {kind!r}; only arrays of bytes (u1) are read")
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and alignment, which bytes do not have."""
+
+
+class Stored:
+    """A pickled array of bytes, built from its parts by none of numpy's own code for that."""
+
+    array: Bytes
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, backwards, raw = state
+        if backwards or not isinstance(kind, Kind):
+            raise DataError("an array that is not of bytes with its last axis fastest")
+        self.array = np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def png(entry: Entry, files: list[bytes]) -> Arrays:
     """An image is one row of a PNG, its pixels from the top left; the labels of all training parts are in one list."""
     from PIL import Image
 
-    x = []
-    for data in files[:-2]:
+    x, (_, height, width) = [], entry.shape
+    for data, n in zip(files[:-2], counts(entry), strict=True):
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            if (image.size, image.mode) != ((height * width, n), "RGB"):
+                raise DataError(f"a PNG of {image.size} {image.mode} pixels where {height * width, n} RGB are expected")
             x.append(np.asarray(image).transpose(0, 2, 1))  # (n, 3, H * W)
-    train, test = (np.array(json.loads(data), np.uint8) for data in files[-2:])
+    train, test = (_listed(data, n) for data, n in zip(files[-2:], (entry.train, entry.test), strict=True))
     return _join(entry, x, [*np.split(train, len(x) - 1), test])
+
+
+def _listed(data: bytes, n: int) -> Bytes:
+    """A list of labels in JSON."""
+    most = 16 * n + SLACK
+    if len(data) > most:
+        raise DataError(f"a list of {len(data):,} bytes; {n:,} labels take no more than {most:,}")
+    labels = json.loads(data)
+    if not isinstance(labels, list):
+        raise DataError("its labels are not a list")
+    return np.frombuffer(bytes(labels), np.uint8)
 
 
 def idx(entry: Entry, files: list[bytes]) -> Arrays:
     arrays = []
-    for part, magic, data in zip(entry.parts, (IMAGES, LABELS) * 2, map(gunzip, files), strict=True):
+    sizes = (entry.train, entry.train, entry.test, entry.test)
+    for part, magic, n, packed in zip(entry.parts, (IMAGES, LABELS) * 2, sizes, files, strict=True):
         axes = magic & 0xFF
+        data = gunzip(packed, 4 + 4 * axes + n * (math.prod(entry.shape) if magic == IMAGES else 1))
         head = struct.unpack_from(f">{1 + axes}I", data)
         if head[0] != magic:
             raise DataError(f"{part} is not an IDX file of bytes with {axes} axes")

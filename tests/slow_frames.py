@@ -1,0 +1,201 @@
+"""Frames built to be slow to read, beside the slowest honest ones: CPU seconds of `Mean.add` and of `unpack`.
+
+python -m tests.slow_frames
+"""
+
+import struct
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import torch
+import zstandard
+
+from fedshift import (
+    Cast,
+    Codec,
+    Identity,
+    KMeans,
+    Mean,
+    Params,
+    PerBlock,
+    PerChannel,
+    Range,
+    Uniform,
+    WireError,
+    Zstd,
+    pack,
+    unpack,
+)
+from fedshift.codecs.base import Coder, Quantizer
+from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.entropy import _constriction, _model
+from fedshift.frame import Header, Record, build, describe
+from fedshift.models import MLP, PaperCNN
+from fedshift.parts import code_count, side_numbers
+from fedshift.registry import numbers_of
+
+Coded = Callable[[int, int], bytes]  # codes, bits of each -> what stands for them in a frame
+
+RAW, RLE, COMPRESSED = 0, 1, 2  # blocks of Zstandard
+
+
+def frame_of(like: Params, codec: Codec, coded: Coded, side: float = 1.0) -> bytes:
+    """A frame whose codes are what `coded(n, bits)` says, whether or not its coder would write that."""
+    records, buffers = [], []
+    for name, x in like.items():
+        n, bits = code_count(codec, x.dtype, x.shape)
+        codes = coded(n, bits)
+        records.append(Record(name, tuple(x.shape), *numbers_of(codec, x.dtype), codes=len(codes)))
+        sides = np.full(side_numbers(codec, x.shape), side, "<f4")
+        buffers += [sides.tobytes(), codes]
+    return build(Header(lossy=codec.quantizer.lossy), len(records), describe(records), buffers)
+
+
+def packed(n: int, bits: int) -> bytes:
+    return bytes(BitPack().size(n, bits))
+
+
+def zstd(content: int, blocks: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """A Zstandard frame of these blocks: (kind, size that its header states, bytes)."""
+    frame = bytearray(b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", content))  # one segment, four bytes of content size
+    end = bytearray()
+    for kind, size, data in blocks:
+        frame += end
+        end = bytearray((size << 3 | kind << 1).to_bytes(3, "little") + data)
+    end[0] |= 1  # the last block
+    return bytes(frame + end)
+
+
+def content(n: int, bits: int) -> int:
+    return BitPack().size(n, bits if 8 % bits == 0 else 8)
+
+
+def empty_blocks(n: int, bits: int, each: int = 16) -> bytes:
+    """Every sixteen bytes, an empty block."""
+    size = content(n, bits)
+    return zstd(size, ((RAW, len(b), b) for at in range(0, size, each) for b in (bytes(min(each, size - at)), b"")))
+
+
+def short_blocks(n: int, bits: int, each: int = 1) -> bytes:
+    """Blocks of so many bytes each."""
+    size = content(n, bits)
+    return zstd(size, ((RLE, min(each, size - at), b"\0") for at in range(0, size, each)))
+
+
+def tables(n: int, bits: int) -> bytes:
+    """Short compressed blocks, of which each has Huffman and FSE tables of its own."""
+    size = content(n, bits)
+    draw = np.random.default_rng(0)
+    sample = bytes(draw.integers(0, 4, 600, np.uint8))
+    best = zstandard.ZstdCompressor(level=19).compress(sample)
+    head = 4 + 1 + 1 + (1 if len(sample) >= 256 else 0)
+    kind, length = (best[head] >> 1) & 3, int.from_bytes(best[head : head + 3], "little") >> 3
+    assert kind == COMPRESSED
+    block = (COMPRESSED, length, best[head + 3 : head + 3 + length])
+    whole, rest = divmod(size, len(sample))
+    return zstd(size, [block] * whole + ([(RAW, rest, bytes(rest))] if rest or not whole else []))
+
+
+def one_code(n: int, bits: int, frequency: int) -> bytes:
+    """One code again and again, which the model of the range coder takes for this frequent; as bytes, 0.747."""
+    code = min(2**bits - 1, 0x3F)
+    scaled = np.full(2**bits, 65536 - frequency, "<u2")
+    scaled[code] = frequency
+    encoder = _constriction().stream.queue.RangeEncoder()
+    encoder.encode(np.full(n, code, np.int32), _model(scaled))
+    return bytes(scaled.tobytes() + encoder.get_compressed().astype("<u4").tobytes())
+
+
+def rarest(n: int, bits: int) -> bytes:
+    return one_code(n, bits, 1)
+
+
+def certain(n: int, bits: int) -> bytes:
+    return one_code(n, bits, 65535)
+
+
+def denormal(n: int, bits: int) -> bytes:
+    return np.full(n // 4, 1, "<u4").tobytes()
+
+
+def hostile() -> dict[str, tuple[Codec, Coded]]:
+    """Each kind of slow frame: its codec, and what stands in place of honest codes."""
+    frames: dict[str, tuple[Codec, Coded]] = {}
+    for quantizer in (Uniform(8), Uniform(1), KMeans(8), KMeans(1)):
+        for n in (1, 2, 7, 16):
+            frames[f"{quantizer}, blocks of {n}"] = Codec(quantizer, groups=PerBlock(n)), packed
+    frames["Uniform(8), blocks of 1, range coder"] = Codec(Uniform(8), Range(), PerBlock(1)), certain
+    for name, codec in {"exact": Codec(Identity(), Zstd()), "Uniform(4)": Codec(Uniform(4), Zstd())}.items():
+        frames[f"{name}, Zstd, an empty block every 16 bytes"] = codec, empty_blocks
+        frames[f"{name}, Zstd, blocks of 1 byte"] = codec, short_blocks
+        frames[f"{name}, Zstd, blocks of 5 bytes"] = codec, partial(short_blocks, each=5)
+        frames[f"{name}, Zstd, tables every 600 bytes"] = codec, tables
+    for codec in (Codec(Identity(), Range()), Codec(Uniform(8), Range()), Codec(Uniform(1), Range())):
+        frames[f"{codec.quantizer}, range coder, the rarest code"] = codec, rarest
+        frames[f"{codec.quantizer}, range coder, a certain code"] = codec, certain
+    frames["exact, denormal numbers"] = Codec(Identity()), denormal
+    return frames
+
+
+def honest() -> dict[str, Codec]:
+    quantizers: list[Quantizer] = [Identity(), Cast("bfloat16"), KMeans(4), KMeans(8), Uniform(4), Uniform(8)]
+    coders: list[Coder] = [BitPack(), Zstd(), Range()]
+    codecs = [Codec(quantizer, coder) for quantizer in quantizers for coder in coders]
+    grouped = [(quantizer, groups) for quantizer in quantizers[2:] for groups in (PerChannel(), PerBlock(64))]
+    codecs += [Codec(quantizer, groups=groups) for quantizer, groups in grouped]
+    return {f"{codec.quantizer}, {codec.coder}, {codec.groups}": codec for codec in codecs}
+
+
+def seconds(work: Callable[[], object], least: int = 3) -> float:
+    """The least CPU time of some repeats."""
+    best, spent = float("inf"), 0.0
+    for _ in range(least):
+        begin = time.process_time()
+        work()
+        took = time.process_time() - begin
+        best, spent = min(best, took), spent + took
+        if spent > 5:
+            break
+    return best
+
+
+def measured(frame: bytes, like: Params) -> tuple[float, float, bool]:
+    """CPU seconds of `Mean.add` and of `unpack`, and whether the frame was refused."""
+    mean, refused = Mean(like, base=like), False
+    mean.add(pack(Codec(Identity()), like))
+    try:
+        mean.add(frame)
+    except WireError:
+        refused = True
+
+    def add() -> None:
+        with suppress(WireError):
+            mean.add(frame, 0.7)
+
+    def read() -> None:
+        with suppress(WireError):
+            unpack(frame, like)
+
+    return seconds(add), seconds(read), refused
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for title, model in (("paper-cnn", PaperCNN()), ("mlp on digits", MLP())):
+        like = {name: x.detach() for name, x in model.state_dict().items()}
+        frames = {f"honest: {name}": pack(codec, like) for name, codec in honest().items()}
+        frames |= {f"hostile: {name}": frame_of(like, *made) for name, made in hostile().items()}
+        base = 0.0
+        for name, frame in frames.items():
+            add, read, refused = measured(frame, like)
+            base = base or add  # of an exact frame
+            verdict = "refused" if refused else ""
+            times = f"add {1e3 * add:8.2f} ms ({add / base:5.1f}x), unpack {1e3 * read:8.2f} ms"
+            print(f"{title}: {name:62} {len(frame) / 1e6:7.3f} MB, {times} {verdict}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-BOUND = 20.0  # default of `bound`
+BOUND = 50.0  # default of `bound`
 CAP = 10.0  # default of `cap`
 QUORUM = 3  # uploads that it takes to have a majority
 

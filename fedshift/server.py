@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift import tree
+from fedshift import rng, tree
 from fedshift.accumulate import Frame, Mean, Measured, measure
 from fedshift.algorithms import shorter
 from fedshift.algorithms.fedshift import mean
-from fedshift.bounds import capped, median_integers, outliers, reference, refusal
+from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import CHUNK, finite
 from fedshift.data.cohorts import Plan, travel
 from fedshift.engines.base import Job, Upload
@@ -21,11 +21,11 @@ from fedshift.evaluate import Score
 from fedshift.federation import Federation, Layer, Outcome, shift_of
 from fedshift.frame import WireError
 from fedshift.types import Broadcast, Decoded, Params, Round
-from fedshift.uplink import Uplink, quantized, read
+from fedshift.uplink import Uplink, code, quantized, read
 from fedshift.wire import EXACT, fixed, size, unpack
 
 SMALL = CHUNK  # numbers of a model whose frames stay open while they wait, rather than being opened twice
-SHARE = 0.01  # of the model's norm: an update below `bound` times this is never left out
+UPDATE, BUFFERS, SECOND = "update", "buffer update", "second upload"  # what has a norm
 
 
 class Waiting(NamedTuple):
@@ -60,6 +60,7 @@ class Uploads:
         self.capped = 0
         self.bytes_up = [0, 0, 0]
         self.fixed: dict[Uplink, tuple[int, int]] = {}
+        self.lost: dict[Uplink, float] = {}  # what coding loses of the model that was sent
         self.errors: list[float] = []
         self.train = self.encode = 0.0
         self.slowest: float | None = None
@@ -80,13 +81,13 @@ class Uploads:
         change: Params | None = None
         norms: dict[str, float] = {}
         if job.rule.extra == "sent":
-            norms["second upload"], change = self._second(upload.extra)
+            norms[SECOND], change = self._second(upload.extra)
         if isinstance(upload.frame, Decoded):
             frame, found = None, self._decoded(upload.frame)
         else:
             frame = self.mean.open(upload.frame)
             found = measure(frame, self.sent.params, self.trained, self._infinite)
-        norms = {"update": found.trained, "buffer update": found.buffers} | norms
+        norms = {UPDATE: found.trained, BUFFERS: found.buffers} | norms
         return Waiting(upload, i, norms, found.integers, frame if self.small else None, change if self.small else None)
 
     def _second(self, extra: bytes | Decoded) -> tuple[float, Params | None]:
@@ -115,7 +116,7 @@ class Uploads:
 
     def settle(self, job: Job) -> None:
         """Leave out uploads far beyond the others, cap weights, and average the rest in the cohort's order."""
-        kept = self._bounded()
+        kept = self._bounded(job)
         weights = [float(job.examples[one.place]) if self.fed.weights == "examples" else 1.0 for one in kept]
         integers: list[Params] = []
         for one, weight, own in zip(kept, capped(weights, self.fed.cap), weights, strict=True):
@@ -127,29 +128,47 @@ class Uploads:
             self.integers[name] = median_integers(torch.stack([own[name] for own in integers]))
         self.failed = {client: self.failed[client] for client in job.clients if client in self.failed}
 
-    def _bounded(self) -> list[Waiting]:
+    def _bounded(self, job: Job) -> list[Waiting]:
         """The uploads whose norms are within the bound."""
-        kept, bound = self.waiting, self.fed.bound
+        bound = self.fed.bound
         for what in self.waiting[0].norms if self.waiting else ():
             norms = [one.norms[what] for one in self.waiting]
             if not bound or all(x <= bound * median_low(norms) for x in norms):
-                continue  # as nearly always; nobody asks for the floor then, which takes time on a GPU
-            floor = self._floor(what)
-            typical, beyond = reference(norms, floor), outliers(norms, bound, floor)
-            for one, out in zip(self.waiting, beyond, strict=True):
-                if out:
-                    self.failed.setdefault(one.upload.client, refusal(what, one.norms[what], typical, bound))
-        return [one for one in kept if one.upload.client not in self.failed]
+                continue  # as nearly always: floors, which take time, are not needed
+            for k, one in enumerate(self.waiting):
+                floor = self._floor(what, job, one.place)
+                if outliers(norms, bound, floor)[k]:
+                    why = refusal(what, norms[k], reference(norms, floor), bound)
+                    self.failed.setdefault(one.upload.client, why)
+        return [one for one in self.waiting if one.upload.client not in self.failed]
 
-    def _floor(self, what: str) -> float:
-        """The least that counts as a typical norm: a part of the model's own, or all of what buffers hold."""
-        params = self.sent.params
-        if what == "second upload":
-            return SHARE * norm(self.sent.control.values())
-        if what == "update":
-            return SHARE * norm(params[name] for name in self.trained)
+    def _floor(self, what: str, job: Job, i: int) -> float:
+        """The least that counts as a typical norm: see `update_floor`; of buffers all that they hold.
+
+        A second upload is the change of a gradient, and that of the model is travel times as much.
+        """
+        if what == UPDATE:
+            return update_floor(self._size, self.fed.bound, self._error(job.uplinks[i]))
+        if what == SECOND:
+            far = float(travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum))
+            return update_floor(self._size / far + norm(self.sent.control.values()), self.fed.bound)
         skipped = {*self.trained, *self._infinite}
-        return norm(x for name, x in params.items() if x.is_floating_point() and name not in skipped)
+        return norm(x for name, x in self.sent.params.items() if x.is_floating_point() and name not in skipped)
+
+    @cached_property
+    def _size(self) -> float:
+        """|w| over what is trained"""
+        return norm(self.sent.params[name] for name in self.trained)
+
+    def _error(self, uplink: Uplink) -> float:
+        """|Q(w) - w| of what was sent: a client that sends weights is as far from it without having moved."""
+        if uplink.update or not uplink.lossy:
+            return 0.0
+        if uplink not in self.lost:
+            w = {name: self.sent.params[name][None] for name in self.trained}
+            arrived = code(uplink, w, self.trained, rng.key(self.fed.seed, "bound")[None])
+            self.lost[uplink] = norm(x - w[name] for name, x in arrived.items())
+        return self.lost[uplink]
 
     def _add(self, one: Waiting, job: Job, weight: float) -> bool:
         """Whether it could be used."""

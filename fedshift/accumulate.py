@@ -188,7 +188,11 @@ class Ruler:
         self.trained = [name for name in floats if name in trained]
         self.buffers = [name for name in floats if name not in trained]
         self.integers = [name for name, x in base.items() if not x.is_floating_point()]
-        self._joint: dict[str, Tensor] = {}  # small models in one tensor, by their first name
+        self._joint = {  # tensors of few numbers in one, by the first of their names
+            names[0]: torch.cat([self.flat[name] for name in names])
+            for names in (self.trained, self.buffers)
+            if names and sum(self.flat[name].numel() for name in names) <= CHUNK
+        }
 
     def measure(self, frame: Frame) -> Measured:
         integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
@@ -198,13 +202,11 @@ class Ruler:
         """|w_k - w| over these tensors; a difference beyond float32 is infinite, and beyond every bound."""
         if not names:
             return 0.0
-        update, held = frame.header.update, [frame.parts[name].whole for name in names]
-        values = [x for x in held if x is not None]
-        if len(values) == len(held) and sum(map(len, values)) <= CHUNK:  # few: fastest at once
-            if not update and names[0] not in self._joint:
-                self._joint[names[0]] = torch.cat([self.flat[name] for name in names])
+        update, joint = frame.header.update, self._joint.get(names[0])
+        values = [x for name in names if (x := frame.parts[name].whole) is not None] if joint is not None else []
+        if joint is not None and len(values) == len(names):  # few, and at hand: fastest at once
             whole = torch.cat(values)
-            return float(_norm(whole if update else whole - self._joint[names[0]]))
+            return float(_norm(whole if update else whole - joint))
         norms = [
             _norm(values if update else values - self.flat[name][start : start + len(values)])
             for name in names

@@ -9,7 +9,7 @@ import torch
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.engines.base import Engine, Job, Upload
 from fedshift.evaluate import Score
-from fedshift.federation import Federation, Outcome, State
+from fedshift.federation import Federation, Layer, Outcome, State
 from fedshift.server import Uploads
 from fedshift.types import CPU, Params
 
@@ -93,7 +93,8 @@ class Turn:
 
         A round whose result is not finite is skipped: state and clients' memory stay as they were.
         """
-        fed, state, told, broken = self.fed, self.state, {}, ""
+        fed, state, broken = self.fed, self.state, ""
+        told: dict[str, Layer] = {}
         if self.uploads.mean.count:
             rnd = self.uploads.round(self.number, fed.partition.clients)
             out, server = fed.algorithm.server.apply(state.out, state.server, rnd)

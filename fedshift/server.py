@@ -1,7 +1,7 @@
 """The server's side of a round: uploads are checked, measured against each other, and averaged."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from statistics import median_low
 from typing import NamedTuple
@@ -53,6 +53,7 @@ class Uploads:
         self.small = sum(x.numel() for x in sent.params.values()) <= SMALL
         self.extra: Params = {}
         self.integers: Params = {}
+        self.clients: Sequence[int] = ()  # the cohort, in whose order failures are told
         self.failed: dict[int, str] = {}
         self.waiting: list[Waiting] = []
         self.taken: list[Upload] = []  # without frames and memory
@@ -121,7 +122,7 @@ class Uploads:
 
     def settle(self, job: Job) -> None:
         """Leave out uploads far beyond the others, cap weights, and average the rest in the cohort's order."""
-        kept = self._bounded(job)
+        self.clients, kept = job.clients, self._bounded(job)
         weights = [float(job.examples[one.place]) if self.fed.weights == "examples" else 1.0 for one in kept]
         integers: list[Params] = []
         for one, weight, own in zip(kept, capped(weights, self.fed.cap), weights, strict=True):
@@ -131,7 +132,7 @@ class Uploads:
         self.waiting.clear()
         for name in integers[0] if integers else ():
             self.integers[name] = median_integers(torch.stack([own[name] for own in integers]))
-        self.failed = {client: self.failed[client] for client in job.clients if client in self.failed}
+        self.failed = {client: self.failed[client] for client in self.clients if client in self.failed}
 
     def _bounded(self, job: Job) -> list[Waiting]:
         """The uploads whose norms are within the bound."""
@@ -157,9 +158,10 @@ class Uploads:
             return update_floor(self._size, self.fed.bound, self._error(job.uplinks[i]))
         if what == SECOND:
             far = float(travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum))
-            return update_floor(self._size / far + norm(self.sent.control.values()), self.fed.bound)
+            moved = self._size / far if far else 0.0
+            return update_floor(moved + norm(self.sent.control.values()), self.fed.bound)
         skipped = {*self.trained, *self._infinite}
-        return norm(x for name, x in self.sent.params.items() if x.is_floating_point() and name not in skipped)
+        return norm(x for name, x in self.sent.params.items() if name not in skipped)
 
     @cached_property
     def _size(self) -> float:
@@ -202,7 +204,7 @@ class Uploads:
     def skipped(self, why: str) -> "Uploads":
         """The same round with no upload used, for this reason."""
         empty = Uploads(self.fed, self.sent)
-        empty.failed = self.failed | {upload.client: why for upload in self.taken}
+        empty.failed = {client: self.failed.get(client, why) for client in self.clients}
         empty.train, empty.encode = self.train, self.encode
         return empty
 
@@ -306,8 +308,8 @@ class Uploads:
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """|x| over all tensors, added up in float64"""
-    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors]
+    """|x| over all floating tensors, added up in float64"""
+    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors if x.is_floating_point()]
     return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
 
 

@@ -157,6 +157,9 @@ def test_buffers_of_a_batch_norm_are_bounded_too() -> None:
 class Counting(nn.Module):
     """A linear model with an integer and a boolean buffer, which every client changes."""
 
+    steps: Tensor
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 4)

@@ -1,14 +1,16 @@
 """The server's running mean: frames come in one by one, and only their sum is kept."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from fedshift.codecs.base import ends
+from fedshift.codecs.base import CHUNK, ends
 from fedshift.frame import Header, WireError
-from fedshift.parts import Reader, as_dtype
+from fedshift.parts import Part, Reader, as_dtype
 from fedshift.types import CPU, Decoded, Params
 from fedshift.wire import Choice, expected
 
@@ -21,7 +23,8 @@ class Mean:
 
     Memory: one model, whatever the number of uploads. A frame is checked whole before any of it is
     added, so a refused one leaves no trace. An update counts as `base + update`. Integer tensors
-    are neither averaged nor added to a base: they are those of the first frame.
+    are neither averaged nor added to a base: they are those of the first frame. A run, which knows
+    all uploads of a round, puts their elementwise median there instead (`bounds.median_integers`).
 
     >>> from fedshift import Codec, Identity, pack
     >>> mean = Mean(like={"w": torch.zeros(2)})
@@ -58,18 +61,34 @@ class Mean:
         return self.lossy_weight / self.weight if self.weight else 0.0
 
     def add(self, data: bytes | memoryview, weight: float = 1.0, codec: Choice | None = None) -> Header:
-        """Add one frame, or raise a WireError and leave everything as it was.
+        """Add one frame, or raise a WireError and leave everything as it was; `codec` as in `open`."""
+        self._check(weight)
+        return self._fold(self.open(data, codec), weight)
+
+    def add_opened(self, frame: "Frame", weight: float = 1.0) -> Header:
+        """Add a frame that `open` has read."""
+        self._check(weight)
+        return self._fold(frame, weight)
+
+    def open(self, data: bytes | memoryview, codec: Choice | None = None) -> "Frame":
+        """Read a frame without adding it; WireError where it is not one of the model.
 
         With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
         """
+        header, parts = self._reader.open(data, expected(codec, self.like))
+        if header.update and self.base is None:
+            raise WireError("the frame holds an update, and no base was given to add it to")
+        return Frame(header, parts)
+
+    def _check(self, weight: float) -> None:
         if not LIGHTEST <= weight <= HEAVIEST:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
             raise ValueError("the mean was taken already; the next one begins with a new Mean")
+
+    def _fold(self, frame: "Frame", weight: float) -> Header:
+        header, parts = frame
         self._begin(CPU)
-        header, parts = self._reader.open(data, expected(codec, self.like))
-        if header.update and self.base is None:
-            raise WireError("the frame holds an update, and no base was given to add it to")
         bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update)
         for name, part in parts.items():
             total = self._sum[name]
@@ -135,6 +154,80 @@ class Mean:
                     total += self.base[name].to(total) * (self.update_weight / self.weight)
             mean[name] = total.to(x)
         return mean
+
+
+class Frame(NamedTuple):
+    """A frame that was read and checked."""
+
+    header: Header
+    parts: dict[str, Part]
+
+    def decoded(self) -> "Frame":
+        """The same with its values at hand, for a frame that is read more than once."""
+        return self._replace(parts={name: part.decoded() for name, part in self.parts.items()})
+
+
+class Measured(NamedTuple):
+    """The change an upload makes to a base, and its integers."""
+
+    trained: float  # |w_k - w| over trained tensors
+    buffers: float  # and over the other floating tensors
+    integers: Params
+
+
+class Ruler:
+    """Measures how far frames are from a base, in float64 and piece by piece; tensors in `skipped` do not count.
+
+    >>> from fedshift import Codec, Identity, pack
+    >>> base = {"w": torch.zeros(2), "n": torch.tensor(1)}
+    >>> frame = pack(Codec(Identity()), {"w": torch.tensor([3.0, -4.0]), "n": torch.tensor(7)})
+    >>> Ruler(base, trained={"w"}).measure(Mean(base).open(frame))
+    Measured(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
+    """
+
+    def __init__(self, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> None:
+        self.base = {name: x.detach().to(CPU) for name, x in base.items()}
+        self.flat = {name: x.reshape(-1) for name, x in self.base.items()}
+        floats = [name for name, x in base.items() if x.is_floating_point() and x.numel() and name not in skipped]
+        self.trained = [name for name in floats if name in trained]
+        self.buffers = [name for name in floats if name not in trained]
+        self.integers = [name for name, x in base.items() if not x.is_floating_point()]
+        self._joint = {  # tensors of few numbers in one, by the first of their names
+            names[0]: torch.cat([self.flat[name] for name in names])
+            for names in (self.trained, self.buffers)
+            if names and sum(self.flat[name].numel() for name in names) <= CHUNK
+        }
+
+    def measure(self, frame: Frame) -> Measured:
+        integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
+        return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
+
+    def _far(self, names: list[str], frame: Frame) -> float:
+        """|w_k - w| over these tensors; a difference beyond float32 is infinite, and beyond every bound."""
+        if not names:
+            return 0.0
+        update, joint = frame.header.update, self._joint.get(names[0])
+        values = [x for name in names if (x := frame.parts[name].whole) is not None] if joint is not None else []
+        if joint is not None and len(values) == len(names):  # few, and at hand: fastest at once
+            whole = torch.cat(values)
+            return float(_norm(whole if update else whole - joint))
+        norms = [
+            _norm(values if update else values - self.flat[name][start : start + len(values)])
+            for name in names
+            for start, values in frame.parts[name].values()
+        ]
+        return float(_norm(torch.stack(norms)))
+
+    def _integers(self, name: str, part: Part) -> Tensor:
+        found = torch.empty_like(self.flat[name])
+        for start, values in part.values():
+            found[start : start + len(values)] = as_dtype(values, found.dtype)
+        return found.view(self.base[name].shape)
+
+
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ import fedshift
 ROOT = Path(fedshift.__file__).parent
 LAYERS = [
     {"types", "names"},
-    {"tree", "rng"},
+    {"tree", "rng", "bounds"},
     {"algorithms", "codecs", "data", "models"},
     {"frame"},
     {"registry"},

@@ -1,0 +1,90 @@
+"""Bounds on one client's influence in a round, as pure functions of norms, weights and integers.
+
+    m = max(lower median of the norms d_k, floor)
+    upload k is left out where d_k > bound * m
+    p_k = min(p_k, cap * lower median of p)
+    n = lower median of n_k, element by element, for integer tensors
+
+Medians are those of honest clients as long as more than half of a round's uploads are honest. With fewer than
+`QUORUM` uploads there is no majority to compare with, and nothing is bounded. A bound limits what one upload can do
+to the mean; it is no defence against many small poisoned updates.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median_low
+
+import torch
+from torch import Tensor
+
+BOUND = 20.0  # default of `bound`
+CAP = 10.0  # default of `cap`
+QUORUM = 3  # uploads that it takes to have a majority
+
+
+def reference(norms: Sequence[float], floor: float = 0.0) -> float:
+    """Typical norm of a round: max(lower median, floor), or the lower median of the norms that are not zero.
+
+    The latter where both are zero, and 0 where all norms are. Norms that are NaN or infinite do not count.
+
+    >>> reference([1.0, 2.0, 4.0, 1e38]), reference([1.0, 2.0, 4.0], floor=3.0)
+    (2.0, 3.0)
+    >>> reference([0.0, 0.0, 0.0, 5.0]), reference([0.0, 0.0, 0.0])
+    (5.0, 0.0)
+    """
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    typical = max(median_low(finite), floor) if finite else floor
+    return typical or median_low([norm for norm in finite if norm] or [0.0])
+
+
+def outliers(norms: Sequence[float], bound: float, floor: float = 0.0) -> list[bool]:
+    """d_k > bound * reference(d) for each upload; NaN and infinity are beyond every bound.
+
+    None is with `bound` 0, which switches it off, or with fewer than `QUORUM` uploads.
+
+    >>> outliers([1.0, 2.0, 41.0], bound=20), outliers([1.0, 2.0, 39.0], bound=20)
+    ([False, False, True], [False, False, False])
+    >>> outliers([1.0, 1e38], bound=20), outliers([1.0, 2.0, 1e38], bound=0)
+    ([False, False], [False, False, False])
+    """
+    if not bound or len(norms) < QUORUM:
+        return [False] * len(norms)
+    most = bound * reference(norms, floor)
+    return [not (math.isfinite(norm) and norm <= most) for norm in norms]
+
+
+def refusal(what: str, norm: float, typical: float, bound: float) -> str:
+    """Reason for leaving out an upload whose norm is an outlier; `typical` is the reference of the round.
+
+    >>> refusal("update", 1.2e38, 3.0, 20)
+    "update norm 1.2e+38 is 4e+37 times the round's typical norm 3; at most 20 times is allowed"
+    """
+    times = norm / typical if typical else math.inf
+    seen = f"{what} norm {norm:.3g} is {times:.3g} times the round's typical norm {typical:.3g}"
+    return f"{seen}; at most {bound:g} times is allowed"
+
+
+def capped(weights: Sequence[float], cap: float) -> list[float]:
+    """min(p_k, cap * lower median of p) for each upload; unchanged with `cap` 0 or fewer than `QUORUM` uploads.
+
+    >>> capped([3.0, 1.0, 2.0, 1e18], cap=10)
+    [3.0, 1.0, 2.0, 20.0]
+    >>> capped([1.0, 1e18], cap=10), capped([1.0, 2.0, 1e18], cap=0)
+    ([1.0, 1e+18], [1.0, 2.0, 1e+18])
+    """
+    if not cap or len(weights) < QUORUM:
+        return list(weights)
+    most = cap * median_low(weights) or math.inf
+    return [min(weight, most) for weight in weights]
+
+
+def median_integers(stack: Tensor) -> Tensor:
+    """Lower median over the first axis (K, ...) of integers; of booleans the majority, False where both are as many.
+
+    >>> median_integers(torch.tensor([[7, 1], [9, 2], [900, 3], [8, 4]]))
+    tensor([8, 2])
+    >>> median_integers(torch.tensor([[True, True], [True, False], [False, False]]))
+    tensor([ True, False])
+    """
+    values = stack.byte() if stack.dtype == torch.bool else stack
+    return values.sort(0).values[(len(stack) - 1) // 2].to(stack.dtype)

@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -19,8 +18,9 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment import build
 from fedshift.files import RunError
 from fedshift.interrupts import interrupts
+from fedshift.names import printable
 from fedshift.presets import PRESETS
-from fedshift.progress import Display, strict_json
+from fedshift.progress import Display, echo, strict_json
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
@@ -96,7 +96,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
     elif finished(folder):
         with Folder(folder) as whole:
             whole.tidy()
-        typer.echo(f"{folder}: this run is finished.", err=True)
+        echo(f"{folder}: this run is finished.", err=True)
         experiment = Experiment(**read(folder / SETTINGS))
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     elif begun(folder) and (experiment := Experiment(**read(folder / SETTINGS))).engine.name == "flower":
@@ -120,7 +120,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
         finally:
             run.close()
     if not run.finished:
-        typer.echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
+        echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
         sys.exit(enough.code)
     conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
 
@@ -140,7 +140,7 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, mi
     if not finished(out):
         saved = max((number for number, _ in Checkpoints(out).newest_first), default=0)
         hint = f"`fedshift resume {out}` goes on after round {saved}" if begun(out) else "nothing was begun"
-        typer.echo(f"Stopped; {hint}.", err=True)
+        echo(f"Stopped; {hint}.", err=True)
         sys.exit(enough.code)
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
 
@@ -177,13 +177,13 @@ def grid(
     left = [one for one in sweep.runs if not finished(one.folder)]
     if left and enough.now() and not failures:
         hint = f"`fedshift resume {out}` goes on from there" if (out / SWEEP).exists() else "nothing was begun"
-        typer.echo(f"Stopped; {hint}.", err=True)
+        echo(f"Stopped; {hint}.", err=True)
         sys.exit(enough.code)
     done = [summary.load(one.folder, one.experiment) for one in sweep.runs if finished(one.folder)]
     if done and table:
         conclude(done, [one.experiment for one in sweep.runs], out, as_json)
     if failures:
-        typer.echo(
+        echo(
             f"fedshift: {failures} of {len(sweep.runs)} runs failed; `fedshift resume {out}` tries them again", err=True
         )
         sys.exit(1)
@@ -194,24 +194,24 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     rows, experiment = summary.rows(results, of), of[0]
     if as_json:
         told = [row._asdict() | {"mean": row.mean, "spread": row.spread} for row in rows]
-        typer.echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
+        echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
         return
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     console.print(summary.table(rows, experiment, experiment.data.name))
     spread = ", ± the standard deviation over seeds" if any(row.spread is not None for row in rows) else ""
     metric = experiment.train.metric.rpartition(":")[2]
     window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))
-    console.print(f"{metric}: mean of the last {window} evaluated rounds{spread}", highlight=False)
+    console.print(f"{printable(metric)}: mean of the last {window} evaluated rounds{spread}", highlight=False)
     for sentence in summary.sentences(rows):
         console.print(sentence, highlight=False)
-    console.print(f"Everything is in {out}", highlight=False, soft_wrap=True)
+    console.print(f"Everything is in {printable(str(out))}", highlight=False, soft_wrap=True)
     look_at(out)
 
 
 def look_at(out: Path) -> None:
     """Write the page of what is in a folder, and say where it is."""
     if page := report(out):
-        typer.echo(f"To look at: {page}")
+        echo(f"To look at: {page}")
 
 
 def report(out: Path) -> str | None:
@@ -219,19 +219,19 @@ def report(out: Path) -> str | None:
     try:
         return str(write_report([out], out / PAGE))
     except (RunError, OSError) as problem:
-        typer.echo(f"fedshift: no report was written: {problem}", err=True)
+        echo(f"fedshift: no report was written: {problem}", err=True)
         return None
 
 
 def fetch(name: str, source: Path | None) -> None:
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = progress.add_task(what, total=None)
+                tasks[what] = progress.add_task(printable(what), total=None)
             progress.update(tasks[what], completed=done, total=total or None)
 
         path = fetch_data(name, source, show)
-    typer.echo(f"{name}: {path}")
+    echo(f"{name}: {path}")

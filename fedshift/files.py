@@ -13,6 +13,7 @@ from typing import Self
 
 from safetensors.torch import load, save
 
+from fedshift.names import printable
 from fedshift.types import Params
 
 try:
@@ -26,6 +27,9 @@ _held: set[Path] = set()  # folders this process writes to: a lock does not keep
 
 class RunError(RuntimeError):
     """What went wrong with the files of a run, in a sentence."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, keep="\n"))  # the end of a log may follow the sentence
 
 
 class Lock:

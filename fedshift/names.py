@@ -1,10 +1,29 @@
-"""Names that users give: what `module:function` stands for, and what a name that is not known was meant to be."""
+"""Names that users give: what `module:function` stands for, what a name that is not known was meant to be, and text
+that is safe to show.
+"""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
+
+# C0, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates, lone surrogates
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Text from elsewhere, safe for a terminal or a log: characters that control either are escaped, but for `keep`.
+
+    >>> print(printable("\x1b[2Jgrün\r\n\u202e"), printable("two\nlines", keep="\n").splitlines())
+    \x1b[2Jgrün\x0d\x0a\u202e ['two', 'lines']
+    """
+    return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(ord(found[0])), text)
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def suggest(name: str, names: Iterable[str]) -> str:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedshift.names import printable
 
 EVERY = 2.0  # seconds between lines
 CROWD = 12  # runs above which the bars of finished ones go
@@ -43,7 +46,7 @@ class Silent:
         pass
 
     def add(self, name: str, rounds: int, folder: Path) -> int:
-        self.names.append(name)
+        self.names.append(printable(name))
         self.rounds.append(rounds)
         return len(self.names) - 1
 
@@ -54,7 +57,9 @@ class Silent:
         self.tell(sentence)
 
     def tell(self, sentence: str) -> None:
-        self.errors.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        self.errors.print(
+            printable(sentence, keep="\n"), style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
 
 
 class Json(Silent):
@@ -83,7 +88,10 @@ class Lines(Silent):
         self.last = self.now()
         figures = shown(score, loss, self.sent[run])
         self.console.print(
-            f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}", highlight=False, markup=False
+            f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}",
+            highlight=False,
+            markup=False,
+            emoji=False,
         )
 
 
@@ -122,11 +130,19 @@ class Bars(Silent):
         self.progress.update(self.tasks[run], completed=number, visible=not crowded)
 
     def tell(self, sentence: str) -> None:
-        self.progress.console.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        console = self.progress.console
+        console.print(
+            printable(sentence, keep="\n"), style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
+
+
+def echo(text: object, *, err: bool = False, keep: str = "") -> None:
+    """Print one line of plain text, whatever characters a name in it holds."""
+    typer.echo(printable(str(text), keep), err=err)
 
 
 def strict_json(value: object) -> str:
-    """JSON has no NaN and no infinity: null instead.
+    """JSON has no NaN and no infinity: null instead; and no control character is printed raw.
 
     >>> strict_json({"score": float("nan"), "rows": (1, 2.5)})
     '{"score": null, "rows": [1, 2.5]}'
@@ -139,7 +155,7 @@ def strict_json(value: object) -> str:
             return {str(key): plain(own) for key, own in part.items()}
         return [plain(own) for own in part] if isinstance(part, (list, tuple)) else part
 
-    return json.dumps(plain(value), allow_nan=False)
+    return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def shown(score: float | None, loss: float | None, sent: int) -> str:

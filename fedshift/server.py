@@ -12,6 +12,7 @@ from fedshift.engines.base import Job, Upload
 from fedshift.evaluate import Score
 from fedshift.federation import Federation, Layer, Outcome, shift_of
 from fedshift.frame import WireError
+from fedshift.names import printable
 from fedshift.types import Broadcast, Decoded, Params, Round
 from fedshift.uplink import Uplink, quantized, read
 from fedshift.wire import EXACT, fixed, size, unpack
@@ -37,7 +38,7 @@ class Uploads:
         """Whether it could be used."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
         if upload.failure:
-            self.failed[upload.client] = upload.failure
+            self.failed[upload.client] = printable(upload.failure)
             return False
         weight = float(job.examples[i]) if self.fed.weights == "examples" else 1.0
         try:
@@ -47,7 +48,7 @@ class Uploads:
             else:
                 self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
         except WireError as problem:
-            self.failed[upload.client] = str(problem)
+            self.failed[upload.client] = printable(str(problem))
             return False
         self.extra = extra
         self._count(upload, job.uplinks[i])

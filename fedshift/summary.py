@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedshift.columns import column
 from fedshift.files import RunError
+from fedshift.names import printable
 from fedshift.recorded import ROUNDS, sheet
 from fedshift.settings import Experiment
 from fedshift.toml import dotted
@@ -147,11 +148,14 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
     listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     about = f"{experiment.train.rounds} rounds, {listed}"
     drawn = Table(
-        title=f"{title}: {about}" if title else about, title_justify="left", title_style="bold", box=SIMPLE_HEAD
+        title=f"{printable(title)}: {about}" if title else about,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
     )
     for word in words(made[0].label).values():
-        drawn.add_column(word)
-    for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):
+        drawn.add_column(printable(word))
+    for name in (printable(experiment.train.metric.rpartition(":")[2]), "last round", "MB up"):
         drawn.add_column(name, justify="right")
     show = partial(scored, experiment=experiment)
     compared = any(row.gain is not None for row in made)
@@ -160,7 +164,7 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
     for row in made:
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
         cells = [*row.label.values(), f"{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
-        drawn.add_row(*cells, *([told(row, experiment)] if compared else []))
+        drawn.add_row(*map(printable, cells), *([told(row, experiment)] if compared else []))
     return drawn
 
 

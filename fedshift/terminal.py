@@ -97,10 +97,11 @@ def sentences() -> Iterator[None]:
         from fedshift.engines import ForkError, TrainingError
         from fedshift.files import RunError
         from fedshift.loop import DivergedError
+        from fedshift.progress import echo
         from fedshift.toml import SettingsError
 
         ended = isinstance(problem, DivergedError | TrainingError | OSError)
         if not ended and not isinstance(problem, SettingsError | DataError | RunError | ForkError):
             raise
-        typer.echo(f"fedshift: {problem}", err=True)
+        echo(f"fedshift: {problem}", err=True, keep="\n")
         sys.exit(1 if ended else 2)

@@ -5,11 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedshift.names import printable
+
 VALUES = ("bits", "bandwidth")  # settings that may be a table and are one value all the same
 
 
 class SettingsError(ValueError):
     """What is wrong with a setting: where, what was seen, what is allowed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedshift.names import suggest
+from fedshift.names import printable, suggest
 
 
 class DataError(ValueError):
     """A data set that is absent, damaged, or not what it says it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 @dataclass(frozen=True)

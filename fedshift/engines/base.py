@@ -18,6 +18,7 @@ from fedshift.algorithms.base import ClientRule
 from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.evaluate import Loss, Metric, Score
+from fedshift.names import printable
 from fedshift.types import Broadcast, Decoded, Params
 from fedshift.uplink import Uplink
 
@@ -64,7 +65,7 @@ def told(problem: BaseException) -> str:
     """An exception in a line: what it says, and which line of whose file raised it."""
     frames = traceback.extract_tb(problem.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())}{where}"
+    return printable(f"{type(problem).__name__}: {' '.join(str(problem).split())}{where}")
 
 
 class Job(NamedTuple):

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import typer
 from rich.console import Console
 
 from fedshift import command, grid, sweep
 from fedshift.about import machine
 from fedshift.files import write
+from fedshift.names import printable
 from fedshift.paper import experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
 from fedshift.paper.records import Results, finished_runs
 from fedshift.paper.tables import Listing, compared, listing, verdict
-from fedshift.progress import Display, strict_json
+from fedshift.progress import Display, echo, strict_json
 from fedshift.rates import rate
 from fedshift.record import finished
 from fedshift.running import cores_here
@@ -74,10 +74,10 @@ def estimate(asked: Asked, out: Path, as_json: bool) -> None:
     with command.placed(f"paper {asked.table}", asked.assignments):
         seconds = sweep.estimate(asked.raw(missing), cores_here()) if missing else 0.0
     if as_json:
-        typer.echo(strict_json({"runs": len(made.runs), "missing": len(missing), "seconds": seconds}))
+        echo(strict_json({"runs": len(made.runs), "missing": len(missing), "seconds": seconds}))
         return
     takes = f"; they take about {duration(seconds)} on this device" if missing else ""
-    typer.echo(f"{len(missing)} of {len(made.runs)} runs are missing in {out}{takes}.")
+    echo(f"{len(missing)} of {len(made.runs)} runs are missing in {out}{takes}.")
 
 
 def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float | None) -> None:
@@ -108,12 +108,12 @@ def tell(asked: Asked, results: Results, out: Path, as_json: bool) -> bool:
     if as_json:
         told = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in asked.tables.items()}
         page = {"report": command.report(out) if results.all else None}
-        typer.echo(strict_json(told | ({"gate passed": passed} if sentence else {}) | page))
+        echo(strict_json(told | ({"gate passed": passed} if sentence else {}) | page))
         return passed
     show(listings)
-    typer.echo("last ten: mean of the last ten rounds, ± the sample standard deviation over seeds; difference: of that")
+    echo("last ten: mean of the last ten rounds, ± the sample standard deviation over seeds; difference: of that")
     if sentence:
-        typer.echo(sentence)
+        echo(sentence)
     if results.all:
         command.look_at(out)
     return passed
@@ -122,7 +122,7 @@ def tell(asked: Asked, results: Results, out: Path, as_json: bool) -> bool:
 def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
     for path in publishing.runs_under(folders):
         place, new = publishing.publish(path, to, force)
-        typer.echo(f"{place}: {'published' if new else 'is published already'}")
+        echo(f"{place}: {'published' if new else 'is published already'}")
 
 
 def report(folder: Path, page: Path | None, as_json: bool) -> None:
@@ -135,9 +135,9 @@ def report(folder: Path, page: Path | None, as_json: bool) -> None:
         except (OSError, UnicodeDecodeError) as problem:
             raise SettingsError(f"--page {page}: cannot be read: {problem}") from None
         write(page, reporting.rewritten(before, made, str(page)).encode())
-        typer.echo(f"{page}: written")
+        echo(f"{page}: written")
     elif as_json:
-        typer.echo(strict_json(made.as_dict()))
+        echo(strict_json(made.as_dict()))
     else:
         for title, parts in made.sections:
             show([part._replace(title=title) if isinstance(part, Listing) else f"{title}: {part}" for part in parts])
@@ -147,15 +147,16 @@ def table3(uplink: str, to: Path | None, repeats: int, as_json: bool) -> None:
     at = rate(uplink)
     uploads = measured(*uplinks.model(None, None), repeats)
     if to is not None:
-        typer.echo(f"{reporting.publish_codecs(to, uploads, machine())}: published", err=True)
+        echo(f"{reporting.publish_codecs(to, uploads, machine())}: published", err=True)
     table = uplinks.table3(uploads, at)
     if as_json:
-        typer.echo(strict_json({"machine": machine(), "rate": at, "codecs": table.as_dicts()}))
+        echo(strict_json({"machine": machine(), "rate": at, "codecs": table.as_dicts()}))
         return
     show([table])
-    typer.echo(
+    echo(
         "times slower: (t32 - encode) / t; a codec pays off while the slow link is no more than so many times slower\n"
-        "than the fast one; seconds: encode + bytes / rate; encode: median CPU time, one thread"
+        "than the fast one; seconds: encode + bytes / rate; encode: median CPU time, one thread",
+        keep="\n",
     )
 
 
@@ -165,11 +166,11 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
     table, said = uplinks.plan(uploads, at)
     if as_json:
         rows = [one._asdict() | {"seconds": one.seconds(at), "error": one.error} for one in uploads]
-        typer.echo(strict_json({"rate": at, "codecs": sorted(rows, key=lambda row: row["seconds"]), "advice": said}))
+        echo(strict_json({"rate": at, "codecs": sorted(rows, key=lambda row: row["seconds"]), "advice": said}))
         return
     show([table])
     for sentence in said:
-        typer.echo(sentence)
+        echo(sentence)
 
 
 def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upload]:
@@ -180,11 +181,14 @@ def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upl
 
 def show(parts: Sequence[str | Listing]) -> None:
     """Tables as wide as they need to be when nobody watches."""
-    console = Console(markup=False)
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(markup=False, width=160)
+        console = Console(markup=False, emoji=False, width=160)
     for part in parts:
-        console.print(part if isinstance(part, str) else part.drawn(), highlight=False, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):
+            console.print(printable(part), highlight=False, soft_wrap=True)
+        else:
+            console.print(part.drawn(), highlight=False)
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fedshift.names import printable
 from fedshift.paper.experiments import Cell
 from fedshift.paper.published import GATE_ROUNDS, GATE_WITHIN
 from fedshift.paper.records import Results
@@ -39,7 +40,7 @@ class Listing(NamedTuple):
         for i, name in enumerate(self.columns):
             table.add_column(name, justify="left" if i < self.what else "right", no_wrap=i >= self.what)
         for cells in self.rows:
-            table.add_row(*cells)
+            table.add_row(*map(printable, cells))
         return table
 
     def markdown(self) -> str:

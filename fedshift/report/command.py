@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from fedshift.files import RunError, write
-from fedshift.progress import strict_json
+from fedshift.progress import echo, strict_json
 from fedshift.report import drawn
 from fedshift.report.charts import Chart, Choice, Report, Table
 from fedshift.report.gather import UPLINK, gather
@@ -39,11 +37,11 @@ def report(
     if page:
         write_page(made, page)
     if as_json:
-        typer.echo(strict_json(plain(made)))
+        echo(strict_json(plain(made)))
     elif page:
-        typer.echo(str(page))
+        echo(str(page))
         if figures:
-            typer.echo(f"{len(paths)} figures are in {figures}")
+            echo(f"{len(paths)} figures are in {figures}")
 
 
 def write_report(folders: Sequence[Path], out: Path, *, title: str = "", uplink: float = UPLINK) -> Path:

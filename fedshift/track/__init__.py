@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedshift.names import suggest
+from fedshift.names import printable, suggest
 from fedshift.toml import SettingsError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def sentence(problem: Exception) -> str:
     >>> sentence(OSError("no\\n  space left"))
     'OSError: no space left'
     """
-    return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+    return printable(" ".join(f"{type(problem).__name__}: {problem}".split())[:300])
 
 
 def tracked(run: "Run", *names: str, tell: Callable[[str], None] = warnings.warn) -> Iterator["Outcome"]:

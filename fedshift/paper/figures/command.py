@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from fedshift import command
 from fedshift.files import RunError, write
 from fedshift.paper.figures.records import Source, found, panels
 from fedshift.presets import PRESETS
-from fedshift.progress import Display
+from fedshift.progress import Display, echo
 from fedshift.report.prints import FORMATS, check, check_places, content, styled
 from fedshift.toml import SettingsError, merge
 
@@ -72,7 +70,7 @@ def runs(folder: Path | None) -> Source | None:
     if folder is not None and not records:
         raise RunError(f"--records {folder}: holds no finished run{f' ({others[0]})' if others else ''}")
     if others:
-        typer.echo(f"{len(others)} of {len(others) + len(records)} runs are left out: {others[0]}", err=True)
+        echo(f"{len(others)} of {len(others) + len(records)} runs are left out: {others[0]}", err=True)
     return Source(panels(records), folder or PUBLISHED) if records else None
 
 
@@ -93,12 +91,12 @@ def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) 
         try:
             made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
         except RunError as problem:
-            typer.echo(f"fedshift: figure {number}: {problem}", err=True)
+            echo(f"fedshift: figure {number}: {problem}", err=True)
             return False
         for kind in formats:
             path = place(out, number, kind)
             write(path, content(made.figure, kind, MAKER))
-            typer.echo(f"{path}: {made.source}")
+            echo(f"{path}: {made.source}")
     return True
 
 

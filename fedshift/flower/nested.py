@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedshift.flower.arrays import only
 from fedshift.flower.scaffold import Scaffold
+from fedshift.types import Params
 
 
 def layers_of(strategy: Strategy) -> list[Strategy]:
@@ -140,11 +141,18 @@ def _finite(x: Any) -> bool:
     return not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "fc" or bool(np.isfinite(x).all())
 
 
-def integers_restored(arrays: ArrayRecord, dtypes: Mapping[str, torch.dtype]) -> ArrayRecord:
-    """Integers of the model as integers again: averaging makes floats of them."""
+def private(strategies: list[Strategy]) -> bool:
+    """Whether noise is added for differential privacy, which nothing may bypass."""
+    return any(type(strategy).__name__.startswith("DifferentialPrivacy") for strategy in strategies)
+
+
+def integers_restored(arrays: ArrayRecord, dtypes: Mapping[str, torch.dtype], integers: Params) -> ArrayRecord:
+    """Integers of the model as these, or rounded: averaging makes floats of them."""
     changed = {}
     for name, array in arrays.items():
         dtype = dtypes.get(name, torch.float32)
-        if not dtype.is_floating_point and (values := array.numpy()).dtype.kind == "f":
+        if name in integers:
+            changed[name] = Array(integers[name].to(dtype).numpy())
+        elif not dtype.is_floating_point and (values := array.numpy()).dtype.kind == "f":
             changed[name] = Array(torch.from_numpy(np.asarray(np.rint(values))).to(dtype).numpy())
     return ArrayRecord({**arrays, **changed}) if changed else arrays

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fedshift.algorithms.scaffold import Controlled
 from fedshift.codecs.base import finite
-from fedshift.flower.arrays import CONTROL, frame_of, only, to_params, to_record
-from fedshift.flower.mod import BUFFERS, QuantizeMod
+from fedshift.flower.arrays import BUFFERS, CONTROL, frame_of, only, to_params, to_record
+from fedshift.flower.mod import QuantizeMod
 from fedshift.tree import take, tmap, zeros
 from fedshift.types import Broadcast, Params
 from fedshift.uplink import Sent
@@ -72,6 +72,8 @@ class ScaffoldMod(QuantizeMod):
 
     def leave(self, sent: Sent, start: Params, own: tuple[Params, Params], metrics: dict[str, Any]) -> Params:
         c, c_i = own
+        if missing := [name for name in c if name not in sent.decoded]:
+            raise ValueError(f"ScaffoldMod: the reply lacks {missing[:3]}; a control needs every trained tensor")
         c_i, _ = Controlled().finish(sent.decoded, Broadcast(start, c), c_i, travel_of(metrics))
         return {OWN + name: x for name, x in c_i.items()}
 

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, QFedAvg
 from torch import Tensor
 
 from fedshift.flower.arrays import only
+from fedshift.flower.replies import Distance
 from fedshift.flower.scaffold import Scaffold
 from fedshift.types import Params
 
@@ -63,9 +64,9 @@ def alike(strategies: list[Strategy]) -> bool:
     return any(isinstance(strategy, FedAvg) for strategy in strategies)
 
 
-def checks(strategies: list[Strategy]) -> list[Callable[[Message], None]]:
-    """What else an upload must pass, a ValueError otherwise."""
-    found: list[Callable[[Message], None]] = []
+def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Distance]]]:
+    """What else an upload must pass, a ValueError otherwise; they return more distances to compare with the others'."""
+    found: list[Callable[[Message], dict[str, Distance]]] = []
     for strategy in strategies:
         if isinstance(strategy, Scaffold):
             found.append(strategy.check)
@@ -74,11 +75,12 @@ def checks(strategies: list[Strategy]) -> list[Callable[[Message], None]]:
     return found
 
 
-def _usable_loss(key: str) -> Callable[[Message], None]:
-    def check(reply: Message) -> None:
+def _usable_loss(key: str) -> Callable[[Message], dict[str, Distance]]:
+    def check(reply: Message) -> dict[str, Distance]:
         loss = only(reply, MetricRecord)[1].get(key)
         if isinstance(loss, list | None) or not (math.isfinite(loss) and loss >= 0):
             raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which must be 0 or more")
+        return {}
 
     return check
 

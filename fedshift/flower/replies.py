@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshift.bounds import BOUND, CAP, capped, median_integers, outliers, reference, refusal
 from fedshift.codecs.base import finite
-from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, only, to_record
+from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, norm, only, to_record
 from fedshift.frame import Header, WireError
 from fedshift.names import printable
 from fedshift.types import Params
@@ -25,6 +25,8 @@ LONGEST = 500  # characters of a reason
 # A norm up to `bound` times the floor is never an outlier. Floors are multiples of the norm of what was sent: quantized
 # weights are as far from it as the codec is coarse, and running statistics depend on the scale of a node's data.
 EXACT_FLOOR, LOSSY_FLOOR, BUFFER_FLOOR = 0.01, 0.1, 20.0
+UPDATE, BUFFER_UPDATE = "update", "buffer update"
+CONTROL_UPDATE, INVERSE_TRAVEL = "control update", "inverse travel"  # of SCAFFOLD
 
 
 class Limits(NamedTuple):
@@ -117,19 +119,13 @@ def _distances(w: Params, start: Params, quantized: bool) -> dict[str, Distance]
     """|w - start| of weights, and of the buffers of normalisations; `quantized` weights are not an exact update."""
     buffers = [n for n in start if any(fnmatchcase(n, pattern) for pattern in BUFFERS)]
     floor = LOSSY_FLOOR if quantized else EXACT_FLOOR
-    parts = {"update": ([n for n in start if n not in buffers], floor), "buffer update": (buffers, BUFFER_FLOOR)}
+    parts = {UPDATE: ([n for n in start if n not in buffers], floor), BUFFER_UPDATE: (buffers, BUFFER_FLOOR)}
     floats = {what: ([n for n in names if start[n].is_floating_point()], x) for what, (names, x) in parts.items()}
     return {
-        what: Distance(_norm({n: w[n].double() - start[n].double() for n in names}), share * _norm(start, names))
+        what: Distance(norm(w[n].double() - start[n].double() for n in names), share * norm(start[n] for n in names))
         for what, (names, share) in floats.items()
         if names
     }
-
-
-def _norm(params: Params, names: Iterable[str] | None = None) -> float:
-    """|x| over tensors laid end to end, in float64."""
-    each = [torch.linalg.vector_norm(params[n], dtype=torch.float64) for n in (params if names is None else names)]
-    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
 
 
 def evaluated(reply: Message, key: str | None) -> Usable:
@@ -203,16 +199,23 @@ def _unlike(found: Mapping[int, Usable]) -> dict[int, str]:
 
 
 def _outliers(found: Mapping[int, Usable], bound: float) -> dict[int, str]:
-    """Nodes whose update is longer than `bound` times the median of the round, and why they are left out."""
-    failed: dict[int, str] = {}
+    """Nodes whose update is longer than `bound` times the median of the round, and why they are left out.
+
+    A control is long where a client took few steps or lost much to its codec, too: it has to be out of line in both
+    its norm and the travel that it was divided by.
+    """
+    beyond: dict[str, dict[int, str]] = {}
     for what in dict.fromkeys(what for one in found.values() for what in one.distances):
-        norms = [one.distances[what].norm for one in found.values()]
-        for floor in {one.distances[what].floor for one in found.values()}:
-            beyond = zip(found.items(), outliers(norms, bound, floor), strict=True)
-            for node in [node for (node, one), far in beyond if far and one.distances[what].floor == floor]:
-                norm = found[node].distances[what].norm
-                failed.setdefault(node, refusal(what, norm, reference(norms, floor), bound))
-    return failed
+        own = {node: one.distances[what] for node, one in found.items() if what in one.distances}
+        norms = [distance.norm for distance in own.values()]
+        for floor in {distance.floor for distance in own.values()}:
+            far = [node for node, out in zip(own, outliers(norms, bound, floor), strict=True) if out]
+            typical = reference(norms, floor)
+            reasons = {node: refusal(what, own[node].norm, typical, bound) for node in far if own[node].floor == floor}
+            beyond[what] = beyond.get(what, {}) | reasons
+    hardly_moved = beyond.pop(INVERSE_TRAVEL, {})
+    beyond[CONTROL_UPDATE] = {node: why for node, why in beyond.get(CONTROL_UPDATE, {}).items() if node in hardly_moved}
+    return {node: why for reasons in reversed(beyond.values()) for node, why in reasons.items()}
 
 
 def _weighed(usable: list[Usable], key: str | None, most: float) -> list[Usable]:
@@ -251,7 +254,7 @@ def longest(usable: Sequence[Usable]) -> str:
     """The node whose update is the longest of several, as an addition to a sentence."""
     if not usable:
         return ""
-    norms = {one.node: one.distances["update"].norm for one in usable if "update" in one.distances}
+    norms = {one.node: one.distances[UPDATE].norm for one in usable if UPDATE in one.distances}
     node = max(norms, key=lambda node: norms[node], default=None)
     if node is None:
         return ""

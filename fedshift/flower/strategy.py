@@ -5,6 +5,7 @@
 Uploads are decoded and checked before the strategy aggregates them; what it makes of them is shifted.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from logging import getLogger
@@ -194,9 +195,8 @@ class FedShift(Strategy):
                 sent = to_params(record)
                 begun[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
             upload = opened(reply, begun[id(record)], number, self.key)
-            for check in checks:
-                check(upload.message)
-            return upload
+            more = [check(upload.message) for check in checks]
+            return upload._replace(distances={**upload.distances, **dict(ChainMap(*more))})
 
         return open_
 

@@ -59,6 +59,12 @@ def weighting_key(strategies: list[Strategy]) -> str | None:
     return next((key for key in keys if isinstance(key, str)), None)
 
 
+def weights(strategies: list[Strategy]) -> list[str]:
+    """All metrics that decide how much an upload counts for."""
+    key, losses = weighting_key(strategies), (one.train_loss_key for one in strategies if isinstance(one, QFedAvg))
+    return [*([] if key is None else [key]), *losses]
+
+
 def alike(strategies: list[Strategy]) -> bool:
     """Whether replies must hold the same records: Flower's own strategies end the run over one that differs."""
     return any(isinstance(strategy, FedAvg) for strategy in strategies)

@@ -36,7 +36,7 @@ class Aggregated(NamedTuple):
     >>> strategy = FedShift(FedAvg(fraction_evaluate=0.0))
     >>> start = ArrayRecord({"weight": torch.randn(100, 100)})
     >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=1)
-    >>> strategy.rounds
+    >>> strategy.rounds  # doctest: +NORMALIZE_WHITESPACE
     [Aggregated(number=1, used=2, lossy=2, share=1.0, failed={}, reset=[], bytes_up=10268,
     bytes_exact=80256, outliers=[], capped=[])]
     """
@@ -57,7 +57,7 @@ def aggregated(number: int, found: Sorted, share: float, accepted: bool) -> Aggr
     """The round, and its lines in the log; where its result was not accepted, no upload was used."""
     used, failed = found.usable if accepted else [], found.failed
     reset = [one.node for one in used if one.reset]
-    capped = [one.node for one in used if one.claimed is not None]
+    capped = [one.node for one in used if one.lowered]
     lossy, size = sum(one.lossy for one in used), sum(one.bytes_up for one in used)
     exact = sum(one.bytes_exact for one in used)
     for node, why in failed.items():

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
@@ -48,13 +48,14 @@ class Usable(NamedTuple):
 
     message: Message  # with plain arrays
     weight: float
+    key: str | None  # the metric that is its weight
     lossy: bool = False
     reset: bool = False  # its node had lost its memory
     bytes_up: int = 0  # of arrays, as they came
     bytes_exact: int = 0  # as they would have come at full precision
     distances: Mapping[str, Distance] = MappingProxyType({})  # from what was sent
     integers: Mapping[str, Tensor] = MappingProxyType({})  # tensors of integers and booleans
-    claimed: float | None = None  # the weight that the node stated, where it was lowered
+    lowered: Mapping[str, tuple[float, float]] = MappingProxyType({})  # metrics that weigh it, before and after
 
     @property
     def node(self) -> int:
@@ -91,6 +92,7 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
     return Usable(
         reply,
         weight,
+        key,
         about.lossy,
         about.reset,
         bytes_up,
@@ -122,15 +124,20 @@ def _distances(w: Params, start: Params, quantized: bool) -> dict[str, Distance]
     parts = {UPDATE: ([n for n in start if n not in buffers], floor), BUFFER_UPDATE: (buffers, BUFFER_FLOOR)}
     floats = {what: ([n for n in names if start[n].is_floating_point()], x) for what, (names, x) in parts.items()}
     return {
-        what: Distance(norm(w[n].double() - start[n].double() for n in names), share * norm(start[n] for n in names))
+        what: Distance(norm(_difference(w[n], start[n]) for n in names), share * norm(start[n] for n in names))
         for what, (names, share) in floats.items()
         if names
     }
 
 
+def _difference(x: Tensor, start: Tensor) -> Tensor:
+    """In float32 or wider; what is beyond it is infinite, and beyond every bound."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)) - start
+
+
 def evaluated(reply: Message, key: str | None) -> Usable:
     """One reply with metrics only."""
-    return Usable(reply, weight_of(reply, key))
+    return Usable(reply, weight_of(reply, key), key)
 
 
 def weight_of(reply: Message, key: str | None) -> float:
@@ -151,10 +158,13 @@ def sort_out(
     asked: Mapping[int, Message],
     open_: Callable[[Message], Usable],
     alike: bool,
-    key: str | None,
+    keys: Sequence[str],
     limits: Limits,
 ) -> Sorted:
-    """Open every reply; `asked` are the messages by node, and where all must be alike, one that is not is left out."""
+    """Open every reply; `asked` are the messages by node, and where all must be alike, one that is not is left out.
+
+    `keys` are the metrics by which replies are weighed.
+    """
     first, repeated = dict[int, Message](), list[int]()
     for reply in replies:
         node = _node(reply, asked)
@@ -180,7 +190,7 @@ def sort_out(
     if found and not any(one.weight for one in found.values()):
         failed |= dict.fromkeys(found, "it weighs nothing, like all others")
         found = {}
-    usable = _weighed(list(found.values()), key, limits.max_weight)
+    usable = _lowered(list(found.values()), keys, limits.max_weight)
     own = {failed.get(node, "") for node, reply in first.items() if reply.metadata.src_node_id in asked}
     failed |= {node: "it did not reply" for node in asked if node not in first}
     messages = [
@@ -218,19 +228,22 @@ def _outliers(found: Mapping[int, Usable], bound: float) -> dict[int, str]:
     return {node: why for reasons in reversed(beyond.values()) for node, why in reasons.items()}
 
 
-def _weighed(usable: list[Usable], key: str | None, most: float) -> list[Usable]:
+def _lowered(usable: Sequence[Usable], keys: Iterable[str], most: float) -> list[Usable]:
     """The same replies, whose weights are at most `most` times the median, also where a strategy reads them."""
-    weights = capped([one.weight for one in usable], most)
-    return [
-        one if weight == one.weight or key is None else _lowered(one, key, weight)
-        for one, weight in zip(usable, weights, strict=True)
-    ]
+    found = list(usable)
+    for key in keys:
+        values = [float(only(one.message, MetricRecord)[1][key]) for one in found]  # type: ignore[arg-type]
+        limited = zip(found, values, capped(values, most), strict=True)
+        found = [one if value == limit else _lower(one, key, limit) for one, value, limit in limited]
+    return found
 
 
-def _lowered(one: Usable, key: str, weight: float) -> Usable:
+def _lower(one: Usable, key: str, limit: float) -> Usable:
     _, metrics = only(one.message, MetricRecord)
-    metrics[key] = math.ceil(weight) if isinstance(metrics[key], int) else weight
-    return one._replace(weight=float(metrics[key]), claimed=one.weight)  # type: ignore[arg-type]
+    before: Any = metrics[key]
+    metrics[key] = after = math.ceil(limit) if isinstance(before, int) else limit
+    lowered = {**one.lowered, key: (float(before), float(after))}
+    return one._replace(weight=float(after) if key == one.key else one.weight, lowered=lowered)
 
 
 def medians(usable: Sequence[Usable]) -> Params:

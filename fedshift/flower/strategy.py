@@ -145,7 +145,7 @@ class FedShift(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        found = self._sorted(server_round, replies, self._open(server_round))
+        found = self._sorted(server_round, replies, self._open(server_round), nested.weights(self.chain))
         usable, failed = found.usable, found.failed
         private, integers = nested.private(self.chain), medians(usable)
         if private:  # the wrapper adds its noise to the medians too
@@ -171,13 +171,16 @@ class FedShift(Strategy):
             check_hope(server_round, failed, bool(usable), why, self.skipped, self.patience, unanimous)
         return arrays, metrics
 
-    def _sorted(self, number: int, replies: Iterable[Message], open_: Callable[[Message], Usable]) -> Sorted:
-        found = sort_out(replies, self.asked, open_, nested.alike(self.chain), self.key, self.limits)
+    def _sorted(
+        self, number: int, replies: Iterable[Message], open_: Callable[[Message], Usable], keys: Sequence[str]
+    ) -> Sorted:
+        found = sort_out(replies, self.asked, open_, nested.alike(self.chain), keys, self.limits)
         for node in found.repeated:
             LOG.warning("round %d: node %d replied more than once; its first reply counts", number, node)
-        for one in (one for one in found.usable if one.claimed is not None):
-            claimed = f"{self.key} of node {one.node} is lowered from {one.claimed:g} to {one.weight:g}"
-            LOG.warning("round %d: %s, %g times the median", number, claimed, self.limits.max_weight)
+        for one in found.usable:
+            for key, (before, after) in one.lowered.items():
+                lowered = f"{key} of node {one.node} is lowered from {before:g} to {after:g}"
+                LOG.warning("round %d: %s, %g times the median", number, lowered, self.limits.max_weight)
         return found
 
     def _name(self, node: int) -> str:
@@ -218,7 +221,8 @@ class FedShift(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy does it, without replies that would end the run."""
-        found = self._sorted(server_round, replies, lambda reply: evaluated(reply, self.key))
+        keys = [] if self.key is None else [self.key]
+        found = self._sorted(server_round, replies, lambda reply: evaluated(reply, self.key), keys)
         for node, why in found.failed.items():
             LOG.warning("round %d: the evaluation of node %d is left out: %s", server_round, node, why)
         return self.strategy.aggregate_evaluate(server_round, found.messages)

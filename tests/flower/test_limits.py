@@ -121,6 +121,23 @@ def test_a_weight_counts_at_most_ten_medians(examples: float, caplog: Any) -> No
     assert f"num-examples of node {node} is lowered from 1e+18 to 120, 10 times the median" in caplog.text
 
 
+def test_a_loss_that_is_a_weight_counts_at_most_ten_medians() -> None:
+    """Losses of 1, 2, 3, 5, 6 and 1e18: the lower median is 3."""
+
+    def losing(loss: float) -> Any:
+        def train(start: Any, client: int, context: Any) -> Any:
+            w, about = moved(start, client, context)
+            return w, about | ({"train_loss": loss} if client == BAD else {})
+
+        return train
+
+    strategy = FedShift(flower.QFedAvg(0.1, q=1.0, **ALL))
+    result = run(strategy, [QuantizeMod(32)], train=losing(1e18), rounds=1)
+    random.seed(3)
+    assert same(result.arrays, run(flower.QFedAvg(0.1, q=1.0, **ALL), train=losing(30.0), rounds=1).arrays)
+    assert strategy.rounds[0].capped == [LocalGrid(client_app(), 6, seed=1).node_of(BAD)]
+
+
 def test_a_weight_is_not_lowered_without_a_limit() -> None:
     strategy = FedShift(FedAvg(**ALL), max_weight=0)
     result = run(strategy, [QuantizeMod(32)], train=weighing(10**6), rounds=1)

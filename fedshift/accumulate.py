@@ -1,14 +1,16 @@
 """The server's running mean: frames come in one by one, and only their sum is kept."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedshift.codecs.base import ends
 from fedshift.frame import Header, WireError
-from fedshift.parts import Reader, as_dtype
+from fedshift.parts import Part, Reader, as_dtype
 from fedshift.types import CPU, Decoded, Params
 
 LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
@@ -20,7 +22,8 @@ class Mean:
 
     Memory: one model, whatever the number of uploads. A frame is checked whole before any of it is
     added, so a refused one leaves no trace. An update counts as `base + update`. Integer tensors
-    are neither averaged nor added to a base: they are those of the first frame.
+    are neither averaged nor added to a base: they are those of the first frame. A run, which knows
+    all uploads of a round, puts their elementwise median there instead (`bounds.median_integers`).
 
     >>> from fedshift import Codec, Identity, pack
     >>> mean = Mean(like={"w": torch.zeros(2)})
@@ -58,14 +61,30 @@ class Mean:
 
     def add(self, data: bytes | memoryview, weight: float = 1.0) -> Header:
         """Add one frame, or raise a WireError and leave everything as it was."""
+        self._check(weight)
+        return self._fold(self.open(data), weight)
+
+    def add_opened(self, frame: "Frame", weight: float = 1.0) -> Header:
+        """Add a frame that `open` has read."""
+        self._check(weight)
+        return self._fold(frame, weight)
+
+    def open(self, data: bytes | memoryview) -> "Frame":
+        """Read a frame without adding it; WireError where it is not one of the model."""
+        header, parts = self._reader.open(data)
+        if header.update and self.base is None:
+            raise WireError("the frame holds an update, and no base was given to add it to")
+        return Frame(header, parts)
+
+    def _check(self, weight: float) -> None:
         if not LIGHTEST <= weight <= HEAVIEST:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
             raise ValueError("the mean was taken already; the next one begins with a new Mean")
+
+    def _fold(self, frame: "Frame", weight: float) -> Header:
+        header, parts = frame
         self._begin(CPU)
-        header, parts = self._reader.open(data)
-        if header.update and self.base is None:
-            raise WireError("the frame holds an update, and no base was given to add it to")
         bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update)
         for name, part in parts.items():
             total = self._sum[name]
@@ -131,6 +150,56 @@ class Mean:
                     total += self.base[name].to(total) * (self.update_weight / self.weight)
             mean[name] = total.to(x)
         return mean
+
+
+class Frame(NamedTuple):
+    """A frame that was read and checked, still coded."""
+
+    header: Header
+    parts: dict[str, Part]
+
+
+class Measured(NamedTuple):
+    """The change an upload makes to a base, and its integers."""
+
+    trained: float  # |w_k - w| over trained tensors
+    buffers: float  # and over the other floating tensors
+    integers: Params
+
+
+def measure(frame: Frame, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> Measured:
+    """|w_k - w| in float64, read piece by piece; tensors in `skipped` do not count.
+
+    >>> from fedshift import Codec, Identity, pack
+    >>> base = {"w": torch.zeros(2), "n": torch.tensor(1)}
+    >>> frame = pack(Codec(Identity()), {"w": torch.tensor([3.0, -4.0]), "n": torch.tensor(7)})
+    >>> measure(Mean(base).open(frame), base, trained={"w"})
+    Measured(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
+    """
+    weights, others, integers = [], [], {}
+    for name, part in frame.parts.items():
+        x = base[name].detach().reshape(-1).to(CPU)
+        if not x.is_floating_point():
+            integers[name] = _whole(part, x).view(base[name].shape)
+        elif name not in skipped:
+            norms = weights if name in trained else others
+            for start, values in part.values():  # a difference beyond float32 is infinite, and beyond every bound
+                far = values if frame.header.update else values - x[start : start + len(values)]
+                norms.append(torch.linalg.vector_norm(far, dtype=torch.float64))
+    return Measured(_joint(weights), _joint(others), integers)
+
+
+def _whole(part: Part, like: Tensor) -> Tensor:
+    """The values of an integer tensor, flat."""
+    found = torch.empty_like(like)
+    for start, values in part.values():
+        found[start : start + len(values)] = as_dtype(values, like.dtype)
+    return found
+
+
+def _joint(norms: list[Tensor]) -> float:
+    """The norm of vectors whose norms these are, laid end to end."""
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Bounds on one client's influence in a round, as pure functions of norms, weights and integers.
 
-    m = max(lower median of the norms d_k, floor)
+    m = max(lower median of the norms d_k = |w_k - w|, floor)
     upload k is left out where d_k > bound * m
+    floor = max(|w| / bound, |Q(w) - w|)
     p_k = min(p_k, cap * lower median of p)
     n = lower median of n_k, element by element, for integer tensors
 
@@ -17,7 +18,7 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-BOUND = 20.0  # default of `bound`
+BOUND = 50.0  # default of `bound`
 CAP = 10.0  # default of `cap`
 QUORUM = 3  # uploads that it takes to have a majority
 
@@ -35,6 +36,19 @@ def reference(norms: Sequence[float], floor: float = 0.0) -> float:
     finite = [norm for norm in norms if math.isfinite(norm)]
     typical = max(median_low(finite), floor) if finite else floor
     return typical or median_low([norm for norm in finite if norm] or [0.0])
+
+
+def update_floor(model: float, bound: float, error: float = 0.0) -> float:
+    """Floor of updates to a model of norm |w|: max(|w| / bound, error).
+
+    So an update that is no larger than the model is never left out, however little the others move. `error` is
+    |Q(w) - w| for clients that send weights through a lossy codec Q: their uploads differ from w by that much
+    even where they have not moved, and by far more than those of exact clients where learning rates are small.
+
+    >>> update_floor(8.0, bound=20), update_floor(8.0, bound=20, error=3.0), update_floor(8.0, bound=0)
+    (0.4, 3.0, 0.0)
+    """
+    return max(model / bound, error) if bound else error
 
 
 def outliers(norms: Sequence[float], bound: float, floor: float = 0.0) -> list[bool]:

@@ -21,6 +21,7 @@ def header(experiment: Experiment, fed: Federation) -> list[str]:
         "error",
         *(f"bytes.{part}" for part in ("codes", "side", "header", "down")),
         *("share", "arrived", "dropped", "failed"),
+        *(["capped"] if _caps(experiment) else []),
         *(f"seconds.{phase}" for phase in PHASES),
         *([] if fed.bandwidth is None else ["seconds.uplink"]),
     ]
@@ -43,9 +44,15 @@ def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
         *map(str, (*outcome.bytes_up, outcome.bytes_down)),
         six(outcome.share),
         *(str(outcome.arrived), str(outcome.dropped), " ".join(map(str, outcome.failed))),
+        *([str(outcome.capped)] if _caps(experiment) else []),
         *(f"{outcome.seconds.get(phase, 0.0):.3g}" for phase in PHASES),
         *([] if fed.bandwidth is None else [six(outcome.uplink_seconds)]),
     ]
+
+
+def _caps(experiment: Experiment) -> bool:
+    """Whether a weight may be capped; equal ones never are."""
+    return experiment.algorithm.weights == "examples" and experiment.bounds.weight > 0
 
 
 def six(x: float | None) -> str:

@@ -80,6 +80,8 @@ def build(
         seed=experiment.seed,
         weights=experiment.algorithm.weights,
         patience=train.patience,
+        bound=experiment.bounds.norm,
+        cap=experiment.bounds.weight,
     )
 
 

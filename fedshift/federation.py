@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedshift import tree
 from fedshift.algorithms import Algorithm, Chain, Shift, layers
+from fedshift.bounds import BOUND, CAP
 from fedshift.data.cohorts import Cohorts, Rate
 from fedshift.data.partition import Partition
 from fedshift.engines.base import Histogram, Task
@@ -42,6 +43,8 @@ class Federation:
     seed: int
     weights: Literal["equal", "examples"] = "equal"
     patience: int = 5  # rounds without a usable upload before the run stops
+    bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
+    cap: float = CAP  # largest weight, likewise
     layers: list[str] = field(init=False)  # tensors that the shift may touch: the record speaks of these
 
     def __post_init__(self) -> None:
@@ -103,6 +106,7 @@ class Outcome(NamedTuple):
     seconds: dict[str, float]  # by phase, and of the whole round; training and encoding are sums over clients
     uplink_seconds: float | None  # until the slowest client's upload would be there; None without bandwidths
     histograms: tuple[Histogram, ...] = ()
+    capped: int = 0  # uploads whose weight was lowered to the cap
 
     @property
     def accuracy(self) -> float | None:

@@ -79,34 +79,43 @@ class Turn:
         self.clock.lap("draw")
 
     def take(self, uploads: Iterable[Upload]) -> None:
-        """Fold what arrives into the mean, in the order of the cohort."""
+        """Measure what arrives, and average what can be used in the order of the cohort."""
         assert self.job is not None
         for i, upload in enumerate(uploads):
             self.clock.lap("clients")
-            if self.uploads.take(upload, self.job, i):
-                self.memory.put(upload.client, upload.memory)
+            self.uploads.take(upload, self.job, i)
             self.clock.lap("aggregate")
+        self.uploads.settle(self.job)
+        self.clock.lap("aggregate")
 
     def end(self, score: Callable[[Params], Score] | None) -> tuple[State, Outcome]:
-        """Apply the server's rules to the mean, and evaluate what comes of it."""
-        fed, state, uploads = self.fed, self.state, self.uploads
-        if uploads.mean.count:
-            rnd = uploads.round(self.number, fed.partition.clients)
+        """Apply the server's rules to the mean, and evaluate what comes of it.
+
+        A round whose result is not finite is skipped: state and clients' memory stay as they were.
+        """
+        fed, state, told, broken = self.fed, self.state, {}, ""
+        if self.uploads.mean.count:
+            rnd = self.uploads.round(self.number, fed.partition.clients)
             out, server = fed.algorithm.server.apply(state.out, state.server, rnd)
-            told = uploads.layers(rnd, out.params)
+            told, broken = self.uploads.layers(rnd, out, server, state.server)
+        if broken:
+            why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
+            self.uploads, told = self.uploads.skipped(why), {}
+        if self.uploads.mean.count:
             state = State(self.number, out, server, 0)
+            for client, memory in self.uploads.memory.items():
+                self.memory.put(client, memory)
         else:
-            told = {}
             state = state._replace(number=self.number, skipped=state.skipped + 1)
             if state.skipped >= fed.patience:
-                why = next(iter(uploads.failed.values()), "every client dropped out")
+                why = next(iter(self.uploads.failed.values()), "every client dropped out")
                 raise DivergedError(
                     f"round {self.number}: no usable upload in {state.skipped} rounds in a row; the last: {why}"
                 )
         self.clock.lap("aggregate")
         found = score(state.out.params) if score else None
         self.clock.lap("evaluate")
-        return state, uploads.outcome(self.number, found, told, len(self.dropped), self.clock.seconds)
+        return state, self.uploads.outcome(self.number, found, told, len(self.dropped), self.clock.seconds)
 
 
 def run_round(

@@ -1,12 +1,20 @@
-"""The server's side of a round: uploads are folded into the mean one by one, and let go."""
+"""The server's side of a round: uploads are checked, measured against each other, and averaged."""
+
+import math
+from collections.abc import Iterable
+from functools import cached_property
+from statistics import median_low
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from fedshift import tree
-from fedshift.accumulate import Mean
+from fedshift import rng, tree
+from fedshift.accumulate import Frame, Mean, Measured, measure
 from fedshift.algorithms import shorter
 from fedshift.algorithms.fedshift import mean
-from fedshift.codecs.base import finite
+from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
+from fedshift.codecs.base import CHUNK, finite
 from fedshift.data.cohorts import Plan, travel
 from fedshift.engines.base import Job, Upload
 from fedshift.evaluate import Score
@@ -14,39 +22,164 @@ from fedshift.federation import Federation, Layer, Outcome, shift_of
 from fedshift.frame import WireError
 from fedshift.names import printable
 from fedshift.types import Broadcast, Decoded, Params, Round
-from fedshift.uplink import Uplink, quantized, read
+from fedshift.uplink import Uplink, code, quantized, read
 from fedshift.wire import EXACT, fixed, size, unpack
+
+SMALL = CHUNK  # numbers of a model whose frames stay open while they wait, rather than being opened twice
+UPDATE, BUFFERS, SECOND = "update", "buffer update", "second upload"  # what has a norm
+
+
+class Waiting(NamedTuple):
+    """An upload that was checked, until all of its round have been measured."""
+
+    upload: Upload
+    place: int  # in the cohort
+    norms: dict[str, float]  # of what it changes
+    integers: Params
+    frame: Frame | None  # None for one that is to be opened again, or was decoded
+    change: Params | None  # of the client's memory, None for one that is to be worked out again
 
 
 class Uploads:
-    """What arrives in one round, and what comes of it."""
+    """The uploads of one round, and what follows from them.
+
+    Uploads are measured as they arrive and wait in their coded form: whether one is far beyond the
+    others shows only when all are there. Then `settle` adds those that are used to the mean, in the
+    order of the cohort.
+    """
 
     def __init__(self, fed: Federation, sent: Broadcast) -> None:
         self.fed, self.sent, self.trained = fed, sent, fed.task.trained
         self.mean = Mean(like=sent.params, base=sent.params)
+        self.small = sum(x.numel() for x in sent.params.values()) <= SMALL
         self.extra: Params = {}
+        self.integers: Params = {}
         self.failed: dict[int, str] = {}
+        self.waiting: list[Waiting] = []
         self.taken: list[Upload] = []  # without frames and memory
+        self.memory: dict[int, Params] = {}  # of the clients whose uploads were taken
+        self.capped = 0
         self.bytes_up = [0, 0, 0]
         self.fixed: dict[Uplink, tuple[int, int]] = {}
+        self.lost: dict[Uplink, float] = {}  # what coding loses of the model that was sent
         self.errors: list[float] = []
         self.train = self.encode = 0.0
         self.slowest: float | None = None
         self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
 
-    def take(self, upload: Upload, job: Job, i: int) -> bool:
-        """Whether it could be used."""
+    def take(self, upload: Upload, job: Job, i: int) -> None:
+        """Check and measure one upload; what is refused is in `failed`, with the reason."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
         if upload.failure:
             self.failed[upload.client] = printable(upload.failure)
-            return False
-        weight = float(job.examples[i]) if self.fed.weights == "examples" else 1.0
+            return
         try:
-            extra = self._with(upload, job, i) if job.rule.extra != "none" else {}
+            self.waiting.append(self._measured(upload, job, i))
+        except WireError as problem:
+            self.failed[upload.client] = printable(str(problem))
+
+    def _measured(self, upload: Upload, job: Job, i: int) -> Waiting:
+        change: Params | None = None
+        norms: dict[str, float] = {}
+        if job.rule.extra == "sent":
+            norms[SECOND], change = self._second(upload.extra)
+        if isinstance(upload.frame, Decoded):
+            frame, found = None, self._decoded(upload.frame)
+        else:
+            frame = self.mean.open(upload.frame)
+            found = measure(frame, self.sent.params, self.trained, self._infinite)
+        norms = {UPDATE: found.trained, BUFFERS: found.buffers} | norms
+        return Waiting(upload, i, norms, found.integers, frame if self.small else None, change if self.small else None)
+
+    def _second(self, extra: bytes | Decoded) -> tuple[float, Params | None]:
+        """The norm of a second upload, and what it holds."""
+        if isinstance(extra, Decoded) and extra.norms is not None:
+            return extra.norms[0], None
+        change = extra.params if isinstance(extra, Decoded) else unpack(extra, like=self.sent.control)
+        return norm(change.values()), change
+
+    def _decoded(self, upload: Decoded) -> Measured:
+        integers = {name: x for name, x in upload.params.items() if not x.is_floating_point()}
+        if upload.norms is not None:
+            return Measured(*upload.norms, integers)
+        far = {name: upload.params[name] - x for name, x in self.sent.params.items() if x.is_floating_point()}
+        return Measured(
+            norm(x for name, x in far.items() if name in self.trained),
+            norm(x for name, x in far.items() if name not in self.trained and name not in self._infinite),
+            integers,
+        )
+
+    @cached_property
+    def _infinite(self) -> set[str]:
+        """Buffers that hold infinity from the start, as masks do: there is no distance from them."""
+        buffers = {name: x for name, x in self.sent.params.items() if name not in self.trained}
+        return {name for name, x in buffers.items() if x.is_floating_point() and not finite(x)}
+
+    def settle(self, job: Job) -> None:
+        """Leave out uploads far beyond the others, cap weights, and average the rest in the cohort's order."""
+        kept = self._bounded(job)
+        weights = [float(job.examples[one.place]) if self.fed.weights == "examples" else 1.0 for one in kept]
+        integers: list[Params] = []
+        for one, weight, own in zip(kept, capped(weights, self.fed.cap), weights, strict=True):
+            if self._add(one, job, weight):
+                self.capped += weight < own
+                integers.append(one.integers)
+        self.waiting.clear()
+        for name in integers[0] if integers else ():
+            self.integers[name] = median_integers(torch.stack([own[name] for own in integers]))
+        self.failed = {client: self.failed[client] for client in job.clients if client in self.failed}
+
+    def _bounded(self, job: Job) -> list[Waiting]:
+        """The uploads whose norms are within the bound."""
+        bound = self.fed.bound
+        for what in self.waiting[0].norms if self.waiting else ():
+            norms = [one.norms[what] for one in self.waiting]
+            if not bound or all(x <= bound * median_low(norms) for x in norms):
+                continue  # as nearly always: floors, which take time, are not needed
+            for k, one in enumerate(self.waiting):
+                floor = self._floor(what, job, one.place)
+                if outliers(norms, bound, floor)[k]:
+                    why = refusal(what, norms[k], reference(norms, floor), bound)
+                    self.failed.setdefault(one.upload.client, why)
+        return [one for one in self.waiting if one.upload.client not in self.failed]
+
+    def _floor(self, what: str, job: Job, i: int) -> float:
+        """The least that counts as a typical norm: see `update_floor`; of buffers all that they hold.
+
+        A second upload is the change of a gradient, and that of the model is travel times as much.
+        """
+        if what == UPDATE:
+            return update_floor(self._size, self.fed.bound, self._error(job.uplinks[i]))
+        if what == SECOND:
+            far = float(travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum))
+            return update_floor(self._size / far + norm(self.sent.control.values()), self.fed.bound)
+        skipped = {*self.trained, *self._infinite}
+        return norm(x for name, x in self.sent.params.items() if x.is_floating_point() and name not in skipped)
+
+    @cached_property
+    def _size(self) -> float:
+        """|w| over what is trained"""
+        return norm(self.sent.params[name] for name in self.trained)
+
+    def _error(self, uplink: Uplink) -> float:
+        """|Q(w) - w| of what was sent: a client that sends weights is as far from it without having moved."""
+        if uplink.update or not uplink.lossy:
+            return 0.0
+        if uplink not in self.lost:
+            w = {name: self.sent.params[name][None] for name in self.trained}
+            arrived = code(uplink, w, self.trained, rng.key(self.fed.seed, "bound")[None])
+            self.lost[uplink] = norm(x - w[name] for name, x in arrived.items())
+        return self.lost[uplink]
+
+    def _add(self, one: Waiting, job: Job, weight: float) -> bool:
+        """Whether it could be used."""
+        upload, i = one.upload, one.place
+        try:
+            extra = self._with(one, job) if job.rule.extra != "none" else {}
             if isinstance(upload.frame, Decoded):
                 self.mean.take(upload.frame, weight)
-            else:
-                self.mean.add(upload.frame, weight)  # last: what is refused leaves no trace
+            else:  # last: what is refused leaves no trace
+                self.mean.add_opened(one.frame or self.mean.open(upload.frame), weight)
         except WireError as problem:
             self.failed[upload.client] = printable(str(problem))
             return False
@@ -57,8 +190,16 @@ class Uploads:
         if self.fed.bandwidth is not None:
             sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
+        self.memory[upload.client] = upload.memory
         self.taken.append(upload._replace(frame=b"", extra=b"", memory={}))
         return True
+
+    def skipped(self, why: str) -> "Uploads":
+        """The same round with no upload used, for this reason."""
+        empty = Uploads(self.fed, self.sent)
+        empty.failed = self.failed | {upload.client: why for upload in self.taken}
+        empty.train, empty.encode = self.train, self.encode
+        return empty
 
     def _count(self, upload: Upload, uplink: Uplink) -> None:
         """Bytes by what they are: codes, side data, header."""
@@ -73,14 +214,17 @@ class Uploads:
             self.bytes_up[0] += len(upload.extra) - about
             self.bytes_up[2] += about
 
-    def _with(self, upload: Upload, job: Job, i: int) -> Params:
+    def _with(self, one: Waiting, job: Job) -> Params:
         """The sum of what clients changed in their memories, with this one's change; WireError if it is not finite."""
-        if isinstance(upload.extra, Decoded):
+        upload = one.upload
+        if one.change is not None:
+            change = one.change
+        elif isinstance(upload.extra, Decoded):
             change = upload.extra.params
         elif job.rule.extra == "sent":
             change = unpack(upload.extra, like=self.sent.control)
         else:
-            change = self._derive(upload, job, i)
+            change = self._derive(upload, job, one.place)
         total = tree.tmap(torch.add, self.extra, change) if self.extra else change
         if isinstance(upload.frame, Decoded):  # whoever decoded it has looked
             return total
@@ -97,24 +241,41 @@ class Uploads:
     def round(self, number: int, population: int) -> Round:
         arrived = self.mean.count
         extra = tree.tmap(lambda d: d / arrived, self.extra)
-        return Round(number, arrived, population, self.sent, self.mean.result(), extra, self.mean.share)
+        mean = self.mean.result()
+        mean |= {name: x.to(mean[name]) for name, x in self.integers.items()}
+        return Round(number, arrived, population, self.sent, mean, extra, self.mean.share)
 
-    def layers(self, rnd: Round, params: Params) -> dict[str, Layer]:
+    def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
+        """What there is to tell of each layer, and the name of a tensor that the server's rules made infinite."""
         rule = shift_of(self.fed.algorithm)
         share = rule.share(rnd) if rule else rnd.share
-        told: dict[str, Layer] = {}
-        if not self.fed.layers:
-            return told
-        figures = []
+        params, figures = out.params, []
         for name in self.fed.layers:
             start, new = self.sent.params[name], params[name]
             figures += [mean(start), mean(rnd.mean[name]), mean(new), torch.linalg.vector_norm(new - start).double()]
-        seen = torch.stack(figures).view(-1, 4).tolist()  # at once: a GPU answers slowly
-        for i, (name, (began, before, after, step)) in enumerate(zip(self.fed.layers, seen, strict=True)):
+        checked = self._checked(out, server, before)
+        figures += [largest(x) for pair in checked.values() for x in pair]
+        seen = torch.stack(figures).tolist()  # at once: a GPU answers slowly
+        told: dict[str, Layer] = {}
+        for i, name in enumerate(self.fed.layers):
+            began, before_shift, after, step = seen[4 * i : 4 * i + 4]
             drifts = zip(*(upload.drift[i] for upload in self.taken), strict=True)
             far = [sum(column) / len(self.taken) for column in drifts]
-            told[name] = Layer(before, after, shorter(share, began, before), step, *far)
-        return told
+            told[name] = Layer(before_shift, after, shorter(share, began, before_shift), step, *far)
+        ends = iter(seen[4 * len(self.fed.layers) :])
+        reach = {name: [next(ends) for _ in pair] for name, pair in checked.items()}
+        broken = (n for n, (new, *old) in reach.items() if not math.isfinite(new) and all(map(math.isfinite, old)))
+        return told, next(broken, "")
+
+    def _checked(self, out: Broadcast, server: Params, before: Params) -> dict[str, tuple[Tensor, ...]]:
+        """Tensors that must be finite, each with what it was before, where that may have been infinite."""
+        trees = (("", out.params, self.sent.params), ("control ", out.control, self.sent.control))
+        return {
+            prefix + name: (x, old[name]) if name in old and (prefix or name not in self.trained) else (x,)
+            for prefix, new, old in (*trees, ("server state ", server, before))
+            for name, x in new.items()
+            if x.is_floating_point() and x.numel()
+        }
 
     def outcome(
         self, number: int, score: Score | None, told: dict[str, Layer], dropped: int, seconds: dict[str, float]
@@ -135,4 +296,17 @@ class Uploads:
             seconds={"train": self.train, "encode": self.encode, "round": sum(seconds.values())} | seconds,
             uplink_seconds=self.slowest,
             histograms=next((upload.histograms for upload in self.taken if upload.histograms), ()),
+            capped=self.capped,
         )
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """|x| over all tensors, added up in float64"""
+    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors]
+    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest magnitude, NaN or infinite where x holds one."""
+    far: Tensor = torch.linalg.vector_norm(x, math.inf)
+    return far.double()

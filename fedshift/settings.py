@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedshift.bounds import BOUND, CAP
 from fedshift.names import suggest
 from fedshift.toml import SettingsError, plain, put
 
@@ -79,6 +80,20 @@ class Train(Table):
     loss: str = "cross-entropy"  # or module:function
     metric: str = "accuracy"  # or module:function
     patience: Count = 5  # rounds in a row without a usable upload before the run stops
+
+
+class Bounds(Table):
+    """How far one upload may be from the others of its round, as a multiple of their median; 0: no limit."""
+
+    norm: NotNegative = BOUND  # of the update; an upload beyond it is left out
+    weight: NotNegative = CAP  # of algorithm.weights = "examples"; a weight beyond it is lowered to it
+
+    @model_validator(mode="after")
+    def _not_below_the_median(self) -> Self:
+        for name, multiple in (("norm", self.norm), ("weight", self.weight)):
+            if 0 < multiple < 1:
+                raise ValueError(f"{name} = {multiple:g}: must be 1 or more, or 0 for no limit")
+        return self
 
 
 class Coding(Table):
@@ -167,6 +182,7 @@ class Experiment(Table):
     algorithm: Algorithm = Algorithm()
     shift: Shift = Shift()
     train: Train = Train()
+    bounds: Bounds = Bounds()
     uplink: Uplink = Uplink()
     engine: Engine = Engine()
     record: Record = Record()

@@ -52,6 +52,7 @@ class Decoded:
     reach: Mapping[str, float] = field(default_factory=dict)  # the largest magnitude of each float tensor that was sent
     lossy: bool = False
     update: bool = False  # what was sent; params are weights all the same
+    norms: tuple[float, float] | None = None  # of the change: over trained tensors, over floating buffers
 
     def __len__(self) -> int:
         return self.size

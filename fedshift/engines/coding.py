@@ -21,6 +21,8 @@ from fedshift.types import Decoded, Params
 from fedshift.uplink import ERROR, Sent, Uplink, code, quantized
 from fedshift.wire import EXACT, choose, pack, size
 
+FIGURES = 4  # numbers per client beside drifts: error, whether the change is finite, norms of update and of change
+
 
 class Trained(NamedTuple):
     """A job whose clients have trained."""
@@ -50,7 +52,7 @@ class Arrived(NamedTuple):
     decoded: Params  # (K, ...)
     memory: Params  # the rule's, afterwards
     change: Params  # what goes up beside the weights
-    figures: Tensor  # (K, 2 layers + 2): drift, drift of what is decoded, relative error, whether change is finite
+    figures: Tensor  # (K, 2 layers + FIGURES): drift, drift of what is decoded, and what `_arrived` says
 
 
 def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
@@ -144,7 +146,9 @@ def _arrived(task: Task, one: Trained, parts: Sequence[Coded]) -> Arrived:
             error.index_copy_(0, part.at, _relative_errors(part))
     sane = largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
     drifts = [_drift(w, start, name) for w in (one.w, decoded) for name in layers]
-    return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane], dim=1))
+    update = _norm([decoded[name] - start[name] for name in one.w], error)
+    beside = _norm(list(change.values()), error) if one.job.rule.extra == "sent" else torch.zeros_like(error)
+    return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane, update, beside], dim=1))
 
 
 def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figures: Tensor) -> list[Upload]:
@@ -155,7 +159,7 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
     for part in parts:
         lengths = _sizes(task, part, job)
         for at, i in enumerate(part.rows):
-            error, sane = told[i][2 * n : 2 * n + 2]
+            error, sane, update, beside = told[i][2 * n : 2 * n + FIGURES]
             failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
             if failure:
                 made[i] = Upload(job.clients[i], b"", b"", one.memory[i], [], 0.0, (0.0, 0.0), failure)
@@ -169,8 +173,11 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
                     part.reach[at],
                     part.uplink.lossy,
                     part.uplink.update,
+                    norms=(update, 0.0),  # buffers stay as they were sent
                 ),
-                extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control)) if job.rule.extra == "sent" else b"",
+                extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control), norms=(beside, 0.0))
+                if job.rule.extra == "sent"
+                else b"",
                 memory=tmap(torch.clone, _row(read.memory, i))
                 | {ERROR + name: part.u[name][at] - x[at] for name, x in lost.items()},
                 drift=list(zip(told[i][:n], told[i][n : 2 * n], strict=True)),
@@ -241,6 +248,13 @@ def _drift(w: Params, start: Params, name: str) -> Tensor:
     """|w_k - w_t| of a layer, for every client"""
     far: Tensor = torch.linalg.vector_norm(flat(w[name] - start[name]), dim=1)
     return far.double()
+
+
+def _norm(changes: Sequence[Tensor], like: Tensor) -> Tensor:
+    """The norm of every client's changes (K, ...) together, added up in float64"""
+    each = [torch.linalg.vector_norm(flat(x), dim=1, dtype=torch.float64) for x in changes]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0) if each else torch.zeros_like(like)
+    return total
 
 
 def _device(params: Params) -> torch.device:

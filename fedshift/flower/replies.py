@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.bounds import BOUND, CAP, capped, median_integers, outliers, reference, refusal
+from fedshift.bounds import BOUND, CAP, capped, median_integers, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import finite
 from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, norm, only, to_record
 from fedshift.frame import Header, WireError
@@ -22,9 +22,8 @@ from fedshift.wire import header
 
 RAISED = "Exception ClientAppException occurred. Message:"  # Flower puts this before the message of an exception
 LONGEST = 500  # characters of a reason
-# A norm up to `bound` times the floor is never an outlier. Floors are multiples of the norm of what was sent: quantized
-# weights are as far from it as the codec is coarse, and running statistics depend on the scale of a node's data.
-EXACT_FLOOR, LOSSY_FLOOR, BUFFER_FLOOR = 0.01, 0.1, 20.0
+LOSS = 0.1  # of the norm of weights: what a coarse codec may lose of them, see `update_floor`
+SPREAD = 8.0  # of the norm of running statistics: how far they may be from each other on the data of honest nodes
 UPDATE, BUFFER_UPDATE = "update", "buffer update"
 CONTROL_UPDATE, INVERSE_TRAVEL = "control update", "inverse travel"  # of SCAFFOLD
 
@@ -37,10 +36,11 @@ class Limits(NamedTuple):
 
 
 class Distance(NamedTuple):
-    """Norm of one part of an upload's change, and the norm below which it is never an outlier, over `bound`."""
+    """Norm of one part of an upload's change, and what `update_floor` needs to know of it."""
 
     norm: float
-    floor: float
+    model: float = 0.0  # norm of what was sent
+    error: float = 0.0  # by which honest uploads may differ from it
 
 
 class Usable(NamedTuple):
@@ -119,15 +119,14 @@ def _decoded(record: ArrayRecord, frame: bytes | None, sent: Sequence[Params]) -
 
 def _distances(w: Params, start: Params, quantized: bool) -> dict[str, Distance]:
     """|w - start| of weights, and of the buffers of normalisations; `quantized` weights are not an exact update."""
-    buffers = [n for n in start if any(fnmatchcase(n, pattern) for pattern in BUFFERS)]
-    floor = LOSSY_FLOOR if quantized else EXACT_FLOOR
-    parts = {UPDATE: ([n for n in start if n not in buffers], floor), BUFFER_UPDATE: (buffers, BUFFER_FLOOR)}
-    floats = {what: ([n for n in names if start[n].is_floating_point()], x) for what, (names, x) in parts.items()}
-    return {
-        what: Distance(norm(_difference(w[n], start[n]) for n in names), share * norm(start[n] for n in names))
-        for what, (names, share) in floats.items()
-        if names
-    }
+    floats = [n for n, x in start.items() if x.is_floating_point()]
+    buffers = [n for n in floats if any(fnmatchcase(n, pattern) for pattern in BUFFERS)]
+    weights = [n for n in floats if n not in buffers]
+    found = {}
+    for what, names, error in ((UPDATE, weights, LOSS if quantized else 0.0), (BUFFER_UPDATE, buffers, SPREAD)):
+        model = norm(start[n] for n in names)
+        found[what] = Distance(norm(_difference(w[n], start[n]) for n in names), model, error * model)
+    return found
 
 
 def _difference(x: Tensor, start: Tensor) -> Tensor:
@@ -218,10 +217,11 @@ def _outliers(found: Mapping[int, Usable], bound: float) -> dict[int, str]:
     for what in dict.fromkeys(what for one in found.values() for what in one.distances):
         own = {node: one.distances[what] for node, one in found.items() if what in one.distances}
         norms = [distance.norm for distance in own.values()]
-        for floor in {distance.floor for distance in own.values()}:
+        floors = {node: update_floor(distance.model, bound, distance.error) for node, distance in own.items()}
+        for floor in set(floors.values()):
             far = [node for node, out in zip(own, outliers(norms, bound, floor), strict=True) if out]
             typical = reference(norms, floor)
-            reasons = {node: refusal(what, own[node].norm, typical, bound) for node in far if own[node].floor == floor}
+            reasons = {node: refusal(what, own[node].norm, typical, bound) for node in far if floors[node] == floor}
             beyond[what] = beyond.get(what, {}) | reasons
     hardly_moved = beyond.pop(INVERSE_TRAVEL, {})
     beyond[CONTROL_UPDATE] = {node: why for node, why in beyond.get(CONTROL_UPDATE, {}).items() if node in hardly_moved}
@@ -264,13 +264,9 @@ def substitute(usable: Iterable[Usable], params: Params) -> None:
 
 
 def longest(usable: Sequence[Usable]) -> str:
-    """The node whose update is the longest of several, as an addition to a sentence."""
-    if not usable:
-        return ""
-    norms = {one.node: one.distances[UPDATE].norm for one in usable if UPDATE in one.distances}
-    node = max(norms, key=lambda node: norms[node], default=None)
-    if node is None:
-        return ""
+    """The node whose update is the longest of one or more, as an addition to a sentence."""
+    norms = {one.node: one.distances[UPDATE].norm for one in usable}
+    node = max(norms, key=lambda node: norms[node])
     return f"; the longest update, of norm {norms[node]:.3g}, is that of node {node}"
 
 

@@ -157,7 +157,7 @@ class Scaffold(Strategy):
         if not all(finite(d) for d in change.values()):
             raise ValueError("its control became NaN or infinite")
         travel = float(travel_of(only(reply, MetricRecord)[1]))
-        return {CONTROL_UPDATE: Distance(norm(change.values()), 0.0), INVERSE_TRAVEL: Distance(1 / travel, 0.0)}
+        return {CONTROL_UPDATE: Distance(norm(change.values())), INVERSE_TRAVEL: Distance(1 / travel)}
 
     def _change(self, reply: Message) -> Params:
         """c_i+ - c_i, worked out as the client did."""

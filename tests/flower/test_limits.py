@@ -37,7 +37,7 @@ def test_an_update_far_longer_than_the_median_is_left_out_and_named_with_its_num
     norm = re.findall(rf"node {hostile.node} is left out: update norm (\S+) is", caplog.text)
     assert float(norm[0]) == pytest.approx(abs(value) * math.sqrt(8 * 5 + 8 + 3 * 8), rel=0.01)
     assert "times the round's typical norm" in caplog.text
-    assert "at most 20 times is allowed" in caplog.text
+    assert "at most 50 times is allowed" in caplog.text
 
 
 def test_the_bound_is_a_multiple_of_the_median_and_can_be_changed_or_switched_off() -> None:

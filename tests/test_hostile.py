@@ -1,0 +1,374 @@
+"""Hostile clients: what one of them sends, well-formed and finite, cannot take over the model."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedshift import Broadcast, Dataset, Params, Round, dataset
+from fedshift import server as server_side
+from fedshift.algorithms import Algorithm, chain
+from fedshift.data.partition import Partition
+from fedshift.engines import Batched, Engine, Job, Sequential, Upload
+from fedshift.evaluate import Score
+from fedshift.federation import Federation
+from fedshift.loop import DivergedError, Turn
+from fedshift.memory import Ram
+from fedshift.packs import Pack, Seat
+from fedshift.running import Run, resume
+from fedshift.types import Decoded
+from fedshift.uplink import read
+from fedshift.wire import EXACT, pack
+from tests.federations import Normed, federation, points, processes, same, train
+from tests.runs import DERIVED, checkpoints, digits, small
+
+Edit = Callable[[Upload, Federation], Upload]
+
+
+class Edited:
+    """An engine of which one client of each cohort sends something else."""
+
+    def __init__(self, engine: Engine, fed: Federation, edit: Edit, place: int = 2) -> None:
+        self.engine, self.fed, self.edit, self.place = engine, fed, edit, place
+        self.home = engine.home
+
+    def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
+        return [
+            (self.edit(one, self.fed) if i == self.place else one for i, one in enumerate(uploads))
+            for uploads in self.engine.train(jobs)
+        ]
+
+    def evaluate(self, params: Params) -> Score:
+        return self.engine.evaluate(params)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def sends(change: Callable[[Params], Params]) -> Edit:
+    """The client sends these weights, exactly."""
+
+    def edit(upload: Upload, fed: Federation) -> Upload:
+        assert isinstance(upload.frame, bytes)
+        return upload._replace(frame=pack(EXACT, change(read(upload.frame, fed.task.params))))
+
+    return edit
+
+
+def filled(names: Sequence[str], value: float) -> Callable[[Params], Params]:
+    return lambda params: params | {name: torch.full_like(params[name], value) for name in names}
+
+
+def absent(upload: Upload, fed: Federation) -> Upload:
+    return upload._replace(failure="absent")
+
+
+def everything(fed: Federation) -> list[str]:
+    return [name for name, x in fed.task.params.items() if x.is_floating_point()]
+
+
+def engine_of(name: str, fed: Federation) -> Engine:
+    return processes(fed.task, 2) if name == "processes" else Sequential(fed.task)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_an_upload_of_huge_numbers_is_left_out_as_if_it_had_not_come(engine: str, algorithm: str) -> None:
+    fed = federation(train={"cohort": 10}, algorithm={"name": algorithm}, uplink={"bits": "32+4"})
+    hostile = Edited(engine_of(engine, fed), fed, sends(filled(everything(fed), 3e38)))
+    expected, honest, remembered = train(fed, 2, Edited(Sequential(fed.task), fed, absent))
+    state, outcomes, memory = train(fed, 2, hostile)
+    hostile.close()
+    for outcome, other in zip(outcomes, honest, strict=True):
+        assert list(outcome.failed) == list(other.failed)
+        (why,) = outcome.failed.values()
+        assert why.startswith("update norm ")
+        assert why.endswith("at most 50 times is allowed")
+        assert (outcome.arrived, outcome.bytes_up, outcome.layers) == (9, other.bytes_up, other.layers)
+    assert same(state.out.params, expected.out.params)
+    assert same(state.out.control, expected.out.control)
+    assert memory.held.keys() == remembered.held.keys()
+    assert all(same(memory.held[client], kept) for client, kept in remembered.held.items())
+
+
+def test_the_bound_can_be_switched_off() -> None:
+    """One of ten sends 3e38 everywhere, and the mean is 3e37."""
+    fed = federation(train={"cohort": 10}, bounds={"norm": 0})
+    state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 3e38))))
+    assert not outcome.failed
+    assert all(torch.allclose(x, torch.tensor(3e37)) for x in state.out.params.values())
+
+
+def loud(huge: float = 1e12) -> Dataset:
+    """Points of which client 0's, and only its, make a linear model's update huge and yet finite."""
+    data = points()
+    x = data.x.clone()
+    x[federation().partition.of(0)] = huge
+    return dataset(x, data.y, data.test_x, data.test_y)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes", "batched"])
+@pytest.mark.parametrize(
+    "uplink", [{}, {"bits": 4}, {"bits": 4, "send": "updates", "feedback": True}], ids=["exact", "4 bits", "updates"]
+)
+def test_a_client_that_trains_into_the_huge_is_left_out_on_every_engine(engine: str, uplink: dict[str, Any]) -> None:
+    fed = federation(nn.Linear(6, 4), loud(), train={"cohort": 12}, uplink=uplink)
+    using = Batched(fed.task) if engine == "batched" else engine_of(engine, fed)
+    state, outcomes, memory = train(fed, 2, using)
+    using.close()
+    for outcome in outcomes:
+        assert list(outcome.failed) == [0]
+        assert outcome.failed[0].startswith("update norm ")
+        assert outcome.arrived == 11
+    assert 0 not in memory.held
+    assert all(float(x.abs().max()) < 100 for x in state.out.params.values())
+
+
+def test_a_hostile_second_upload_is_left_out() -> None:
+    fed = federation(algorithm={"name": "scaffold", "control": "sent"})
+    huge = pack(EXACT, {name: torch.full_like(x, 1e20) for name, x in fed.start().out.control.items()})
+    expected, _, remembered = train(fed, 2, Edited(Sequential(fed.task), fed, absent))
+    state, outcomes, memory = train(
+        fed, 2, Edited(Sequential(fed.task), fed, lambda upload, _: upload._replace(extra=huge))
+    )
+    assert all("second upload norm" in why for outcome in outcomes for why in outcome.failed.values())
+    assert [len(outcome.failed) for outcome in outcomes] == [1, 1]
+    assert same(state.out.params, expected.out.params)
+    assert same(state.out.control, expected.out.control)
+    assert memory.held.keys() == remembered.held.keys()
+
+
+def test_buffers_of_a_batch_norm_are_bounded_too() -> None:
+    fed = federation(Normed())
+    expected, _, _ = train(fed, 2, Edited(Sequential(fed.task), fed, absent))
+    hostile = Edited(Sequential(fed.task), fed, sends(filled(["norm.running_var"], 1e38)))
+    state, outcomes, _ = train(fed, 2, hostile)
+    assert all("buffer update norm" in why for outcome in outcomes for why in outcome.failed.values())
+    assert [len(outcome.failed) for outcome in outcomes] == [1, 1]
+    assert same(state.out.params, expected.out.params)
+
+
+class Counting(nn.Module):
+    """A linear model with an integer and a boolean buffer, which every client changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+        self.register_buffer("steps", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += torch.tensor([1, 2])
+            self.seen[0] = True
+        logits: Tensor = self.linear(x)
+        return logits
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_integers_and_booleans_are_medians(place: int) -> None:
+    """Twenty examples in batches of eight, twice: six steps."""
+    fed = federation(Counting())
+
+    def lie(params: Params) -> Params:
+        return params | {"steps": torch.tensor([9 * 10**17, -(10**17)]), "seen": torch.tensor([False, True])}
+
+    state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, sends(lie), place))
+    assert not outcome.failed
+    assert state.out.params["steps"].tolist() == [6, 12]
+    assert state.out.params["seen"].tolist() == [True, False]
+
+
+def test_hand_worked_cap_of_a_weight() -> None:
+    """Values 1, 2, 3, 4 of weights 1, 1, 1 and 10^15, capped at ten: (1 + 2 + 3 + 10 * 4) / 13."""
+    for cap, expected in ((10, 46 / 13), (0, 4.0)):
+        fed = federation(train={"cohort": 4}, algorithm={"weights": "examples"}, bounds={"weight": cap, "norm": 0})
+        turn = Turn(fed, fed.start(), Ram())
+        assert turn.job is not None
+        turn.job = turn.job._replace(examples=[1, 1, 1, 10**15])
+        uploads = Sequential(fed.task).train([turn.job])[0]
+        turn.take(sends(filled(everything(fed), i + 1.0))(upload, fed) for i, upload in enumerate(uploads))
+        state, outcome = turn.end(None)
+        assert outcome.capped == bool(cap)
+        for x in state.out.params.values():
+            assert torch.allclose(x, torch.full_like(x, expected))
+
+
+def test_capped_weights_are_recorded(tmp_path: Path) -> None:
+    """A client with 205 of 240 examples, and seven with five each."""
+    changes = {"algorithm": {"weights": "examples"}, "data": {"clients": 8, "partition": "iid"}}
+    run = Run(small(changes, {"train": {"rounds": 1, "cohort": 8}}), tmp_path / "run", data=points())
+    start = torch.tensor([0, 205, 210, 215, 220, 225, 230, 235, 240])
+    run.fed = replace(run.fed, partition=Partition(run.fed.partition.order, start))
+    (outcome,) = run
+    assert outcome.capped == 1
+    with open(tmp_path / "run" / "rounds.csv", newline="") as file:
+        assert [line["capped"] for line in csv.DictReader(file)] == ["1"]
+
+
+def test_with_two_uploads_there_is_no_majority_and_no_bound() -> None:
+    fed = federation(train={"cohort": 2})
+    hostile = Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 1e6)), place=1)
+    _, (outcome,), _ = train(fed, 1, hostile)
+    assert not outcome.failed
+
+
+def test_among_clients_that_do_not_move_the_model_says_what_is_far() -> None:
+    fed = federation(train={"lr": 1e-30})
+    start = fed.start().out.params
+    state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 1e6))))
+    assert ["update norm" in why for why in outcome.failed.values()] == [True]
+    assert same(state.out.params, start)
+    near = Edited(Sequential(fed.task), fed, sends(lambda params: {name: x * 1.1 for name, x in params.items()}))
+    assert not train(fed, 1, near)[1][0].failed
+
+
+HONEST: dict[str, dict[str, Any]] = {
+    "fedavg": {"uplink": {"bits": "32+4"}},
+    "one bit": {"uplink": {"bits": "32+1"}},
+    "fedprox": {"algorithm": {"name": "fedprox", "mu": 1.0}},
+    "scaffold": {"algorithm": {"name": "scaffold"}, "uplink": {"bits": 4}},
+    "scaffold, sent": {"algorithm": {"name": "scaffold", "control": "sent"}, "uplink": {"bits": "32+4"}},
+    "feedback": {"uplink": {"bits": 2, "send": "updates", "feedback": True}},
+    "unequal": {"data": {"partition": "dirichlet", "alpha": 0.1, "least": 1}, "train": {"batch": 2}},
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("engine", [Sequential, Batched])
+def test_honest_runs_are_the_same_with_and_without_bounds(name: str, engine: type[Sequential | Batched]) -> None:
+    ended = []
+    for bounds in ({}, {"norm": 0, "weight": 0}):
+        fed = federation(**HONEST[name], bounds=bounds)
+        state, outcomes, _ = train(fed, 4, engine(fed.task))
+        assert not any(outcome.failed for outcome in outcomes)
+        ended.append(state.out)
+    assert same(ended[0].params, ended[1].params)
+    assert same(ended[0].control, ended[1].control)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_honest_clients_with_batch_norm_are_never_left_out(scale: float) -> None:
+    """Of any scale of the inputs, which running means and variances follow from the first round on."""
+    data = points()
+    scaled = dataset(scale * data.x, data.y, scale * data.test_x, data.test_y)
+    fed = federation(Normed(), scaled, data={"partition": "labels", "labels": 1, "clients": 12}, train={"cohort": 12})
+    _, outcomes, _ = train(fed, 6)
+    assert not any(outcome.failed for outcome in outcomes)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold, sent", "feedback"])
+def test_frames_that_are_opened_twice_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of large models are, of which nothing decoded is kept."""
+    fed = federation(**HONEST[name])
+    small_ones, _, _ = train(fed)
+    monkeypatch.setattr(server_side, "SMALL", 0)
+    turn = Turn(fed, fed.start(), Ram())
+    assert turn.job is not None
+    for i, upload in enumerate(Sequential(fed.task).train([turn.job])[0]):
+        turn.uploads.take(upload, turn.job, i)
+    assert all(one.frame is None and one.change is None for one in turn.uploads.waiting)
+    large_ones, _, _ = train(fed)
+    assert same(small_ones.out.params, large_ones.out.params)
+    assert same(small_ones.out.control, large_ones.out.control)
+
+
+def test_decoded_uploads_without_norms_are_measured() -> None:
+    fed = federation(train={"cohort": 10})
+
+    def huge(upload: Upload, fed: Federation) -> Upload:
+        assert isinstance(upload.frame, Decoded)
+        params = filled(everything(fed), 3e37)(upload.frame.params)
+        return upload._replace(frame=replace(upload.frame, params=params, norms=None))
+
+    _, (outcome,), _ = train(fed, 1, Edited(Batched(fed.task), fed, huge))
+    assert ["update norm" in why for why in outcome.failed.values()] == [True]
+
+
+@dataclass(frozen=True)
+class Overflowing:
+    """A server rule that makes something infinite in some rounds; what was infinite before may stay so."""
+
+    what: str
+    rounds: tuple[int, ...]
+
+    def init(self, params: Params) -> Params:
+        counts = {"steps": torch.zeros(()), "best": torch.tensor(-torch.inf)}
+        return counts if self.what.startswith("server state") else {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        times = torch.inf if rnd.number in self.rounds else 1.0
+        if state:
+            return out, state | {"steps": times * (state["steps"] + 1)}
+        if self.what.startswith("control "):
+            name = self.what.removeprefix("control ")
+            return out._replace(control=out.control | {name: times * out.control[name]}), state
+        return out._replace(params=out.params | {self.what: times * out.params[self.what]}), state
+
+
+def overflowing(fed: Federation, what: str, *rounds: int) -> Federation:
+    client, rule = fed.algorithm
+    rules = rule.rules if hasattr(rule, "rules") else (rule,)
+    return replace(fed, algorithm=Algorithm(client, chain(*rules[:1], Overflowing(what, rounds), *rules[1:])))
+
+
+@pytest.mark.parametrize("what", ["fc1.bias", "control fc2.weight", "server state 1/steps"])
+def test_a_round_that_the_servers_rules_make_infinite_is_skipped(what: str) -> None:
+    fed = overflowing(federation(algorithm={"name": "scaffold"}), what, 2)
+    first, _, remembered = train(fed, 1)
+    second, outcomes, memory = train(fed, 2)
+    assert second == (2, second.out, second.server, 1)
+    assert same(second.out.params, first.out.params)
+    assert same(second.out.control, first.out.control)
+    assert same(second.server, first.server)
+    assert all(same(memory.held[client], kept) for client, kept in remembered.held.items())
+    assert memory.held.keys() == remembered.held.keys()
+    assert (outcomes[1].arrived, outcomes[1].layers, len(outcomes[1].failed)) == (0, {}, 5)
+    assert set(outcomes[1].failed.values()) == {f"the round is skipped: the server's rules made {what} NaN or infinite"}
+    third, (*_, last), _ = train(fed, 3)
+    assert (third.skipped, last.arrived) == (0, 5)
+
+
+def test_patience_counts_rounds_that_were_made_infinite() -> None:
+    fed = overflowing(federation(train={"patience": 3}), "fc1.bias", 1, 2, 3)
+    with pytest.raises(DivergedError, match=r"round 3: no usable upload in 3 rounds .* made fc1.bias NaN or infinite"):
+        train(fed)
+
+
+def test_a_skipped_round_is_never_saved_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    experiment = small(DERIVED, {"train": {"rounds": 5}})
+    told: list[str] = []
+    whole = Run(experiment, data=digits(), tell=told.append)
+    whole.fed = overflowing(whole.fed, "fc1.bias", 3)
+    assert [outcome.arrived for outcome in whole] == [4, 4, 0, 4, 4]
+    assert sum("round 3: client" in line and "made fc1.bias NaN" in line for line in told) == 4
+    stopped = Run(experiment, tmp_path / "run", data=digits())
+    stopped.fed = overflowing(stopped.fed, "fc1.bias", 3)
+    assert [next(stopped).arrived for _ in range(3)] == [4, 4, 0]
+    stopped.close()
+    for path in checkpoints(tmp_path / "run"):
+        assert all(bool(x.isfinite().all()) for x in load_file(path).values())
+    again = resume(tmp_path / "run", data=digits())
+    assert (again.state.number, again.state.skipped) == (3, 1)
+    again.fed = overflowing(again.fed, "fc1.bias", 3)
+    list(again)
+    assert same(again.params, whole.params)
+    with open(tmp_path / "run" / "rounds.csv", newline="") as file:
+        assert [len(line["failed"].split()) for line in csv.DictReader(file)] == [0, 0, 4, 0, 0]
+
+
+def test_in_a_pack_only_the_run_that_became_infinite_skips_the_round() -> None:
+    experiment = small({"engine": {"name": "batched"}, "train": {"rounds": 3}})
+    one = Run(experiment, data=digits())
+    other = Run(experiment.changed(seed=1), data=digits(), on=lambda _: Seat(one.engine))
+    one.fed = overflowing(one.fed, "fc1.bias", 2)
+    arrived: list[list[int]] = [[], []]
+    for place, outcome in Pack([one, other], one.engine).rounds():
+        arrived[place].append(outcome.arrived)  # type: ignore[union-attr]
+    assert arrived == [[4, 0, 4], [4, 4, 4]]

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.bounds import BOUND, CAP, capped, median_integers, outliers, reference, refusal, update_floor
+from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import finite
 from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, norm, only, to_record
 from fedshift.frame import Header, WireError
@@ -31,8 +31,8 @@ CONTROL_UPDATE, INVERSE_TRAVEL = "control update", "inverse travel"  # of SCAFFO
 class Limits(NamedTuple):
     """How far one reply may be from the others of its round, in multiples of their median; 0 for no limit."""
 
-    bound: float = BOUND  # of the norm of an update: a longer one is left out
-    max_weight: float = CAP  # of a weight: a larger one is lowered
+    bound: float  # of the norm of an update: a longer one is left out
+    max_weight: float  # of a weight: a larger one is lowered
 
 
 class Distance(NamedTuple):

@@ -51,7 +51,7 @@ class FedShift(Strategy):
     same reason.
 
     One upload has a limited influence, as long as most uploads of a round are honest: one whose
-    update is longer than `bound` times the median of the round is left out, a weight above
+    update is longer than the model and than `bound` times the round's median is left out, a weight above
     `max_weight` times the median weight counts as that much, and tensors of integers or booleans are
     the elementwise median or majority of the uploads. 0 switches a limit off; with fewer than three
     uploads there is none. Small poisoned updates pass.

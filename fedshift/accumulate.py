@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import ends
+from fedshift.codecs.base import CHUNK, ends
 from fedshift.frame import Header, WireError
 from fedshift.parts import Part, Reader, as_dtype
 from fedshift.types import CPU, Decoded, Params
@@ -153,10 +153,14 @@ class Mean:
 
 
 class Frame(NamedTuple):
-    """A frame that was read and checked, still coded."""
+    """A frame that was read and checked."""
 
     header: Header
     parts: dict[str, Part]
+
+    def decoded(self) -> "Frame":
+        """The same with its values at hand, for a frame that is read more than once."""
+        return self._replace(parts={name: part.decoded() for name, part in self.parts.items()})
 
 
 class Measured(NamedTuple):
@@ -167,39 +171,57 @@ class Measured(NamedTuple):
     integers: Params
 
 
-def measure(frame: Frame, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> Measured:
-    """|w_k - w| in float64, read piece by piece; tensors in `skipped` do not count.
+class Ruler:
+    """Measures how far frames are from a base, in float64 and piece by piece; tensors in `skipped` do not count.
 
     >>> from fedshift import Codec, Identity, pack
     >>> base = {"w": torch.zeros(2), "n": torch.tensor(1)}
     >>> frame = pack(Codec(Identity()), {"w": torch.tensor([3.0, -4.0]), "n": torch.tensor(7)})
-    >>> measure(Mean(base).open(frame), base, trained={"w"})
+    >>> Ruler(base, trained={"w"}).measure(Mean(base).open(frame))
     Measured(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
     """
-    weights, others, integers = [], [], {}
-    for name, part in frame.parts.items():
-        x = base[name].detach().reshape(-1).to(CPU)
-        if not x.is_floating_point():
-            integers[name] = _whole(part, x).view(base[name].shape)
-        elif name not in skipped:
-            norms = weights if name in trained else others
-            for start, values in part.values():  # a difference beyond float32 is infinite, and beyond every bound
-                far = values if frame.header.update else values - x[start : start + len(values)]
-                norms.append(torch.linalg.vector_norm(far, dtype=torch.float64))
-    return Measured(_joint(weights), _joint(others), integers)
+
+    def __init__(self, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> None:
+        self.base = {name: x.detach().to(CPU) for name, x in base.items()}
+        self.flat = {name: x.reshape(-1) for name, x in self.base.items()}
+        floats = [name for name, x in base.items() if x.is_floating_point() and x.numel() and name not in skipped]
+        self.trained = [name for name in floats if name in trained]
+        self.buffers = [name for name in floats if name not in trained]
+        self.integers = [name for name, x in base.items() if not x.is_floating_point()]
+        self._joint: dict[str, Tensor] = {}  # small models in one tensor, by their first name
+
+    def measure(self, frame: Frame) -> Measured:
+        integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
+        return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
+
+    def _far(self, names: list[str], frame: Frame) -> float:
+        """|w_k - w| over these tensors; a difference beyond float32 is infinite, and beyond every bound."""
+        if not names:
+            return 0.0
+        update, held = frame.header.update, [frame.parts[name].whole for name in names]
+        values = [x for x in held if x is not None]
+        if len(values) == len(held) and sum(map(len, values)) <= CHUNK:  # few: fastest at once
+            if not update and names[0] not in self._joint:
+                self._joint[names[0]] = torch.cat([self.flat[name] for name in names])
+            whole = torch.cat(values)
+            return float(_norm(whole if update else whole - self._joint[names[0]]))
+        norms = [
+            _norm(values if update else values - self.flat[name][start : start + len(values)])
+            for name in names
+            for start, values in frame.parts[name].values()
+        ]
+        return float(_norm(torch.stack(norms)))
+
+    def _integers(self, name: str, part: Part) -> Tensor:
+        found = torch.empty_like(self.flat[name])
+        for start, values in part.values():
+            found[start : start + len(values)] = as_dtype(values, found.dtype)
+        return found.view(self.base[name].shape)
 
 
-def _whole(part: Part, like: Tensor) -> Tensor:
-    """The values of an integer tensor, flat."""
-    found = torch.empty_like(like)
-    for start, values in part.values():
-        found[start : start + len(values)] = as_dtype(values, like.dtype)
-    return found
-
-
-def _joint(norms: list[Tensor]) -> float:
-    """The norm of vectors whose norms these are, laid end to end."""
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

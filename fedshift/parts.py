@@ -34,7 +34,7 @@ class Part(NamedTuple):
     sides: list[Side]  # one for each segment, none where the codec has no side data
     codes: NDArray[np.uint8]  # packed, `stored` bits a code
     stored: int
-    whole: Tensor | None = None  # the values themselves, where they are few and travel as they are
+    whole: Tensor | None = None  # the values themselves, where they are few and travel as they are, or were decoded
     reach: float = 0.0  # the largest magnitude
 
     def values(self, weight: float = 1.0) -> Iterator[tuple[int, Tensor]]:
@@ -43,6 +43,9 @@ class Part(NamedTuple):
         Integers that travel exactly are not weighted.
         """
         quantizer = self.codec.quantizer
+        if self.whole is not None:
+            yield 0, self.whole if weight == 1 or not self.whole.is_floating_point() else self.whole * weight
+            return
         if not isinstance(quantizer, Lookup):
             yield from self._plain(weight)
             return
@@ -60,10 +63,14 @@ class Part(NamedTuple):
                     yield start + r.start * n + c.start, values.flatten()
             start += rows * n
 
+    def decoded(self) -> "Part":
+        """The same with its values at hand."""
+        if self.whole is not None or not math.prod(self.shape):
+            return self
+        pieces = [values.clone() for _, values in self.values()]  # each is good until the next
+        return self._replace(whole=torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+
     def _plain(self, weight: float) -> Iterator[tuple[int, Tensor]]:
-        if self.whole is not None:
-            yield 0, self.whole if weight == 1 or not self.whole.is_floating_point() else self.whole * weight
-            return
         dtype = self.codec.quantizer.dtype if isinstance(self.codec.quantizer, Cast) else self.dtype
         for at in range(0, math.prod(self.shape), CHUNK):
             piece = self.codes[at * dtype.itemsize : (at + CHUNK) * dtype.itemsize].copy()  # aligned, and ours

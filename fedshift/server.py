@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift import rng, tree
-from fedshift.accumulate import Frame, Mean, Measured, measure
+from fedshift.accumulate import Frame, Mean, Measured, Ruler
 from fedshift.algorithms import shorter
 from fedshift.algorithms.fedshift import mean
 from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
@@ -25,7 +25,7 @@ from fedshift.types import Broadcast, Decoded, Params, Round
 from fedshift.uplink import Uplink, code, quantized, read
 from fedshift.wire import EXACT, fixed, size, unpack
 
-SMALL = CHUNK  # numbers of a model whose frames stay open while they wait, rather than being opened twice
+SMALL = CHUNK  # numbers of a model whose uploads wait decoded; larger ones are decoded twice
 UPDATE, BUFFERS, SECOND = "update", "buffer update", "second upload"  # what has a norm
 
 
@@ -36,7 +36,7 @@ class Waiting(NamedTuple):
     place: int  # in the cohort
     norms: dict[str, float]  # of what it changes
     integers: Params
-    frame: Frame | None  # None for one that is to be opened again, or was decoded
+    frame: Frame | None  # None for one that is to be opened again, or never was a frame
     change: Params | None  # of the client's memory, None for one that is to be worked out again
 
 
@@ -87,7 +87,8 @@ class Uploads:
             frame, found = None, self._decoded(upload.frame)
         else:
             frame = self.mean.open(upload.frame)
-            found = measure(frame, self.sent.params, self.trained, self._infinite)
+            frame = frame.decoded() if self.small else frame
+            found = self._ruler.measure(frame)
         norms = {UPDATE: found.trained, BUFFERS: found.buffers} | norms
         return Waiting(upload, i, norms, found.integers, frame if self.small else None, change if self.small else None)
 
@@ -108,6 +109,10 @@ class Uploads:
             norm(x for name, x in far.items() if name not in self.trained and name not in self._infinite),
             integers,
         )
+
+    @cached_property
+    def _ruler(self) -> Ruler:
+        return Ruler(self.sent.params, self.trained, self._infinite)
 
     @cached_property
     def _infinite(self) -> set[str]:
@@ -134,7 +139,8 @@ class Uploads:
         bound = self.fed.bound
         for what in self.waiting[0].norms if self.waiting else ():
             norms = [one.norms[what] for one in self.waiting]
-            if not bound or all(x <= bound * median_low(norms) for x in norms):
+            most = bound * median_low(norms)
+            if not bound or all(x <= most for x in norms):
                 continue  # as nearly always: floors, which take time, are not needed
             for k, one in enumerate(self.waiting):
                 floor = self._floor(what, job, one.place)

@@ -235,6 +235,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 1.0}},
     "scaffold": {"algorithm": {"name": "scaffold"}, "uplink": {"bits": 4}},
     "scaffold, sent": {"algorithm": {"name": "scaffold", "control": "sent"}, "uplink": {"bits": "32+4"}},
+    "tiny steps": {"uplink": {"bits": "32+1", "quantizer": "stochastic"}, "train": {"lr": 1e-4}},
     "feedback": {"uplink": {"bits": 2, "send": "updates", "feedback": True}},
     "unequal": {"data": {"partition": "dirichlet", "alpha": 0.1, "least": 1}, "train": {"batch": 2}},
 }
@@ -251,6 +252,16 @@ def test_honest_runs_are_the_same_with_and_without_bounds(name: str, engine: typ
         ended.append(state.out)
     assert same(ended[0].params, ended[1].params)
     assert same(ended[0].control, ended[1].control)
+
+
+def test_what_coding_alone_changes_is_no_update() -> None:
+    """Nobody moves: exact clients send w, and those with one bit per weight Q(w)."""
+    fed = federation(uplink={"bits": "32+1", "quantizer": "stochastic"}, train={"lr": 1e-30, "cohort": 12})
+    _, (outcome,), _ = train(fed, 1)
+    assert not outcome.failed
+    assert outcome.arrived == 12
+    hostile = Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 1e3)), place=1)
+    assert len(train(fed, 1, hostile)[1][0].failed) == 1
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

@@ -97,6 +97,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"bits": "32+4", "group": {"a": {"share": 0.5}}}},
         "uplink.bits = '32+4': with named groups it must be one",
     ),
+    ({"bounds": {"norm": 0.5}}, "bounds.norm = 0.5: must be 1 or more, or 0 for no limit"),
+    ({"bounds": {"weight": -1}}, "bounds.weight = -1: must be greater than or equal to 0"),
     ({"train": {"cohort": 101}}, "train.cohort = 101: there are only 100 clients"),
     ({"train": {"lr": 0}}, "train.lr = 0: must be greater than 0"),
     ({"train": {"lr": float("nan")}}, "train.lr = nan: must be"),

@@ -4,6 +4,7 @@ An upload is one `Array` that holds a frame, with a serialisation type of its ow
 not know it fails loudly, and one object is one request where many small ones are many.
 """
 
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from typing import Any, Literal, TypeVar
 
@@ -12,14 +13,18 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import Tensor
 
-from fedshift.frame import WireError
+from fedshift.codecs.base import finite
+from fedshift.frame import WireError, parse, records
+from fedshift.registry import DTYPES
 from fedshift.types import Params
 
+FLOATS = ("float16", "float32", "float64")  # dtypes of a reply that are cast to one another
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 FRAME = "fedshift.frame"  # the serialisation type
 KEY = "fedshift"  # the only key of a record that holds a frame
 OURS = "fedshift."  # records and config keys that are not the app's begin so
 CONTROL = f"{OURS}control"  # the record with SCAFFOLD's c in a message
+BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they travel exactly
 
 
 def to_params(record: ArrayRecord) -> Params:
@@ -29,6 +34,12 @@ def to_params(record: ArrayRecord) -> Params:
 
 def to_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: Array(x.detach().cpu().numpy()) for name, x in params.items()})
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """|x| over tensors laid end to end, in float64."""
+    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors]
+    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
 
 
 def enclose(frame: bytes) -> Array:
@@ -50,13 +61,51 @@ def frame_of(record: ArrayRecord) -> bytes | None:
     return array.data if array is not None and len(record) == 1 and array.stype == FRAME else None
 
 
-def checked(record: ArrayRecord, like: Params) -> Params:
-    """The tensors of a record from anybody: those of `like` in name, shape and dtype, and finite."""
-    missing, strange = [n for n in like if n not in record], [n for n in record if n not in like]
-    if missing or strange:
-        wrong = f"missing {missing[:3]}" if missing else f"unexpected {strange[:3]}"
-        raise WireError(f"the arrays are not the model's: {wrong}")
-    return {name: _checked(name, record[name], x) for name, x in like.items()}
+def checked(record: ArrayRecord, sent: Sequence[Params]) -> tuple[Params, Params]:
+    """The one of `sent` that has the reply's dtypes, the last if none has, and the tensors of a record from anybody.
+
+    These are all or some of those that were sent: finite, of the same shapes, and cast to floating dtypes of `sent`.
+    """
+    model = sent[-1]
+    strange = [name for name in record if name not in model]
+    if strange or not record:
+        raise WireError(f"the arrays are not the model's: {_unexpected(strange)}")
+    alike = (start for start in sent if all(array.dtype == _dtype(start[n]) for n, array in record.items()))
+    start = next(alike, model)
+    found = {name: _checked(name, record[name], x) for name, x in start.items() if name in record}
+    return start, as_model(found, start)
+
+
+def as_model(params: Params, model: Params) -> Params:
+    """Floating tensors in the dtypes of the model; WireError for a number that is too large for them."""
+    cast = {name: x.to(model[name].dtype) for name, x in params.items()}
+    for name, x in cast.items():
+        if x.dtype != params[name].dtype and not finite(x):
+            raise WireError(f"{name}: holds a number too large for {x.dtype}")
+    return cast
+
+
+def described(frame: bytes, model: Params) -> Params:
+    """Tensors as a frame describes its own: all or some of the model's, perhaps in other floating dtypes."""
+    opened = parse(frame)
+    found, _ = records(opened, min(opened.tensors, len(model)))
+    strange = [record.name for record in found if record.name not in model]
+    if strange or not found:
+        raise WireError(f"the frame's tensors are not the model's: {_unexpected(strange)}")
+    dtypes = {record.name: DTYPES.get(record.dtype, model[record.name].dtype) for record in found}
+    return {
+        name: x.to(dtypes[name]) if x.is_floating_point() and dtypes[name].is_floating_point else x
+        for name, x in model.items()
+        if name in dtypes
+    }
+
+
+def _unexpected(names: list[str]) -> str:
+    return f"unexpected {names[:3]}" if names else "there are none"
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.numpy().dtype)
 
 
 def _checked(name: str, array: Array, x: Tensor) -> Tensor:
@@ -64,6 +113,8 @@ def _checked(name: str, array: Array, x: Tensor) -> Tensor:
     dtype, shape = x.numpy().dtype, tuple(x.shape)
     if array.stype != "numpy.ndarray":
         raise WireError(f"{name}: unknown serialization type {array.stype[:40]!r}")
+    if dtype.kind == "f" and array.dtype in FLOATS:
+        dtype = np.dtype(array.dtype)
     if array.shape != shape or array.dtype != str(dtype):
         raise WireError(f"{name}: {array.dtype[:40]} {array.shape[:8]} where {dtype} {shape} is expected")
     orders: tuple[Literal["C", "F"], ...] = "C", "F"

@@ -17,6 +17,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.evaluate import Score
 from fedshift.flower.arrays import CONTROL, FRAME, KEY, enclose
 from fedshift.flower.nodes import Nodes, Post
+from fedshift.flower.replies import brief
 from fedshift.flower.turns import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, Order, read_report, remembers
 from fedshift.frame import WireError
 from fedshift.types import CPU, Params
@@ -100,8 +101,8 @@ class Flower:
         if reply is None:
             return failed(client, f"its node did not answer within {self.timeout:g} s")
         if reply.has_error():
-            why = " ".join((reply.error.reason or "").split())
-            return failed(client, f"its node answered with error {reply.error.code}: {why[:500]}")
+            why = brief(reply.error.reason or "")
+            return failed(client, f"its node answered with error {reply.error.code}: {why}")
         try:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
             if upload.failure:

@@ -1,6 +1,7 @@
 """The client's side: a mod that sends its reply's arrays as one frame of few bits."""
 
 import dataclasses
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -8,19 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from fedshift import rng
 from fedshift.codecs import Cast, Codec, KMeans
-from fedshift.flower.arrays import CONTROL, KEY, OURS, enclose, frame_of, only, to_params
+from fedshift.flower.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params
 from fedshift.flower.memory import Memory, Recalled, Told
 from fedshift.types import Params
 from fedshift.uplink import ERROR, Sent, Uplink, send
 from fedshift.wire import EXACT
 
+WRONG_ORDER = (
+    "the clients' mods are in the wrong order; QuantizeMod must be the first: "
+    "ClientApp(mods=[QuantizeMod(...), fixedclipping_mod])"
+)
+CLIPPING = {mod.__code__ for mod in (fixedclipping_mod, adaptiveclipping_mod, LocalDpMod.__call__)}
 BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
-BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they travel exactly
 
 
 class QuantizeMod:
@@ -58,7 +64,9 @@ class QuantizeMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
-            return call_next(message, context)
+            return addressed(call_next(message, context), message)
+        if _clipped_outside():
+            raise ValueError(WRONG_ORDER)
         config = self._taken(message)
         told, uplink = self.told(config), self.uplink(self.bits_of(context, config))
         remembered = Memory(context, self.state_dir)
@@ -67,14 +75,14 @@ class QuantizeMod:
         received = dict(only(message, ArrayRecord)[1])
         reply = call_next(message, context)
         if reply.has_error():
-            return reply
+            return addressed(reply, message)
         name, record = only(reply, ArrayRecord)
         if frame_of(record) is not None:
             raise ValueError("QuantizeMod: the reply is encoded already; an app needs one such mod")
         w = to_params(record)
-        if set(received) != set(w):
+        if not w or not set(w) <= set(received):
             raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
-        begun = to_params(ArrayRecord(received)) if self.compares else {}
+        begun = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares else {}
         start = {n: x.to(w[n].dtype) for n, x in begun.items()}  # some strategies make float64 of a model
         metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
         error = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
@@ -155,6 +163,22 @@ class QuantizeMod:
     def leave(self, sent: Sent, start: Params, own: Any, metrics: dict[str, Any]) -> Params:
         """After its upload is made: what else to remember, given what `enter` returned."""
         return {}
+
+
+def addressed(reply: Message, message: Message) -> Message:
+    """The reply; an error as a reply to the message.
+
+    Flower's mods address theirs to the reply that they object to; Flower drops these, and the server waits in vain.
+    """
+    return Message(reply.error, reply_to=message) if reply.has_error() else reply
+
+
+def _clipped_outside() -> bool:
+    """Whether one of Flower's clipping mods called this one: it cannot read a frame, and its error would be dropped."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code not in CLIPPING:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def as_bits(where: str, bits: object) -> int:

@@ -11,7 +11,9 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, QFedAvg
 from torch import Tensor
 
 from fedshift.flower.arrays import only
+from fedshift.flower.replies import Distance
 from fedshift.flower.scaffold import Scaffold
+from fedshift.types import Params
 
 
 def layers_of(strategy: Strategy) -> list[Strategy]:
@@ -57,14 +59,20 @@ def weighting_key(strategies: list[Strategy]) -> str | None:
     return next((key for key in keys if isinstance(key, str)), None)
 
 
+def weights(strategies: list[Strategy]) -> list[str]:
+    """All metrics that decide how much an upload counts for."""
+    key, losses = weighting_key(strategies), (one.train_loss_key for one in strategies if isinstance(one, QFedAvg))
+    return [*([] if key is None else [key]), *losses]
+
+
 def alike(strategies: list[Strategy]) -> bool:
     """Whether replies must hold the same records: Flower's own strategies end the run over one that differs."""
     return any(isinstance(strategy, FedAvg) for strategy in strategies)
 
 
-def checks(strategies: list[Strategy]) -> list[Callable[[Message], None]]:
-    """What else an upload must pass, a ValueError otherwise."""
-    found: list[Callable[[Message], None]] = []
+def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Distance]]]:
+    """What else an upload must pass, a ValueError otherwise; they return more distances to compare with the others'."""
+    found: list[Callable[[Message], dict[str, Distance]]] = []
     for strategy in strategies:
         if isinstance(strategy, Scaffold):
             found.append(strategy.check)
@@ -73,11 +81,12 @@ def checks(strategies: list[Strategy]) -> list[Callable[[Message], None]]:
     return found
 
 
-def _usable_loss(key: str) -> Callable[[Message], None]:
-    def check(reply: Message) -> None:
+def _usable_loss(key: str) -> Callable[[Message], dict[str, Distance]]:
+    def check(reply: Message) -> dict[str, Distance]:
         loss = only(reply, MetricRecord)[1].get(key)
         if isinstance(loss, list | None) or not (math.isfinite(loss) and loss >= 0):
             raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which must be 0 or more")
+        return {}
 
     return check
 
@@ -140,11 +149,18 @@ def _finite(x: Any) -> bool:
     return not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "fc" or bool(np.isfinite(x).all())
 
 
-def integers_restored(arrays: ArrayRecord, dtypes: Mapping[str, torch.dtype]) -> ArrayRecord:
-    """Integers of the model as integers again: averaging makes floats of them."""
+def private(strategies: list[Strategy]) -> bool:
+    """Whether noise is added for differential privacy, which nothing may bypass."""
+    return any(type(strategy).__name__.startswith("DifferentialPrivacy") for strategy in strategies)
+
+
+def integers_restored(arrays: ArrayRecord, dtypes: Mapping[str, torch.dtype], integers: Params) -> ArrayRecord:
+    """Integers of the model as these, or rounded: averaging makes floats of them."""
     changed = {}
     for name, array in arrays.items():
         dtype = dtypes.get(name, torch.float32)
-        if not dtype.is_floating_point and (values := array.numpy()).dtype.kind == "f":
+        if name in integers:
+            changed[name] = Array(integers[name].to(dtype).numpy())
+        elif not dtype.is_floating_point and (values := array.numpy()).dtype.kind == "f":
             changed[name] = Array(torch.from_numpy(np.asarray(np.rint(values))).to(dtype).numpy())
     return ArrayRecord({**arrays, **changed}) if changed else arrays

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedshift.flower.replies import brief
 from fedshift.flower.seeded import ABOUT, WHO
 
 EVERY = 30.0  # seconds between sentences while waiting
@@ -81,7 +82,7 @@ class Nodes:
             node = message.metadata.dst_node_id
             reply = post.reply(node)
             if reply is None or reply.has_error():  # it is asked again
-                self.silent[node] = " ".join((reply.error.reason or "").split()) if reply else "it did not answer"
+                self.silent[node] = brief(reply.error.reason or "") if reply else "it did not answer"
                 continue
             try:
                 said = reply.content[ABOUT]

@@ -1,20 +1,17 @@
 """What comes of a round: what there is to tell, and when to give up."""
 
-from collections.abc import Sequence
 from logging import getLogger
 from typing import NamedTuple
 
-from fedshift.flower.replies import Usable
+from fedshift.flower.mod import WRONG_ORDER
+from fedshift.flower.replies import Sorted
 
 LOG = getLogger("flwr.fedshift")
-WRONG_ORDER = (  # what Flower's own mods say of a frame, or of a control
-    "expects the keys in the ArrayRecord of the reply message to match",
-    "expects exactly one ArrayRecord, but found 2",
-)
+TWO_RECORDS = "expects exactly one ArrayRecord, but found 2"  # Flower's clipping mods, of a control before ScaffoldMod
 
 
 class NoUploadsError(RuntimeError):
-    """Several rounds in a row had no upload that could be used.
+    """Several rounds in a row had no upload that could be used, or all of the first failed for the same reason.
 
     >>> check_hope(5, {}, arrived=False, why="no node is there", skipped=5, patience=5)
     Traceback (most recent call last):
@@ -39,8 +36,9 @@ class Aggregated(NamedTuple):
     >>> strategy = FedShift(FedAvg(fraction_evaluate=0.0))
     >>> start = ArrayRecord({"weight": torch.randn(100, 100)})
     >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=1)
-    >>> strategy.rounds
-    [Aggregated(number=1, used=2, lossy=2, share=1.0, failed={}, reset=[], bytes_up=10268, bytes_exact=80256)]
+    >>> strategy.rounds  # doctest: +NORMALIZE_WHITESPACE
+    [Aggregated(number=1, used=2, lossy=2, share=1.0, failed={}, reset=[], bytes_up=10268,
+    bytes_exact=80256, outliers=[], capped=[])]
     """
 
     number: int
@@ -51,11 +49,15 @@ class Aggregated(NamedTuple):
     reset: list[int]  # nodes that had lost their memory
     bytes_up: int  # of arrays that were used
     bytes_exact: int  # what they would have been at full precision
+    outliers: list[int]  # nodes in `failed` whose update was longer than `bound` allows
+    capped: list[int]  # nodes whose weight was lowered to what `max_weight` allows
 
 
-def aggregated(number: int, used: Sequence[Usable], share: float, failed: dict[int, str]) -> Aggregated:
-    """The round, and its lines in the log."""
-    reset = [one.message.metadata.src_node_id for one in used if one.reset]
+def aggregated(number: int, found: Sorted, share: float, accepted: bool) -> Aggregated:
+    """The round, and its lines in the log; where its result was not accepted, no upload was used."""
+    used, failed = found.usable if accepted else [], found.failed
+    reset = [one.node for one in used if one.reset]
+    capped = [one.node for one in used if one.lowered]
     lossy, size = sum(one.lossy for one in used), sum(one.bytes_up for one in used)
     exact = sum(one.bytes_exact for one in used)
     for node, why in failed.items():
@@ -64,15 +66,19 @@ def aggregated(number: int, used: Sequence[Usable], share: float, failed: dict[i
         LOG.warning("round %d: node %d had lost its memory and started anew", number, node)
     told = f"{len(used)} uploads, {lossy} of them quantized (share {share:.2f}), {len(failed)} left out"
     LOG.info("\t└──> FedShift: %s, %.1f kB up in place of %.1f", told, size / 1000, exact / 1000)
-    return Aggregated(number, len(used), lossy, share, failed, reset, size, exact)
+    return Aggregated(number, len(used), lossy, share, failed, reset, size, exact, found.outliers, capped)
 
 
-def check_hope(number: int, failed: dict[int, str], arrived: bool, why: str, skipped: int, patience: int) -> None:
-    """NoUploadsError after so many rounds that changed nothing, the last one because of `why`."""
-    if not arrived and any(sentence in reason for reason in failed.values() for sentence in WRONG_ORDER):
-        raise NoUploadsError(
-            f"round {number}: the clients' mods are in the wrong order; QuantizeMod must be the first: "
-            "ClientApp(mods=[QuantizeMod(...), fixedclipping_mod])"
-        )
+def check_hope(
+    number: int, failed: dict[int, str], arrived: bool, why: str, skipped: int, patience: int, unanimous: str = ""
+) -> None:
+    """NoUploadsError after so many rounds that changed nothing, the last one because of `why`.
+
+    At once where all replies failed for one `unanimous` reason.
+    """
+    if not arrived and any(text in reason for reason in failed.values() for text in (WRONG_ORDER, TWO_RECORDS)):
+        raise NoUploadsError(f"round {number}: {WRONG_ORDER}")
+    if unanimous:
+        raise NoUploadsError(f"round {number}: every reply failed for the same reason: {unanimous}")
     if skipped >= patience:
         raise NoUploadsError(f"round {number}: no usable upload in {skipped} rounds in a row; the last: {why}")

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from fedshift.algorithms.scaffold import Controlled
 from fedshift.codecs.base import finite
-from fedshift.flower.arrays import CONTROL, frame_of, only, to_params, to_record
-from fedshift.flower.mod import BUFFERS, QuantizeMod
+from fedshift.flower.arrays import BUFFERS, CONTROL, frame_of, norm, only, to_params, to_record
+from fedshift.flower.mod import QuantizeMod
+from fedshift.flower.replies import CONTROL_UPDATE, INVERSE_TRAVEL, Distance
 from fedshift.tree import take, tmap, zeros
 from fedshift.types import Broadcast, Params
 from fedshift.uplink import Sent
@@ -72,6 +73,8 @@ class ScaffoldMod(QuantizeMod):
 
     def leave(self, sent: Sent, start: Params, own: tuple[Params, Params], metrics: dict[str, Any]) -> Params:
         c, c_i = own
+        if missing := [name for name in c if name not in sent.decoded]:
+            raise ValueError(f"ScaffoldMod: the reply lacks {missing[:3]}; a control needs every trained tensor")
         c_i, _ = Controlled().finish(sent.decoded, Broadcast(start, c), c_i, travel_of(metrics))
         return {OWN + name: x for name, x in c_i.items()}
 
@@ -148,10 +151,13 @@ class Scaffold(Strategy):
             self.control = tmap(lambda c, d: c.add(d, alpha=1 / population), self.control, total)
         return arrays, metrics
 
-    def check(self, reply: Message) -> None:
-        """ValueError for an upload from which no control can be worked out; `FedShift` then leaves it out."""
-        if not all(finite(d) for d in self._change(reply).values()):
+    def check(self, reply: Message) -> dict[str, Distance]:
+        """Distances by which `FedShift` finds outliers; ValueError for an upload from which no control follows."""
+        change = self._change(reply)
+        if not all(finite(d) for d in change.values()):
             raise ValueError("its control became NaN or infinite")
+        travel = float(travel_of(only(reply, MetricRecord)[1]))
+        return {CONTROL_UPDATE: Distance(norm(change.values())), INVERSE_TRAVEL: Distance(1 / travel)}
 
     def _change(self, reply: Message) -> Params:
         """c_i+ - c_i, worked out as the client did."""

@@ -5,6 +5,7 @@
 Uploads are decoded and checked before the strategy aggregates them; what it makes of them is shifted.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from logging import getLogger
@@ -16,12 +17,23 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedshift.algorithms.fedshift import Shift, layers
+from fedshift.bounds import BOUND, CAP
 from fedshift.flower import nested
 from fedshift.flower.arrays import only, to_params, to_record
 from fedshift.flower.memory import Told
 from fedshift.flower.mod import as_bits
 from fedshift.flower.outcome import Aggregated, aggregated, check_hope
-from fedshift.flower.replies import Usable, evaluated, opened, sort_out
+from fedshift.flower.replies import (
+    Limits,
+    Sorted,
+    Usable,
+    evaluated,
+    longest,
+    medians,
+    opened,
+    sort_out,
+    substitute,
+)
 from fedshift.flower.saved import Saved, Saver
 from fedshift.flower.seeded import Seeded
 from fedshift.types import Broadcast, Params, Round
@@ -35,8 +47,19 @@ class FedShift(Strategy):
 
     The share is that of the quantized uploads under the strategy's own weights. A bad upload is
     left out, named in the log and counted in `rounds`; after `patience` rounds in a row without one
-    that could be used, NoUploadsError. With 32 bits everywhere nothing is shifted, and the result is
-    the strategy's own to the bit.
+    that could be used, NoUploadsError, and at once when every reply of the first round fails for the
+    same reason.
+
+    One upload has a limited influence, as long as most uploads of a round are honest: one whose
+    update is longer than the model and than `bound` times the round's median is left out, a weight above
+    `max_weight` times the median weight counts as that much, and tensors of integers or booleans are
+    the elementwise median or majority of the uploads. 0 switches a limit off; with fewer than three
+    uploads there is none. Small poisoned updates pass.
+
+    With 32 bits everywhere nothing is shifted, and floating tensors are the strategy's own to the
+    bit, for replies in the order of the messages and unless a limit applied. Exceptions: integers
+    and booleans, see above, have the model's dtype; replies in another floating dtype are cast to
+    the model's; uploads of `QuantizeMod(updates=True)` are rounded when they are added to the model.
 
     `bits_for(node, round)` chooses the bits of one upload; a node's own config comes before it, and
     None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on from
@@ -57,9 +80,15 @@ class FedShift(Strategy):
         bits_for: BitsFor | None = None,
         patience: int = 5,
         checkpoint: Path | str | None = None,
+        bound: float = BOUND,
+        max_weight: float = CAP,
     ) -> None:
         if patience < 1:
             raise ValueError(f"FedShift(patience={patience}): patience must be 1 or more rounds")
+        for name, multiple in (("bound", bound), ("max_weight", max_weight)):
+            if multiple != 0 and not multiple >= 1:
+                raise ValueError(f"FedShift({name}={multiple}): {name} must be 1 or more, or 0 for no limit")
+        self.limits = Limits(bound, max_weight)
         if bits_for is not None and not callable(bits_for):
             raise TypeError(f"FedShift(bits_for={bits_for!r}): needs a function of a node and a round")
         tensors = (tensors,) if isinstance(tensors, str) else tensors
@@ -85,7 +114,8 @@ class FedShift(Strategy):
     def summary(self) -> None:
         LOG.info("\t├──> FedShift settings:")
         LOG.info("\t│\t├── %s", self.rule)
-        LOG.info("\t│\t└── Weights of uploads: %s", self.key or "equal")
+        LOG.info("\t│\t├── Weights of uploads: %s", self.key or "equal")
+        LOG.info("\t│\t└── %s, in medians of a round (0: no limit)", self.limits)
         self.strategy.summary()
 
     def configure_train(
@@ -115,26 +145,43 @@ class FedShift(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        usable, failed, messages = sort_out(replies, self.asked, self._open(server_round), nested.alike(self.chain))
-        before = nested.snapshot(self.chain)
-        arrays, metrics = self.strategy.aggregate_train(server_round, messages) if usable else (None, None)
+        found = self._sorted(server_round, replies, self._open(server_round), nested.weights(self.chain))
+        usable, failed = found.usable, found.failed
+        private, integers = nested.private(self.chain), medians(usable)
+        if private:  # the wrapper adds its noise to the medians too
+            substitute(usable, integers)
+        before, first = nested.snapshot(self.chain), not any(self.accepted.values()) and not self.rounds
+        arrays, metrics = self.strategy.aggregate_train(server_round, found.messages) if usable else (None, None)
         share, why = 0.0, next(iter(failed.values()), "")
         if arrays is not None:
-            arrays = nested.integers_restored(arrays, self.dtypes)
+            share = sum(one.weight for one in usable if one.lossy) / sum(one.weight for one in usable)
+            arrays = nested.integers_restored(arrays, self.dtypes, {} if private else integers)
+            arrays = self._shift(arrays, server_round, share, len(usable))
             if broken := nested.not_finite(self.chain, arrays):
-                why = f"{broken} became NaN or infinite"
+                why = f"{broken} became NaN or infinite{longest(usable)}"
                 LOG.error("round %d: %s; the round is left out", server_round, why)
                 nested.go_back(self.chain, before)
-                arrays = None
+                arrays, share = None, 0.0
         if arrays is not None:
-            self.accepted |= {self._name(one.message.metadata.src_node_id): server_round for one in usable}
-            share = sum(one.weight for one in usable if one.lossy) / sum(one.weight for one in usable)
-            arrays = self._shift(arrays, server_round, share, len(usable))
-        self.rounds.append(aggregated(server_round, usable if arrays is not None else [], share, failed))
+            self.accepted |= {self._name(one.node): server_round for one in usable}
+        self.rounds.append(aggregated(server_round, found, share, arrays is not None))
         self.skipped = 0 if arrays is not None else self.skipped + bool(why)  # strategies may wait, or ask nobody
         if why and arrays is None:
-            check_hope(server_round, failed, bool(usable), why, self.skipped, self.patience)
+            unanimous = found.unanimous if first else ""
+            check_hope(server_round, failed, bool(usable), why, self.skipped, self.patience, unanimous)
         return arrays, metrics
+
+    def _sorted(
+        self, number: int, replies: Iterable[Message], open_: Callable[[Message], Usable], keys: Sequence[str]
+    ) -> Sorted:
+        found = sort_out(replies, self.asked, open_, nested.alike(self.chain), keys, self.limits)
+        for node in found.repeated:
+            LOG.warning("round %d: node %d replied more than once; its first reply counts", number, node)
+        for one in found.usable:
+            for key, (before, after) in one.lowered.items():
+                lowered = f"{key} of node {one.node} is lowered from {before:g} to {after:g}"
+                LOG.warning("round %d: %s, %g times the median", number, lowered, self.limits.max_weight)
+        return found
 
     def _name(self, node: int) -> str:
         """What a node is known by from one start of the server to the next: as it calls itself, if it was asked."""
@@ -151,9 +198,8 @@ class FedShift(Strategy):
                 sent = to_params(record)
                 begun[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
             upload = opened(reply, begun[id(record)], number, self.key)
-            for check in checks:
-                check(upload.message)
-            return upload
+            more = [check(upload.message) for check in checks]
+            return upload._replace(distances={**upload.distances, **dict(ChainMap(*more))})
 
         return open_
 
@@ -175,11 +221,11 @@ class FedShift(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy does it, without replies that would end the run."""
-        alike = nested.alike(self.chain)
-        _, failed, messages = sort_out(replies, self.asked, lambda reply: evaluated(reply, self.key), alike)
-        for node, why in failed.items():
+        keys = [] if self.key is None else [self.key]
+        found = self._sorted(server_round, replies, lambda reply: evaluated(reply, self.key), keys)
+        for node, why in found.failed.items():
             LOG.warning("round %d: the evaluation of node %d is left out: %s", server_round, node, why)
-        return self.strategy.aggregate_evaluate(server_round, messages)
+        return self.strategy.aggregate_evaluate(server_round, found.messages)
 
     def start(
         self,

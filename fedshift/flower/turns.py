@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord
 from fedshift.algorithms import ClientRule
 from fedshift.engines.base import Histogram, Upload
 from fedshift.engines.client import BINS
+from fedshift.flower.replies import brief
 from fedshift.settings import Experiment
 from fedshift.uplink import Uplink
 
@@ -72,7 +73,7 @@ def read_report(client: int, text: object, layers: Sequence[str]) -> Upload:
     """An upload without its frames, from what anybody may have written; ValueError where it is not a report."""
     try:
         told = json.loads(str(text))
-        failure = " ".join(str(told["failure"])[:500].split())
+        failure = brief(told["failure"])
         seconds = _measure(told["seconds"][0], math.inf), _measure(told["seconds"][1], math.inf)
         drift = [(_measure(own), _measure(coded)) for own, coded in told["drift"]]
         histograms = tuple(_histogram(one, layers) for one in told["histograms"])

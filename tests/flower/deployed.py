@@ -100,7 +100,7 @@ class Trial:
         """Also again: it goes on from its checkpoint."""
         self.run = self.deployment.run(self.app, self.config)
 
-    def until(self, *names: str, timeout: float = 100.0) -> None:
+    def until(self, *names: str, timeout: float = 300.0) -> None:
         """Until the app says that it is so far."""
         deadline = time.monotonic() + timeout
         while not all((self.out / name).exists() for name in names):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
 
 from fedshift.flower.app import client_app
 from fedshift.flower.testing import LocalGrid
@@ -102,3 +103,12 @@ def test_a_run_that_waited_in_vain_says_for_whom(nodes: list[dict[str, Any]], wh
     experiment = settings()
     with pytest.raises(ConnectionError, match=why):
         next(on_flower(experiment, LocalGrid(client_app(experiment, data=DATA), nodes), wait=0.1))
+
+
+def test_control_characters_of_a_node_are_escaped_where_it_is_named() -> None:
+    class Rude(ClientApp):
+        def __call__(self, message: Message, context: Any) -> Message:
+            raise ValueError("\x1b[2J\rgone\u202e")
+
+    with pytest.raises(ConnectionError, match=r"takes no part: .*\\x1b\[2J gone\\u202e"):
+        next(on_flower(settings(), LocalGrid(Rude(), 2), wait=0.1))

@@ -33,18 +33,18 @@ def test_finite_uploads_whose_mean_is_not_finite_leave_the_model_and_the_strateg
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_a_finite_upload_that_would_poison_the_strategys_state_for_good_costs_one_round() -> None:
+def test_a_finite_upload_that_would_poison_the_strategys_state_for_good_costs_one_round_without_the_bound() -> None:
     """1e30 is finite, its square is not: v_t of FedAdam would stay infinite, and the model would never move again."""
 
     def once(start: Any, client: int, context: Any) -> Any:
         w = {name: x + (1e30 if client == 0 and not strategy.rounds else 0.1) for name, x in start.items()}
         return w, {"num-examples": 1}
 
-    inner = flower.FedAdam(fraction_evaluate=0.0, min_train_nodes=6)
-    strategy = FedShift(inner)
-    result = run(strategy, [QuantizeMod(32)], train=once, rounds=3)
-    assert [x.used for x in strategy.rounds] == [0, 6, 6]
-    assert not same(result.arrays, model())
+    for bound, used in ((0, 0), (20, 5)):
+        strategy = FedShift(flower.FedAdam(fraction_evaluate=0.0, min_train_nodes=6), bound=bound)
+        result = run(strategy, [QuantizeMod(32)], train=once, rounds=3)
+        assert [x.used for x in strategy.rounds] == [used, 6, 6]
+        assert not same(result.arrays, model())
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

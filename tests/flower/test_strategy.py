@@ -68,6 +68,18 @@ def test_with_32_bits_the_result_is_the_bare_strategys_to_the_bit(name: str) -> 
     assert results[0].train_metrics_clientapp == results[1].train_metrics_clientapp
 
 
+@pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedMedian", "Krum"])
+def test_with_32_bits_floating_tensors_beside_integers_are_the_bare_strategys_to_the_bit(name: str) -> None:
+    results = []
+    for wrap in (False, True):
+        random.seed(3)
+        strategy, start = STRATEGIES[name](), model(counter=True)
+        run_ = run(FedShift(strategy), [QuantizeMod(32)], start=start) if wrap else run(strategy, start=start)
+        results.append({n: array for n, array in run_.arrays.items() if n != "two.count"})
+        assert not wrap or run_.arrays["two.count"].numpy() == np.int64(4 + 3)
+    assert same(*map(ArrayRecord, results))
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_with_4_bits_the_result_is_the_strategys_on_decoded_uploads_and_then_shifted(name: str) -> None:
     strategy = FedShift(STRATEGIES[name]())

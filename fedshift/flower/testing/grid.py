@@ -93,8 +93,8 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids do
             pushed.append(message.metadata.message_id)
             reply = self._answer(message)
-            seen = self.tamper(reply) if self.tamper else reply
-            if seen is not None:
+            seen = self.tamper(reply) if self.tamper and reply is not None else reply
+            if reply is not None and seen is not None:
                 about = seen.metadata.__dict__  # what was put in place of the reply answers the same message
                 about |= {key: reply.metadata.__dict__[key] for key in ("_reply_to_message_id", "_src_node_id")}
                 self._replies[pushed[-1]] = seen
@@ -107,7 +107,7 @@ class LocalGrid(Grid):
         """The replies, in the order of the messages."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _answer(self, message: Message) -> Message:
+    def _answer(self, message: Message) -> Message | None:
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None or context.node_id in self.away:
             reply = _stamped(Message(Error(UNAVAILABLE, "the node is not there"), reply_to=message))
@@ -117,6 +117,8 @@ class LocalGrid(Grid):
         own = Context(context.run_id, context.node_id, *configs)
         try:
             reply = self.app(_delivered(message), own)
+            if reply.metadata.reply_to_message_id != message.metadata.message_id:
+                return None  # a SuperLink drops what answers no message
             answered = Message(copied(reply.content), reply_to=message) if reply.has_content() else reply
         except Exception as problem:  # a node's state is as it was, and the server gets what Flower would send
             self.errors.append(traceback.format_exc())

@@ -41,7 +41,9 @@ def lie(message: Message, context: Context, call_next: ClientAppCallable) -> Mes
 def lied(lie: str, frame: bytes, sent: Params, number: int) -> ArrayRecord:
     if lie == "nan":
         return to_record(sent | {"one.bias": torch.full_like(sent["one.bias"], torch.nan)})
+    huge = {name: torch.full_like(x, 3e38) for name, x in sent.items()}
     changed = {
+        "huge": lambda: pack(Codec(Identity()), huge, base=number),
         "truncated": lambda: frame[:-100],
         "oversized": lambda: frame + bytes(50_000_000),
         "unversioned": lambda: b"GARB" + frame[4:],

@@ -81,8 +81,9 @@ def build(
         weights=experiment.algorithm.weights,
         patience=train.patience,
     )
-    if experiment.shift.on and not fed.layers:
-        raise SettingsError(nothing_to_shift(experiment.shift.tensors, task))
+    if (tensors := experiment.shift.tensors) is not None and experiment.shift.on and not fed.shifted:
+        there = ", ".join(task.trained)
+        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor among the trained ones: {there}")
     return fed
 
 
@@ -153,16 +154,6 @@ def algorithm(experiment: Experiment) -> Algorithm:
         case "scaffold":
             chosen = scaffold(said.control)
     return shifted(chosen, shift.max_share, shift.warmup, shift.tensors, shift.share) if shift.on else chosen
-
-
-def nothing_to_shift(tensors: tuple[str, ...] | None, task: Task) -> str:
-    trained = ", ".join(task.trained)
-    if tensors is not None:
-        return f"shift.tensors = {tensors}: there is no such tensor among the trained ones: {trained}"
-    return (
-        f"shift.on = true: {type(task.model).__name__} has no trained weight of a linear, convolution, recurrent, "
-        f"bilinear, embedding or attention layer; set shift.on = false, or shift.tensors to some of: {trained}"
-    )
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:

@@ -27,10 +27,10 @@ LAYERS: list[tuple[tuple[type[nn.Module], ...], re.Pattern[str]]] = [
 FACTOR = re.compile(r"(^|[./_])lora|(^|[./])parametrizations[./]", re.IGNORECASE)
 LIKELY = re.compile(rf"(.*[./])?(weight|{RECURRENT}|{PROJECTION}|kernel|recurrent_kernel)")
 WORDS = re.compile(r"[./_\d]+|(?<=[a-z])(?=[A-Z])")  # between the words of a name
-OTHERS = frozenset(
-    "bn ln gn gain gamma beta scale scales scaling magnitude temperature token tokens cls pos position positions "
-    "positional pe wpe mask masks running".split()
-)
+OTHERS = {
+    *("bn", "ln", "gn", "gain", "gamma", "beta", "scale", "scales", "scaling", "magnitude", "temperature"),
+    *("token", "tokens", "cls", "pos", "position", "positions", "positional", "pe", "wpe", "mask", "masks", "running"),
+}
 
 
 def weights(module: nn.Module) -> list[str]:

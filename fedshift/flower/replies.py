@@ -24,6 +24,7 @@ class Usable(NamedTuple):
     reset: bool  # its node had lost its memory
     bytes_up: int  # of arrays, as they came
     bytes_exact: int  # as they would have come at full precision
+    frame: bytes | None = None  # the upload as it came, None for plain arrays
 
 
 class Sorted(NamedTuple):
@@ -56,9 +57,8 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
             raise WireError(f"{broken[0]}: became infinite when the update was added")
         arrays = to_record(decoded)
         reply.content = RecordDict({n: arrays if n == name else other for n, other in reply.content.items()})
-        return Usable(
-            reply, weight, said.lossy, said.reset, bytes_up, sum(len(array.data) for array in arrays.values())
-        )
+        bytes_exact = sum(len(array.data) for array in arrays.values())
+        return Usable(reply, weight, said.lossy, said.reset, bytes_up, bytes_exact, frame)
     raise problem or WireError("nothing was sent")
 
 

@@ -15,7 +15,7 @@ from fedshift import rng
 from fedshift.algorithms.fedshift import layers
 from fedshift.algorithms.weights import all_names
 from fedshift.codecs import Codec, KMeans
-from fedshift.codecs.base import Side
+from fedshift.codecs.base import Side, ends
 from fedshift.frame import parse, records
 from fedshift.parts import Part, Reader
 from fedshift.registry import codec_of
@@ -40,9 +40,17 @@ def targets(model: Params, tensors: Sequence[str] | None, module: nn.Module | No
     if module is not None:
         return _of_module(model, module)
     found = layers(model, tensors)
-    if tensors is not None and not found:
+    if tensors is None:
+        return [name for name in found if not _all_alike(model[name])]
+    if not found:
         raise ValueError(f"FedShift(tensors={tuple(tensors)}): there is no such tensor among {', '.join(model)}")
     return found
+
+
+def _all_alike(x: Tensor) -> bool:
+    """Whether all values are one number other than 0, as those of a new scale are and those of a weight are not."""
+    low, high = ends(x)
+    return low == high != 0
 
 
 def _of_module(model: Params, module: nn.Module) -> list[str]:

@@ -105,15 +105,15 @@ class Arrived:
 def changed(names: Sequence[str], uploads: Sequence[Arrived]) -> list[str]:
     """Those of the arrays that some client changed.
 
-    Exact uploads decide where there are any. A quantized one is compared with what the codec makes of the array that
-    was sent; with error feedback on weights the two differ, and the array counts as changed.
+    A quantized array is compared with what the codec makes of the one that was sent. With error feedback on weights
+    the two differ, and the array counts as changed.
     """
     known: dict[tuple[int, str, Codec], Coded] = {}
     found = []
     for name in names:
         having = [upload for upload in uploads if name in upload.sent]
-        exact = [upload for upload in having if name not in upload.lossy]
-        if any(upload.differs(name, known) for upload in exact or having):
+        having.sort(key=lambda upload: name in upload.lossy)  # exact ones first: they are soon compared
+        if any(upload.differs(name, known) for upload in having):
             found.append(name)
     return found
 

@@ -26,7 +26,7 @@ class Scaled(nn.Sequential):
         self.scale = nn.Parameter(torch.ones(1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = super().forward(x)
+        logits: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return logits * self.scale
 
 

@@ -83,6 +83,11 @@ def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
 
+def pruned(module: nn.Module) -> nn.Module:
+    made: nn.Module = prune.random_unstructured(module, "weight", amount=0.5)  # type: ignore[no-untyped-call]
+    return made
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "linear": (lambda: nn.Linear(3, 4), ["weight"]),
     "bilinear": (lambda: nn.Bilinear(3, 4, 5), ["weight"]),
@@ -129,7 +134,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "spectral norm": (lambda: parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)), []),
     "old spectral norm": (lambda: old("spectral_norm")(nn.Linear(3, 4)), []),
     "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(4, 4)), []),
-    "pruned": (lambda: prune.random_unstructured(nn.Linear(3, 4), "weight", amount=0.5), []),
+    "pruned": (lambda: pruned(nn.Linear(3, 4)), []),
     "weight norm of one of several": (
         lambda: parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0"),
         ["weight_ih_l0"],

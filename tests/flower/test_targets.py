@@ -164,10 +164,13 @@ def test_the_log_names_what_is_shifted_once(caplog: pytest.LogCaptureFixture) ->
     ("make", "why"),
     [
         (
-            lambda: FedShift(FedAvg(), module=Net),
+            lambda: FedShift(FedAvg(), module=Net),  # type: ignore[arg-type]
             r"FedShift\(module=the class Net\): needs an object of torch.nn.Module",
         ),
-        (lambda: FedShift(FedAvg(), module="net"), r"FedShift\(module='net'\): needs an object of torch.nn.Module"),
+        (
+            lambda: FedShift(FedAvg(), module="net"),  # type: ignore[arg-type]
+            r"FedShift\(module='net'\): needs an object of torch.nn.Module",
+        ),
         (lambda: FedShift(FedAvg(), tensors=["a"], module=Net()), "only one of them can choose"),
         (lambda: FedShift(FedAvg(), tensors=[3]), "needs names of tensors or patterns"),  # type: ignore[list-item]
         (lambda: run(FedShift(FedAvg(), module=Net())), r"array 'one.weight' of shape \(8, 5\) is none of its tensors"),

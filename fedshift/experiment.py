@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedshift import rng
-from fedshift.algorithms import Algorithm, fedavg, fedprox, layers, scaffold, shifted
+from fedshift.algorithms import Algorithm, fedavg, fedprox, scaffold, shifted
 from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
@@ -66,9 +66,9 @@ def build(
             drawn = cohorts.stratified(held, group, train.cohort, experiment.seed, train.dropout)
         else:
             drawn = cohorts.uniform(held, train.cohort, experiment.seed, train.dropout)
-    return Federation(
+    fed = Federation(
         task=task,
-        algorithm=algorithm(experiment, task),
+        algorithm=algorithm(experiment),
         partition=held,
         cohorts=drawn,
         groups=groups,
@@ -83,6 +83,10 @@ def build(
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
     )
+    if (tensors := experiment.shift.tensors) is not None and experiment.shift.on and not fed.shifted:
+        there = ", ".join(task.trained)
+        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor among the trained ones: {there}")
+    return fed
 
 
 @contextmanager
@@ -142,7 +146,7 @@ def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
         return Sequential(task, said.precision)
 
 
-def algorithm(experiment: Experiment, task: Task) -> Algorithm:
+def algorithm(experiment: Experiment) -> Algorithm:
     said, shift = experiment.algorithm, experiment.shift
     match said.name:
         case "fedavg":
@@ -151,12 +155,7 @@ def algorithm(experiment: Experiment, task: Task) -> Algorithm:
             chosen = fedprox(said.mu)
         case "scaffold":
             chosen = scaffold(said.control)
-    tensors = shift.tensors
-    if shift.on and not layers(task.params, tensors):
-        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor; there are {', '.join(task.params)}")
-    if tensors is None and set(layers(task.params)) - set(task.trained):  # a buffer of two axes is no weight
-        tensors = tuple(name for name in layers(task.params) if name in task.trained)
-    return shifted(chosen, shift.max_share, shift.warmup, tensors, shift.share) if shift.on else chosen
+    return shifted(chosen, shift.max_share, shift.warmup, shift.tensors, shift.share) if shift.on else chosen
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:

@@ -1,14 +1,14 @@
 """The nouns of a run: what does not change from round to round, what does, and what there is to tell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedshift import tree
-from fedshift.algorithms import Algorithm, Chain, Shift, layers
+from fedshift.algorithms import Algorithm, Chain, ServerRule, Shift, layers, weights
 from fedshift.bounds import BOUND, CAP
 from fedshift.data.cohorts import Cohorts, Rate
 from fedshift.data.partition import Partition
@@ -28,7 +28,11 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Everything about a run that does not change from round to round."""
+    """Everything about a run that does not change from round to round.
+
+    The model is known here, so here it is decided which tensors are shifted: those that a `Shift` names, if they are
+    trained, or else the model's weights. Its rule is given their names.
+    """
 
     task: Task
     algorithm: Algorithm
@@ -45,11 +49,28 @@ class Federation:
     patience: int = 5  # rounds without a usable upload before the run stops
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
     cap: float = CAP  # largest weight, likewise
-    layers: list[str] = field(init=False)  # tensors that the shift may touch: the record speaks of these
+    layers: list[str] = field(init=False)  # shifted tensors, or those that would be; the record has columns for them
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", self.algorithm._replace(server=self._named(self.algorithm.server)))
         rule = shift_of(self.algorithm)
-        object.__setattr__(self, "layers", layers(self.task.params, rule.tensors if rule else None))
+        object.__setattr__(self, "layers", self._chosen(rule.tensors if rule else None))
+
+    def _named(self, rule: ServerRule) -> ServerRule:
+        """Every shift with the names of the tensors that it changes; other rules as they are."""
+        if isinstance(rule, Chain):
+            return Chain(tuple(map(self._named, rule.rules)))
+        return replace(rule, tensors=tuple(self._chosen(rule.tensors))) if isinstance(rule, Shift) else rule
+
+    def _chosen(self, tensors: Sequence[str] | None) -> list[str]:
+        if tensors is None:
+            return weights(self.task.model)
+        return layers(tree.take(self.task.params, self.task.trained), tensors)
+
+    @property
+    def shifted(self) -> list[str]:
+        """The tensors that are shifted; none without a shift."""
+        return self.layers if shift_of(self.algorithm) else []
 
     def start(self) -> "State":
         params = self.task.params

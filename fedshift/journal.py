@@ -35,7 +35,7 @@ class Journal:
             self.folder.leave()
             raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
         known = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
-        self.folder.begin(self.experiment, self.fed, known | {"session": self.session})
+        self.folder.begin(self.experiment, self.fed, known | {"session": self.session, "shifted": self.fed.shifted})
         self.memory = Stored(where / "memory", 0, self.in_ram)
         return self.fed.start()
 

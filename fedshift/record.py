@@ -1,7 +1,7 @@
 """The run directory: what ran, one line a round, and the model at the end.
 
 settings.toml       every setting, defaults included; `fedshift run settings.toml` repeats the run
-about.json          versions, commit, machine, command
+about.json          versions, commit, machine, command; the names of the tensors that are shifted
 clients.csv         once: each client's group, examples and labels
 rounds.csv          one line a round, six significant digits
 histograms.jsonl    every so often: a layer's weights before and after the quantizer

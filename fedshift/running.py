@@ -89,6 +89,9 @@ class Run:
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
         self.fed: Federation = build(experiment, model, data or shared, loss, metric)
+        if experiment.shift.on and not self.fed.shifted:
+            kind = type(self.fed.task.model).__name__
+            tell(f"shift.on = true: nothing is shifted: no trained tensor of {kind} is the weight of a known layer")
         self.journal = Journal(Path(out), experiment, self.fed) if out is not None else None
         self.closed = False
         try:

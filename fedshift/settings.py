@@ -59,7 +59,7 @@ class Shift(Table):
     max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     share: Annotated[float, Field(ge=0, le=1)] | None = None  # in place of the quantized uploads' own
     warmup: Whole = 0
-    tensors: tuple[str, ...] | None = None  # patterns of names; weights of two axes or more otherwise
+    tensors: tuple[str, ...] | None = None  # names or patterns; the weights of layers otherwise
 
 
 class Train(Table):

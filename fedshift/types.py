@@ -28,10 +28,10 @@ class Round(NamedTuple):
     Five of ten uploads were quantized, so the shift takes half of each layer's mean:
 
     >>> from fedshift.algorithms import Shift
-    >>> sent, mean = Broadcast({"w": torch.zeros(1, 2)}, {}), {"w": torch.tensor([[1.0, 3.0]])}
+    >>> sent, mean = Broadcast({"weight": torch.zeros(1, 2)}, {}), {"weight": torch.tensor([[1.0, 3.0]])}
     >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, extra={}, share=0.5)
     >>> Shift().apply(sent._replace(params=rnd.mean), {}, rnd)[0].params
-    {'w': tensor([[0., 2.]])}
+    {'weight': tensor([[0., 2.]])}
     """
 
     number: int  # 1 is the first

@@ -34,7 +34,19 @@ LAYERS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # added to others' apps
-ADDED = ["mod", "scaffold", "seeded", "strategy", "replies", "nested", "outcome", "saved", "arrays", "memory"]
+ADDED = [
+    "mod",
+    "scaffold",
+    "seeded",
+    "strategy",
+    "replies",
+    "nested",
+    "outcome",
+    "saved",
+    "arrays",
+    "memory",
+    "targets",
+]
 
 
 def imported(file: Path) -> set[str]:

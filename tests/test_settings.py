@@ -142,7 +142,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
     (
         {"shift": {"tensors": ["nothing*"]}},
-        "shift.tensors = ('nothing*',): there is no such tensor; there are fc1.weight",
+        "shift.tensors = ('nothing*',): there is no such tensor among the trained ones: fc1.weight",
     ),
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
     ({"train": {"metric": "tests.test_settings:one"}}, "a metric must give one number for each of 60 examples"),

@@ -5,6 +5,7 @@ from fedshift.algorithms.fedavg import Average, Plain, fedavg
 from fedshift.algorithms.fedprox import Prox, fedprox
 from fedshift.algorithms.fedshift import Shift, layers, shift, shifted, shorter
 from fedshift.algorithms.scaffold import Control, Controlled, scaffold
+from fedshift.algorithms.weights import weights
 
 __all__ = [
     "Algorithm",
@@ -25,4 +26,5 @@ __all__ = [
     "shift",
     "shifted",
     "shorter",
+    "weights",
 ]

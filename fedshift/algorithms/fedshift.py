@@ -9,8 +9,10 @@ costs nothing on the wire, nothing on the clients, and one pass over the model o
 
 The bare rule collapses when nearly every upload is quantized (share near one), so the share is
 capped at `max_share`; the paper's rule is `max_share=1`, safe then with some rounds of `warmup`.
-Only weights are shifted, which have two axes or more: a bias, or the scale of a normalisation,
-has a mean that means something.
+Only weights of layers are shifted: a bias, the scale of a normalisation, a class token or a positional
+table has a mean that means something. `weights` decides which tensors of a module are weights, and a
+federation hands their names to the rule as `tensors`; the rule itself only knows names. Where there are
+arrays and no module, and no `tensors`, names and shapes decide.
 """
 
 from collections.abc import Sequence
@@ -21,14 +23,15 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, chain
+from fedshift.algorithms.weights import likely
 from fedshift.types import Broadcast, Params, Round
 
 
 def layers(params: Params, tensors: Sequence[str] | None = None) -> list[str]:
-    """The tensors to shift: weights, or those whose names are given or match a pattern; never integers."""
-    floats = {name: w for name, w in params.items() if w.is_floating_point()}
+    """The tensors to shift: likely weights, or those whose names are given or match a pattern; never integers."""
     if tensors is None:
-        return [name for name, w in floats.items() if w.ndim >= 2]
+        return likely(params)
+    floats = [name for name, w in params.items() if w.is_floating_point()]
     return [name for name in floats if name in tensors or any(fnmatchcase(name, pattern) for pattern in tensors)]
 
 
@@ -53,7 +56,7 @@ class Shift:
 
     max_share: float = 0.5
     warmup: int = 0  # rounds until the whole share is taken
-    tensors: tuple[str, ...] | None = None  # patterns of names; None: weights of two axes or more
+    tensors: tuple[str, ...] | None = None  # names and patterns; None: likely weights
     fixed: float | None = None  # instead of min(share, max_share), whatever was quantized
 
     def __post_init__(self) -> None:
@@ -63,6 +66,8 @@ class Shift:
             raise ValueError(f"Shift(fixed={self.fixed}): a share must be between 0 and 1")
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
+        if self.tensors is not None and not all(isinstance(name, str) for name in self.tensors):
+            raise TypeError(f"Shift(tensors={self.tensors!r}): needs names of tensors or patterns, like 'fc*.weight'")
 
     def share(self, rnd: Round) -> float:
         ramp = min(1.0, rnd.number / self.warmup) if self.warmup else 1.0
@@ -88,8 +93,17 @@ def shifted(
     >>> shifted(fedprox(0.01)).server.rules
     (Average(), Shift(max_share=0.5, warmup=0, tensors=None, fixed=None))
     """
-    rule = Shift(max_share, warmup, None if tensors is None else tuple(tensors), fixed)
+    rule = Shift(max_share, warmup, patterns(tensors), fixed)
     return Algorithm(algorithm.client, chain(algorithm.server, rule))
+
+
+def patterns(tensors: Sequence[str] | None) -> tuple[str, ...] | None:
+    """As a rule keeps them; one pattern may stand alone.
+
+    >>> patterns("fc*"), patterns(["a", "b"]), patterns(None)
+    (('fc*',), ('a', 'b'), None)
+    """
+    return (tensors,) if isinstance(tensors, str) else None if tensors is None else tuple(tensors)
 
 
 def shorter(share: float, before: float, after: float) -> bool:

@@ -55,6 +55,7 @@ class Usable(NamedTuple):
     bytes_exact: int = 0  # as they would have come at full precision
     distances: Mapping[str, Distance] = MappingProxyType({})  # from what was sent
     integers: Mapping[str, Tensor] = MappingProxyType({})  # tensors of integers and booleans
+    frame: bytes | None = None  # the upload as it came, None for plain arrays
     lowered: Mapping[str, tuple[float, float]] = MappingProxyType({})  # metrics that weigh it, before and after
 
     @property
@@ -99,6 +100,7 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
         sum(len(arrays[n].data) for n in decoded),
         _distances(whole, start, about.lossy and not about.update),
         {n: x for n, x in whole.items() if not x.is_floating_point()},
+        frame,
     )
 
 

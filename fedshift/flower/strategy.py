@@ -15,8 +15,9 @@ from uuid import uuid4
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
-from fedshift.algorithms.fedshift import Shift, layers
+from fedshift.algorithms.fedshift import Shift, patterns, shift
 from fedshift.bounds import BOUND, CAP
 from fedshift.flower import nested
 from fedshift.flower.arrays import only, to_params, to_record
@@ -36,6 +37,9 @@ from fedshift.flower.replies import (
 )
 from fedshift.flower.saved import Saved, Saver
 from fedshift.flower.seeded import Seeded
+from fedshift.flower.targets import Arrived, changed, check_module, targets
+from fedshift.names import printable
+from fedshift.tree import take
 from fedshift.types import Broadcast, Params, Round
 
 LOG = getLogger("flwr.fedshift")
@@ -61,6 +65,10 @@ class FedShift(Strategy):
     and booleans, see above, have the model's dtype; replies in another floating dtype are cast to
     the model's; uploads of `QuantizeMod(updates=True)` are rounded when they are added to the model.
 
+    Shifted are the arrays that some client changed in the round and that `tensors`, patterns of names, or `module`
+    chooses: of the app's `torch.nn.Module`, the weights of its layers. Without either, names and shapes tell weights
+    from normalisations, tokens, tables, masks and adapters as well as they can.
+
     `bits_for(node, round)` chooses the bits of one upload; a node's own config comes before it, and
     None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on from
     the last round saved there.
@@ -77,6 +85,7 @@ class FedShift(Strategy):
         warmup: int = 0,
         tensors: Sequence[str] | None = None,
         *,
+        module: nn.Module | None = None,
         bits_for: BitsFor | None = None,
         patience: int = 5,
         checkpoint: Path | str | None = None,
@@ -91,9 +100,9 @@ class FedShift(Strategy):
         self.limits = Limits(bound, max_weight)
         if bits_for is not None and not callable(bits_for):
             raise TypeError(f"FedShift(bits_for={bits_for!r}): needs a function of a node and a round")
-        tensors = (tensors,) if isinstance(tensors, str) else tensors
-        self.strategy, self.bits_for, self.patience = strategy, bits_for, patience
-        self.rule = Shift(max_share, warmup, None if tensors is None else tuple(tensors))
+        check_module(module, tensors)
+        self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
+        self.rule = Shift(max_share, warmup, patterns(tensors))
         self.chain = nested.layers_of(strategy)
         self.key = nested.weighting_key(self.chain)
         self.saver = None if checkpoint is None else Saver(Path(checkpoint), self.chain)
@@ -108,12 +117,13 @@ class FedShift(Strategy):
         self.accepted: dict[str, int] = {}  # node -> the round of its last upload that was used, 0 for none
         self.rounds: list[Aggregated] = []
         self.dtypes = {name: x.dtype for name, x in model.items()}  # of the model at the start
-        if model and self.rule.tensors is not None and not layers(model, self.rule.tensors):
-            raise ValueError(f"FedShift(tensors={self.rule.tensors}): there is no such tensor among {', '.join(model)}")
+        self.targets = targets(model, self.rule.tensors, self.module) if model else []
+        self.shifted: list[str] | None = None  # in the last round with quantized uploads; None before it
 
     def summary(self) -> None:
         LOG.info("\t├──> FedShift settings:")
         LOG.info("\t│\t├── %s", self.rule)
+        LOG.info("\t│\t├── Tensors to shift: %s", printable(", ".join(self.targets)) or "none")
         LOG.info("\t│\t├── Weights of uploads: %s", self.key or "equal")
         LOG.info("\t│\t└── %s, in medians of a round (0: no limit)", self.limits)
         self.strategy.summary()
@@ -151,12 +161,13 @@ class FedShift(Strategy):
         if private:  # the wrapper adds its noise to the medians too
             substitute(usable, integers)
         before, first = nested.snapshot(self.chain), not any(self.accepted.values()) and not self.rounds
+        moved = self._changed(usable)  # strategies may empty the messages
         arrays, metrics = self.strategy.aggregate_train(server_round, found.messages) if usable else (None, None)
         share, why = 0.0, next(iter(failed.values()), "")
         if arrays is not None:
             share = sum(one.weight for one in usable if one.lossy) / sum(one.weight for one in usable)
             arrays = nested.integers_restored(arrays, self.dtypes, {} if private else integers)
-            arrays = self._shift(arrays, server_round, share, len(usable))
+            arrays = self._shift(arrays, server_round, share, len(usable), moved)
             if broken := nested.not_finite(self.chain, arrays):
                 why = f"{broken} became NaN or infinite{longest(usable)}"
                 LOG.error("round %d: %s; the round is left out", server_round, why)
@@ -203,12 +214,25 @@ class FedShift(Strategy):
 
         return open_
 
-    def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int) -> ArrayRecord:
+    def _changed(self, usable: Sequence[Usable]) -> list[str]:
+        """The targets that some client changed in a round with quantized uploads."""
+        if not any(one.lossy for one in usable):
+            return []
+        asked = [only(self.asked[one.message.metadata.src_node_id], ArrayRecord)[1] for one in usable]
+        replies = [only(one.message, ArrayRecord)[1] for one in usable]
+        frames = [one.frame for one in usable]
+        return changed(self.targets, list(map(Arrived, asked, replies, frames)))
+
+    def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
         if not share:
             return arrays
-        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
-        out, _ = self.rule.apply(Broadcast(to_params(arrays), {}), {}, rnd)
-        shifted = to_record(out.params)
+        if names != self.shifted:
+            LOG.info("\t└──> FedShift: shifted tensors: %s", printable(", ".join(names)) or "none")
+            self.shifted = names
+        if not names:
+            return arrays
+        params, rnd = to_params(arrays), Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
+        shifted = to_record(params | shift(take(params, names), self.rule.share(rnd), ["*"]))
         nested.write_back(self.chain, shifted)
         return shifted
 

@@ -20,8 +20,8 @@ ABOUT = ("fedshift", "commit", "torch", "numpy", "python", "system", "cpu", "gpu
 
 
 def section(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Section:
-    parts: list[Table | Heat | Choice] = [listed(grouped, runs, broken), common(grouped, runs), *versions(runs)]
-    parts += partitions(runs)
+    parts: list[Table | Heat | Choice] = [listed(grouped, runs, broken), common(grouped, runs)]
+    parts += [*shifted(runs), *versions(runs), *partitions(runs)]
     return Section("what", "What was run?", [], [*parts])
 
 
@@ -76,6 +76,14 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
     kept = {key: value for key, value in flat.items() if key not in (*grouped.varying, "seed", "name")}
     rows = [Row("", [key, summary.shown(value)]) for key, value in kept.items() if value is not None]
     return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)
+
+
+def shifted(runs: Sequence[Recorded]) -> list[Table]:
+    """The tensors that were shifted, as far as records name them."""
+    known = [run.about["shifted"] for run in runs if run.experiment.shift.on and "shifted" in run.about]
+    named = [", ".join(map(str, names)) or "none" for names in known if isinstance(names, list)]
+    rows = [Row("", [names, str(count)]) for names, count in Counter(named).items()]
+    return [Table("shifted", "Shifted tensors", ["tensors", "runs"], rows, folded=True)] if rows else []
 
 
 def versions(runs: Sequence[Recorded]) -> list[Table]:

@@ -233,13 +233,13 @@ def overflowing(start: Any, client: int, context: Any) -> Any:
 def test_a_shift_that_overflows_costs_the_round_and_is_not_saved(tmp_path: Path, caplog: Any) -> None:
     start = to_record({"w": torch.zeros(4, 4, dtype=torch.float16)})
     inner = flower.FedAvgM(**ALL, server_momentum=0.9)
-    strategy = FedShift(inner, checkpoint=tmp_path)
+    strategy = FedShift(inner, tensors="w", checkpoint=tmp_path)
     result = run(strategy, [QuantizeMod(4)], start=start, train=overflowing, rounds=1)
     assert same(result.arrays, start)
     assert [(x.used, x.failed) for x in strategy.rounds] == [(0, {})]
     assert "w became NaN or infinite; the longest update" in caplog.text
     assert inner.momentum_vector is None
-    saved = FedShift(flower.FedAvgM(**ALL, server_momentum=0.9), checkpoint=tmp_path)
+    saved = FedShift(flower.FedAvgM(**ALL, server_momentum=0.9), tensors="w", checkpoint=tmp_path)
     assert same(run(saved, [QuantizeMod(4)], start=start, train=overflowing, rounds=1).arrays, start)
 
 

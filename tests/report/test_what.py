@@ -1,5 +1,6 @@
 """What was run, and how it ended."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_versions_are_counted(tmp_path: Path) -> None:
     (folders[2] / "about.json").write_text('{"commit": "def", "torch": "2.13"}')
     rows = [row.cells for row in tables(folders)["versions"].rows]
     assert rows == [["commit", "abc", "2"], ["commit", "def", "1"], ["torch", "2.13", "3"], ["cpu", "a Xeon", "2"]]
+
+
+def test_shifted_tensors_are_named_where_the_record_has_them(tmp_path: Path) -> None:
+    names = [["fc1.weight", "fc2.weight"], ["fc1.weight", "fc2.weight"], [], None, "damaged"]
+    folders = [write(tmp_path / str(seed), settings(seed=seed)) for seed in range(len(names))]
+    for folder, shifted in zip(folders, names, strict=True):
+        (folder / "about.json").write_text(json.dumps({} if shifted is None else {"shifted": shifted}))
+    rows = [row.cells for row in tables(folders)["shifted"].rows]
+    assert rows == [["fc1.weight, fc2.weight", "2"], ["none", "1"]]
+    plain = write(tmp_path / "plain", settings(shift=False))
+    (plain / "about.json").write_text('{"shifted": []}')
+    assert "shifted" not in tables([plain])
 
 
 def test_clients_are_ordered_by_group_those_of_most_bits_first(tmp_path: Path) -> None:

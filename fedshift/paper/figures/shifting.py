@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedshift import rng
 from fedshift.accumulate import Mean
-from fedshift.algorithms import shift
+from fedshift.algorithms import layers, shift
 from fedshift.data.datasets import Dataset
 from fedshift.experiment import named_model, split
 from fedshift.links import links
@@ -60,7 +60,7 @@ def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> R
     lossy = [total.add(frame).lossy for frame in frames]
     average, share = total.result(), total.share
     moved = shift(average, share)
-    weights = {name: w for name, w in average.items() if w.ndim >= 2}
+    weights = {name: average[name] for name in layers(average)}
     layer = layer or max(weights, key=lambda name: abs(mean(weights[name])) / float(weights[name].std()))
     read = [unpack(frame, like)[layer] for frame in frames]
     return Round(layer, read, lossy, average[layer], moved[layer], share)

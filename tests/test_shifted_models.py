@@ -1,0 +1,185 @@
+"""Models whose tensors of several axes are not all weights train as well with the shift as without it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from fedshift import Experiment, Run, fedavg, run, shifted
+from fedshift.algorithms import Chain, Shift
+from fedshift.federation import Federation
+from fedshift.record import about
+from tests.federations import Normed, federation, points
+
+TOLERANCE = 0.03  # of accuracy, by which the shift may be worse over the last three rounds; seeds differ by more
+
+
+class Scaled(nn.Sequential):
+    """An output scale of shape (1, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        self.scale = nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return logits * self.scale
+
+
+class Token(nn.Module):
+    """A class token beside the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 1, 16))
+        self.embed, self.mix, self.head = nn.Linear(8, 16), nn.Linear(144, 32), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.embed(x.reshape(-1, 8, 8))
+        rows = torch.cat([self.token.expand(len(rows), -1, -1), rows], 1)
+        logits: Tensor = self.head(F.relu(self.mix(rows.flatten(1))))
+        return logits
+
+
+class Transformer(nn.Module):
+    """Pre-norm, on the rows of an image, with a class token and a positional table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.positions = nn.Parameter(torch.ones(1, 1, 16)), nn.Parameter(0.1 * torch.randn(1, 9, 16))
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 10)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.embed(x.reshape(-1, 8, 8))
+        rows = torch.cat([self.token.expand(len(rows), -1, -1), rows], 1) + self.positions
+        logits: Tensor = self.head(self.norm(self.block(rows))[:, 0])
+        return logits
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(128, 10)
+        self.norm1, self.conv1 = nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm2, self.conv2 = nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x.reshape(-1, 1, 8, 8)))
+        x = x + self.conv2(F.relu(self.norm2(self.conv1(F.relu(self.norm1(x))))))
+        logits: Tensor = self.head(F.max_pool2d(x, 2).flatten(1))
+        return logits
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(8, 24, batch_first=True), nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.rnn(x.reshape(-1, 8, 8))[0][:, -1])
+        return logits
+
+
+def planes() -> nn.Module:
+    """The scale of its normalisation has two axes."""
+    norm = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (8, 8)), nn.LayerNorm([8, 8]), nn.Flatten())
+    return nn.Sequential(norm, nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def normed() -> nn.Module:
+    """Every weight is a magnitude and a direction."""
+    return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 32)), nn.ReLU(), weight_norm(nn.Linear(32, 10)))
+
+
+MODELS = {  # rounds, batch, lr, momentum
+    planes: (8, 20, 0.1, 0.5),
+    normed: (8, 20, 0.1, 0.5),
+    Scaled: (8, 20, 0.1, 0.5),
+    Token: (8, 20, 0.1, 0.9),
+    Transformer: (7, 10, 0.05, 0.9),
+    Residual: (5, 20, 0.05, 0.5),
+    Recurrent: (12, 10, 0.3, 0.9),
+}
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_a_model_trains_as_well_with_the_shift_as_without(make: type[nn.Module]) -> None:
+    rounds, batch, lr, momentum = MODELS[make]
+    scores, models = [], []
+    for on in (False, True):
+        torch.manual_seed(0)
+        training = run(
+            Experiment(
+                data={"clients": 20, "partition": "iid"},
+                train={
+                    "rounds": rounds,
+                    "batch": batch,
+                    "lr": lr,
+                    "momentum": momentum,
+                    "cohort": 10,
+                    "selection": "stratified",
+                },
+                uplink={"bits": "32+4"},
+                shift={"on": on},
+                engine={"name": "sequential"},
+            ),
+            model=make(),
+        )
+        last = [outcome.accuracy or 0.0 for outcome in training][-3:]
+        scores.append(sum(last) / 3)
+        models.append(training.params)
+    assert scores[0] > 0.5
+    assert scores[1] > scores[0] - TOLERANCE
+    for name in {"token", "scale"} & models[0].keys():  # 1 at the start, and not taken apart since
+        assert float(models[1][name].mean()) == pytest.approx(float(models[0][name].mean()), abs=0.2)
+
+
+def test_a_shift_is_given_the_names_of_the_models_weights_wherever_it_comes_from() -> None:
+    """BatchNorm's statistics, a frozen matrix and biases are none."""
+    expected = ["first.weight", "last.weight", "unused.weight"]
+    built = federation(Normed(), shift={"on": True})
+    plain = federation(Normed())
+    given = Federation(
+        **{
+            name: getattr(plain, name)
+            for name in Federation.__dataclass_fields__
+            if name not in ("layers", "algorithm")
+        },
+        algorithm=shifted(fedavg()),
+    )
+    for fed in (built, given):
+        assert isinstance(fed.algorithm.server, Chain)
+        assert fed.algorithm.server.rules[-1] == Shift(tensors=tuple(expected))
+        assert fed.layers == fed.shifted == expected
+    assert (plain.layers, plain.shifted) == (expected, [])  # the record has the same columns
+
+
+def test_patterns_choose_among_trained_tensors_only() -> None:
+    fed = federation(Normed(), shift={"on": True, "tensors": ["norm.*", "frozen", "last.bias"]})
+    assert fed.shifted == ["norm.weight", "norm.bias", "last.bias"]
+
+
+def test_the_record_names_the_shifted_tensors(tmp_path: Path) -> None:
+    for on, names in ((True, ["fc1.weight", "fc2.weight"]), (False, [])):
+        run(Experiment(shift={"on": on}, engine={"name": "sequential"}), tmp_path / str(on)).close()
+        assert about(tmp_path / str(on))["shifted"] == names
+        assert json.loads((tmp_path / str(on) / "about.json").read_text())["shifted"] == names
+
+
+def test_a_model_without_weights_of_layers_trains_and_the_user_is_told() -> None:
+    sentences: list[str] = []
+    experiment = Experiment(
+        data={"clients": 12, "partition": "iid"}, train={"rounds": 1}, engine={"name": "sequential"}
+    )
+    model = nn.Sequential(weight_norm(nn.Linear(6, 4)))
+    training = Run(experiment, model=model, data=points(), tell=sentences.append)
+    assert next(training).arrived == 10
+    assert sentences == [
+        "shift.on = true: nothing is shifted: no trained tensor of Sequential is the weight of a known layer"
+    ]

@@ -62,6 +62,8 @@ def refused(model: nn.Module, engine: str, out: Path) -> str:
 class Masked(nn.Module):
     """Two layers, and a buffer that is added to what the first one puts out."""
 
+    mask: Tensor
+
     def __init__(self, buffer: Tensor, persistent: bool = True) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)

@@ -16,7 +16,7 @@ from fedshift import Experiment, dataset, run
 from fedshift.data.partition import Partition
 
 K, N, D, STEPS = 4, 40, 32, 2  # clients, all of them in every round; examples, inputs, local steps of each
-SQUARES = {"loss": "torch.nn.functional:mse_loss", "metric": "torch.nn.functional:pairwise_distance"}
+SQUARES = {"loss": "torch.nn.functional:mse_loss", "metric": "torch.nn.functional:pairwise_distance", "goal": "min"}
 SHRINKING = {"schedule": "strongly-convex", "convexity": 2 / D, "gamma": 7}  # mu = L = 2 / D, gamma = 8 L / mu - 1
 
 

@@ -14,8 +14,7 @@ LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded")
 def header(experiment: Experiment, fed: Federation) -> list[str]:
     return [
         "round",
-        column(experiment),
-        "loss",
+        *dict.fromkeys((column(experiment), "loss")),
         *(f"predicted.{label}" for label in range(fed.task.data.classes)),
         *(f"{figure}.{' '.join(layer.split())}" for figure in LAYER for layer in fed.layers),
         "error",
@@ -28,19 +27,20 @@ def header(experiment: Experiment, fed: Federation) -> list[str]:
 
 
 def column(experiment: Experiment) -> str:
-    """What the score is called: accuracy, or metric.NAME for one of the user's own."""
+    """What the score is called: accuracy, loss, or metric.NAME for one of the user's own."""
     metric = experiment.train.metric
-    return metric if metric == "accuracy" else f"metric.{metric.rpartition(':')[2]}"
+    return metric if metric in ("accuracy", "loss") else f"metric.{metric.rpartition(':')[2]}"
 
 
 def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
     score = outcome.score
+    scores = [outcome.loss] if column(experiment) == "loss" else [outcome.accuracy, outcome.loss]
     predicted = [n / score.examples for n in score.predicted] if score else [None] * fed.task.data.classes
     layers = [
         getattr(outcome.layers[layer], figure) if outcome.layers else None for figure in LAYER for layer in fed.layers
     ]
     return [
-        *map(six, (outcome.number, outcome.accuracy, outcome.loss, *predicted, *layers, outcome.error)),
+        *map(six, (outcome.number, *scores, *predicted, *layers, outcome.error)),
         *map(str, (*outcome.bytes_up, outcome.bytes_down)),
         six(outcome.share),
         *(str(outcome.arrived), str(outcome.dropped), " ".join(map(str, outcome.failed))),

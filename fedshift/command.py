@@ -15,7 +15,7 @@ from fedshift.checkpoint import Checkpoints
 from fedshift.crew import simulation
 from fedshift.data import fetch as fetch_data
 from fedshift.data.datasets import Dataset
-from fedshift.experiment import build
+from fedshift.experiment import build, require_goal
 from fedshift.files import RunError
 from fedshift.interrupts import interrupts
 from fedshift.names import printable
@@ -68,6 +68,8 @@ def check(sweep: Sweep) -> None:
         needs = said.data, said.model, said.uplink, said.train, said.engine
         if needs not in seen and not finished(one.folder):
             seen.append(needs)
+            if not begun(one.folder):
+                require_goal(said)
             held[said.data.name] = build(said, data=held.get(said.data.name)).task.data
 
 
@@ -108,7 +110,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
 def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end, showing how far it is."""
     with display, interrupts(minutes) as enough:
-        place = display.add(run.experiment.name, run.experiment.train.rounds, out)
+        place = display.add(run.experiment.name, run.experiment.train.rounds, out, run.experiment.train.metric)
         try:
             for outcome in run:
                 display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
@@ -128,7 +130,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
 def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
     with display, interrupts(minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
-        place = display.add(experiment.name, experiment.train.rounds, out)
+        place = display.add(experiment.name, experiment.train.rounds, out, experiment.train.metric)
         try:
             for event in events:
                 if event.kind == "round":
@@ -161,7 +163,8 @@ def grid(
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
     with display, interrupts(minutes) as enough:
-        places = [display.add(one.name, one.experiment.train.rounds, one.folder) for one in sweep.runs]
+        trains = [(one, one.experiment.train) for one in sweep.runs]
+        places = [display.add(one.name, train.rounds, one.folder, train.metric) for one, train in trains]
         try:
             with closing(sweep.train(cores_here(), enough.now)) as events:
                 for event in events:
@@ -193,19 +196,26 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     """The table, what it says, and where the rest is; `of` are the runs there should be."""
     rows, experiment = summary.rows(results, of), of[0]
     if as_json:
-        told = [row._asdict() | {"mean": row.mean, "spread": row.spread} for row in rows]
+        told = [_json(row) for row in rows]
         echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
         return
     console = Console(markup=False, emoji=False)
     console.print(summary.table(rows, experiment, experiment.data.name))
     spread = ", ± the standard deviation over seeds" if any(row.spread is not None for row in rows) else ""
-    metric = experiment.train.metric.rpartition(":")[2]
+    metrics = ", ".join(dict.fromkeys(summary.directed(row.experiment) for row in rows))
     window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))
-    console.print(f"{printable(metric)}: mean of the last {window} evaluated rounds{spread}", highlight=False)
+    console.print(f"{printable(metrics)}: mean of the last {window} evaluated rounds{spread}", highlight=False)
     for sentence in summary.sentences(rows):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {printable(str(out))}", highlight=False, soft_wrap=True)
     look_at(out)
+
+
+def _json(row: summary.Row) -> dict[str, Any]:
+    """A row for programs: `gain` is the difference of the metrics, whatever the goal."""
+    train = row.experiment.train
+    told = {key: value for key, value in row._asdict().items() if key != "experiment"}
+    return told | {"mean": row.mean, "spread": row.spread, "metric": train.metric, "goal": train.direction}
 
 
 def look_at(out: Path) -> None:

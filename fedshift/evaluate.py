@@ -24,8 +24,22 @@ class Score(NamedTuple):
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Top-1"""
-    return outputs.argmax(-1) == targets
+    """Top-1; of soft labels, the most probable one counts.
+
+    >>> accuracy(torch.eye(2), torch.tensor([0, 0])), accuracy(torch.eye(2), torch.tensor([[0.8, 0.2], [0.3, 0.7]]))
+    (tensor([ True, False]), tensor([True, True]))
+    """
+    soft = targets.is_floating_point() and targets.shape == outputs.shape
+    return outputs.argmax(-1) == (targets.argmax(-1) if soft else targets)
+
+
+def soft_labels(y: Tensor) -> bool:
+    """Whether floating point targets are probabilities of classes: (n, classes, ...), none negative, with sums of 1.
+
+    >>> soft_labels(torch.tensor([[0.8, 0.2]])), soft_labels(torch.tensor([[1.0]])), soft_labels(torch.tensor([1.0]))
+    (True, False, False)
+    """
+    return y.ndim > 1 and y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
 
 
 def chunks(data: Dataset) -> list[slice]:
@@ -33,23 +47,28 @@ def chunks(data: Dataset) -> list[slice]:
     return [slice(i, i + size) for i in range(0, len(data.test_x), size)]
 
 
-def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metric) -> Score:
+def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metric | None) -> Score:
     """One chunk; the model is in evaluation mode already."""
     with torch.no_grad():
         outputs = model(data.inputs(data.test_x[part]))
-        return judge(outputs, data.test_y[part], data.classes, loss, metric)
+        return judge(outputs, data.targets(data.test_y[part]), data.classes, loss, metric)
 
 
-def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Metric) -> Score:
-    """What outputs are worth."""
-    n, each = len(targets), metric(outputs, targets)
-    if not isinstance(each, Tensor) or each.shape != (n,):
-        seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-        raise ValueError(f"a metric must give one number for each of {n} examples, a tensor, not {seen}")
-    sums = [each.double().sum(), torch.as_tensor(loss(outputs, targets), dtype=torch.float64, device=each.device)]
+def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Metric | None) -> Score:
+    """What outputs are worth; without a metric the loss is the score."""
+    n, device, sums = len(targets), targets.device, []
+    if metric is not None:
+        each = metric(outputs, targets)
+        if not isinstance(each, Tensor) or each.shape != (n,):
+            seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+            raise ValueError(f"a metric must give one number for each of {n} examples, a tensor, not {seen}")
+        sums.append(each.double().sum())
+    sums.append(torch.as_tensor(loss(outputs, targets), dtype=torch.float64, device=device))
     if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # labels that data does not have are none
-        sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=each.device)).sum(0).double()
-    total, mean_loss, *predicted = torch.stack(sums).tolist()  # at once: a GPU answers slowly
+        sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=device)).sum(0).double()
+    found = torch.stack(sums).tolist()  # at once: a GPU answers slowly
+    total = n * found[0] if metric is None else found.pop(0)
+    mean_loss, *predicted = found
     return Score(n, total, n * mean_loss, tuple(map(int, predicted or [0] * classes)))
 
 

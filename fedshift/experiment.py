@@ -1,8 +1,9 @@
 """Settings become a federation: data, model, algorithm, links."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, 
 from fedshift.engines.base import told
 from fedshift.engines.client import Client
 from fedshift.engines.workers import FORKS
-from fedshift.evaluate import Loss, Metric, accuracy
+from fedshift.evaluate import Loss, Metric, accuracy, soft_labels
 from fedshift.federation import Federation
 from fedshift.links import bandwidth, links
 from fedshift.models import MODELS
@@ -46,18 +47,22 @@ def build(
         raise SettingsError("engine.device = 'cuda': there is no CUDA device here; 'cpu' works everywhere")
     if experiment.data.augment and (len(data.shape) != 3):
         raise SettingsError(f"data.augment = true: needs images (channels, height, width), not {data.shape}")
+    if loss is None and train.loss == "cross-entropy":
+        check_labels(data)
     with setting("model"):
         task = Task(
             model=(copy.deepcopy(model) if model is not None else named_model(experiment, data)).to(device),
             data=data.to(device),
             loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else function("train.loss", train.loss)),
-            metric=metric or (accuracy if train.metric == "accuracy" else function("train.metric", train.metric)),
+            metric=metric or named_metric(experiment),
             momentum=train.momentum,
             weight_decay=train.weight_decay,
             clip=train.clip,
             augment=experiment.data.augment,
         )
-    try_out(task)
+    try_out(task, train.batch)
+    if experiment.engine.name == "batched":
+        batched(experiment, task)
     with setting("data.partition"):
         held = split(experiment, data)
     groups, group = links(experiment)
@@ -100,16 +105,51 @@ def setting(name: str) -> Iterator[None]:
         raise SettingsError(f"{name}: {problem}") from None
 
 
-def try_out(task: Task) -> None:
-    """Score a few examples before anything is trained or written: a model that does not fit the data fails here."""
+def check_labels(data: Dataset) -> None:
+    """Cross-entropy takes floating point targets of any meaning for probabilities."""
+    if data.y.is_floating_point() and not (soft_labels(data.y) and soft_labels(data.test_y)):
+        raise SettingsError(
+            f"train.loss = 'cross-entropy': the targets are floating point numbers of shape {tuple(data.y.shape)} and "
+            "not class probabilities; labels must be whole numbers, and for regression train.loss = "
+            "'torch.nn.functional:mse_loss' compares outputs and targets of one shape"
+        )
+
+
+def named_metric(experiment: Experiment) -> Metric | None:
+    """The metric of the settings; None where the loss is the score."""
+    name = experiment.train.metric
+    return accuracy if name == "accuracy" else None if name == "loss" else function("train.metric", name)
+
+
+def require_goal(experiment: Experiment) -> None:
+    """SettingsError where nothing says whether a lower or a higher metric is better."""
+    if experiment.train.direction is None:
+        raise SettingsError(
+            f"train.metric = {experiment.train.metric!r}: its name does not say which scores are better; "
+            "set train.goal to 'min' (lower is better) or 'max' (higher is better)"
+        )
+
+
+def try_out(task: Task, batch: int) -> None:
+    """Score a few examples before anything is trained or written: a model that does not fit the data fails here.
+
+    A model with buffers that must not change, or with weights that are not float32, is also tried in training.
+    """
+    client = Client(task)
     try:
-        Client(task).score(task.params, slice(0, 64))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Using a target size")  # which torch broadcasts, to no good end
+            client.score(task.params, slice(0, 64))
+        if task.held or task.data.dtype != torch.float32:
+            client.try_step(batch)
     except TrainingError as problem:
         seen, classes = tuple(task.data.x.shape[1:]), task.data.classes
         about = f"{type(task.model).__name__} on examples of shape {seen}" + (
             f" with {classes} classes" if classes else ""
         )
         raise SettingsError(f"{about}: {str(problem).removeprefix('evaluation: ')}") from problem
+    except ValueError as problem:  # of a buffer that training changes
+        raise SettingsError(f"model: {problem}") from None
 
 
 def device_of(experiment: Experiment) -> str:
@@ -128,12 +168,11 @@ def packable(experiment: Experiment) -> bool:
 
 def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
     said, device = experiment.engine, device_of(experiment)
+    if said.name == "batched":
+        return batched(experiment, task)
     if packable(experiment):
-        try:
+        with suppress(StackError):
             return Batched(task, said.precision, said.deterministic)
-        except StackError as problem:
-            if said.name == "batched":
-                raise SettingsError(f"engine.name = 'batched': {problem}") from problem
     workers = min(said.workers or cores, experiment.train.cohort)
     many = said.name == "processes" or (said.name == "auto" and workers > 1 and FORKS)
     if not many or device != "cpu":
@@ -144,6 +183,14 @@ def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
         if experiment.engine.name == "processes":
             raise
         return Sequential(task, said.precision)
+
+
+def batched(experiment: Experiment, task: Task) -> Batched:
+    """The engine that was asked for by its name, or a SettingsError that says why this model is not for it."""
+    try:
+        return Batched(task, experiment.engine.precision, experiment.engine.deterministic)
+    except StackError as problem:
+        raise SettingsError(f"engine.name = 'batched': {problem}") from problem
 
 
 def algorithm(experiment: Experiment) -> Algorithm:

@@ -131,7 +131,7 @@ class Outcome(NamedTuple):
 
     @property
     def accuracy(self) -> float | None:
-        """The mean of the metric over the test set, None where it was not evaluated."""
+        """The mean of the metric over the test set: the loss where that is the metric, None where not evaluated."""
         return self.score.metric / self.score.examples if self.score else None
 
     @property

@@ -19,6 +19,7 @@ from fedshift.federation import Outcome
 from fedshift.loop import Drawn, Turn
 from fedshift.running import Run
 from fedshift.settings import Experiment
+from fedshift.tree import same
 from fedshift.types import Params
 
 SPARE = 0.8  # of the device's free memory that a pack may take
@@ -145,7 +146,7 @@ def alike(one: Task, other: Task) -> bool:
         {n: x for n, x in (*t.model.named_parameters(), *t.model.named_buffers()) if n not in t.params}
         for t in (one, other)
     )
-    return mine.keys() == its.keys() and all(torch.equal(x, its[name]) for name, x in mine.items())
+    return mine.keys() == its.keys() and all(same(x, its[name]) for name, x in mine.items())
 
 
 def fitting(experiments: Sequence[Experiment], task: Task) -> int:

@@ -22,8 +22,8 @@ class Display(Protocol):
 
     def __exit__(self, *problem: object) -> None: ...
 
-    def add(self, name: str, rounds: int, folder: Path) -> int:
-        """A run, which is recorded in the folder; its number in the display."""
+    def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
+        """A run, which is recorded in the folder and scored by a metric; its number in the display."""
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None: ...
 
@@ -37,7 +37,7 @@ class Silent:
     """Nothing but what a user must know."""
 
     def __init__(self, errors: Console) -> None:
-        self.errors, self.names, self.rounds = errors, list[str](), list[int]()
+        self.errors, self.names, self.rounds, self.metrics = errors, list[str](), list[int](), list[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -45,9 +45,10 @@ class Silent:
     def __exit__(self, *problem: object) -> None:
         pass
 
-    def add(self, name: str, rounds: int, folder: Path) -> int:
+    def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
         self.names.append(printable(name))
         self.rounds.append(rounds)
+        self.metrics.append(metric)
         return len(self.names) - 1
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
@@ -86,7 +87,7 @@ class Lines(Silent):
         if number not in (1, self.rounds[run]) and self.now() - self.last < EVERY:
             return
         self.last = self.now()
-        figures = shown(score, loss, self.sent[run])
+        figures = shown(score, loss, self.sent[run], self.metrics[run])
         self.console.print(
             f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}",
             highlight=False,
@@ -125,7 +126,7 @@ class Bars(Silent):
                 self.names[run], total=self.rounds[run], completed=number - 1, figures=""
             )
         if score is not None:
-            self.progress.update(self.tasks[run], figures=shown(score, loss, self.sent[run]))
+            self.progress.update(self.tasks[run], figures=shown(score, loss, self.sent[run], self.metrics[run]))
         crowded = number == self.rounds[run] and len(self.names) > CROWD
         self.progress.update(self.tasks[run], completed=number, visible=not crowded)
 
@@ -158,11 +159,13 @@ def strict_json(value: object) -> str:
     return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def shown(score: float | None, loss: float | None, sent: int) -> str:
+def shown(score: float | None, loss: float | None, sent: int, metric: str = "accuracy") -> str:
     """
-    >>> shown(0.875, 0.4321, 1_250_000)
-    '87.5 %, loss 0.432, 1.2 MB up'
+    >>> shown(0.875, 0.4321, 1_250_000), shown(0.3, 0.4321, 1_250_000, "mine:mae")
+    ('87.5 %, loss 0.432, 1.2 MB up', 'mae 0.3, loss 0.432, 1.2 MB up')
     """
-    figures = [] if score is None else [f"{100 * score:.1f} %" if 0 <= score <= 1 else f"{score:.4g}"]
+    name = metric.rpartition(":")[2]
+    own = [] if score is None or metric == "loss" else [f"{name} {score:.4g}"]
+    figures = [f"{100 * score:.1f} %"] if score is not None and metric == "accuracy" else own
     figures += [] if loss is None else [f"loss {loss:.3f}"]
     return ", ".join([*figures, f"{sent / 1e6:.1f} MB up"])

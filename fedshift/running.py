@@ -4,14 +4,14 @@ import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import nn
 
 from fedshift.data.datasets import Dataset
 from fedshift.engines.base import Engine, one_thread
 from fedshift.evaluate import Loss, Metric
-from fedshift.experiment import build, engine
+from fedshift.experiment import build, engine, require_goal
 from fedshift.federation import Federation, Outcome
 from fedshift.files import RunError
 from fedshift.journal import Journal
@@ -36,10 +36,17 @@ def _check_types(experiment: Any, model: Any, data: Any) -> None:
 
 
 def named_after(
-    experiment: Experiment, model: nn.Module | None, data: Dataset | None, loss: Loss | None, metric: Metric | None
+    experiment: Experiment,
+    model: nn.Module | None,
+    data: Dataset | None,
+    loss: Loss | None,
+    metric: Metric | None,
+    goal: Literal["min", "max"] | None = None,
 ) -> Experiment:
     """The experiment with the names of what stands in for its own, so that a record does not claim something else."""
     names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
+    if goal is not None:
+        names["train.goal"] = goal
     if model is not None:
         names |= {"model.name": f"{type(model).__module__}:{type(model).__qualname__}", "model.args": {}}
     for key, own in (("train.loss", loss), ("train.metric", metric)):
@@ -70,6 +77,7 @@ class Run:
         data: Dataset | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        goal: Literal["min", "max"] | None = None,
         again: bool = False,
         cores: int | None = None,
         like: "Run | None" = None,
@@ -83,9 +91,11 @@ class Run:
         `like` is a run on the same data, which need not be read and held twice; `latest` the last round to go on from.
         """
         _check_types(experiment, model, data)
-        experiment = named_after(experiment, model, data, loss, metric)
+        experiment = named_after(experiment, model, data, loss, metric, goal)
         if on is None and experiment.engine.name == "flower":
             raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
+        if not again:
+            require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
         self.fed: Federation = build(experiment, model, data or shared, loss, metric)
@@ -212,15 +222,18 @@ def run(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    goal: Literal["min", "max"] | None = None,
 ) -> Run:
     """Train: iterate over the result for rounds. With `out`, everything is recorded there and can be resumed.
 
-    A model, data, loss (outputs, targets -> mean) or metric (one number an example) of your own replaces the named one.
+    A model, data, loss (outputs, targets -> mean) or metric (one number an example) of your own replaces the named
+    one. A loss without a metric is the score itself. `goal` is `train.goal`: whether a lower ("min") or a higher
+    ("max") metric is better, needed where the metric's name does not say it.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
     """
-    return Run(experiment, out, model=model, data=data, loss=loss, metric=metric)
+    return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, goal=goal)
 
 
 def resume(

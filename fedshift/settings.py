@@ -1,5 +1,6 @@
 """The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -18,7 +19,21 @@ Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
+LOWER = {"loss", "error", "errors", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
+HIGHER = {"accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "r2", "iou", "dice", "bleu"}
 Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
+
+
+def goal_of(metric: str) -> Literal["min", "max"] | None:
+    """The goal that the words of a metric's name tell, None where they tell none or both.
+
+    >>> goal_of("accuracy"), goal_of("mine:mean_absolute_error"), goal_of("mine:close"), goal_of("mine:accuracy_loss")
+    ('max', 'min', None, None)
+    """
+    name = metric.rpartition(":")[2].rpartition(".")[2]
+    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*", name)}
+    lower, higher = bool(words & LOWER), bool(words & HIGHER)
+    return None if lower == higher else "min" if lower else "max"
 
 
 class Table(BaseModel):
@@ -78,8 +93,28 @@ class Train(Table):
     weight_decay: NotNegative = 0.0
     clip: NotNegative = 0.0  # the largest norm of a gradient; 0 for no limit
     loss: str = "cross-entropy"  # or module:function
-    metric: str = "accuracy"  # or module:function
+    metric: str = ""  # accuracy, loss or module:function; not given: accuracy of cross-entropy, else the loss
+    goal: Literal["min", "max"] | None = None  # whether a lower or a higher metric is better, unless its name says so
     patience: Count = 5  # rounds in a row without a usable upload before the run stops
+
+    @model_validator(mode="after")
+    def _scored(self) -> Self:
+        if not self.metric:  # filled in without counting as given, so that `changed` fills it in anew
+            object.__setattr__(self, "metric", "accuracy" if self.loss == "cross-entropy" else "loss")
+        known = goal_of(self.metric)
+        if self.metric in ("accuracy", "loss") and self.goal not in (None, known):
+            raise ValueError(f"goal = {self.goal!r}: the goal of {self.metric} is {known!r}")
+        return self
+
+    @property
+    def direction(self) -> Literal["min", "max"] | None:
+        """The goal that is given, or else that of the metric's name; None where neither says."""
+        return self.goal or goal_of(self.metric)
+
+    @property
+    def lower(self) -> bool:
+        """Whether a lower score is the better one; records without a goal are of metrics to be maximised."""
+        return self.direction == "min"
 
 
 class Bounds(Table):
@@ -210,7 +245,7 @@ class Experiment(Table):
 
     def changed(self, **settings: Any) -> "Experiment":
         """The same but for these, named with their table: changed(**{"train.rounds": 3})."""
-        raw: dict[str, Any] = self.model_dump()
+        raw: dict[str, Any] = self.model_dump(exclude_unset=True)
         for key, value in settings.items():
             put(raw, key, value)
         return Experiment(**raw)
@@ -232,6 +267,9 @@ def explain(error: ValidationError) -> str:
         return f"{where} = {seen!r}: must be 'tensor', 'channel', or how many values share one codebook"
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
         return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one for each client"
+    if parts == ["train", "goal"]:
+        likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
+        return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
     message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")
     return f"{where} = {seen!r}: {message}"
 

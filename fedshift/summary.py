@@ -42,6 +42,7 @@ class Row(NamedTuple):
     against: str = ""  # what it is compared with
     gain: float | None = None
     verdict: str = ""
+    experiment: Experiment = Experiment()  # of one of its runs
 
     @property
     def mean(self) -> float:
@@ -96,6 +97,7 @@ def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
             {result.experiment.seed: result.score for result in members},
             _mean([result.last for result in members]),
             statistics.fmean(result.bytes_up for result in members),
+            experiment=members[0].experiment,
         )
         for members in grouped.values()
     ]
@@ -155,16 +157,18 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
     )
     for word in words(made[0].label).values():
         drawn.add_column(printable(word))
-    for name in (printable(experiment.train.metric.rpartition(":")[2]), "last round", "MB up"):
+    metrics = list(dict.fromkeys(printable(metric(row.experiment)) for row in made))
+    for name in (metrics[0] if len(metrics) == 1 else "score", "last round", "MB up"):
         drawn.add_column(name, justify="right")
-    show = partial(scored, experiment=experiment)
     compared = any(row.gain is not None for row in made)
     if compared:
         drawn.add_column("difference")
     for row in made:
+        show = partial(scored, experiment=row.experiment)
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
-        cells = [*row.label.values(), f"{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
-        drawn.add_row(*map(printable, cells), *([told(row, experiment)] if compared else []))
+        which = f"{metric(row.experiment)} " if len(metrics) > 1 else ""
+        cells = [*row.label.values(), f"{which}{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
+        drawn.add_row(*map(printable, cells), *([told(row, row.experiment)] if compared else []))
     return drawn
 
 
@@ -176,6 +180,16 @@ def words(keys: Iterable[str]) -> dict[str, str]:
     """
     short = {key: key.rpartition(".")[0 if key.endswith((".name", ".on")) else 2] or key for key in keys}
     return {key: key if list(short.values()).count(word) > 1 else word for key, word in short.items()}
+
+
+def metric(experiment: Experiment) -> str:
+    """The metric without the module it is from."""
+    return experiment.train.metric.rpartition(":")[2]
+
+
+def directed(experiment: Experiment) -> str:
+    """The metric, and its goal where a reader may not expect it."""
+    return metric(experiment) + " (lower is better)" * experiment.train.lower
 
 
 def scored(x: float, experiment: Experiment) -> str:
@@ -193,7 +207,18 @@ def told(row: Row, experiment: Experiment) -> str:
         return ""
     verdict = f" ({row.verdict})" if row.verdict else ""
     much = f"{100 * row.gain:+.1f}" if experiment.train.metric == "accuracy" else f"{row.gain:+.4g}"
-    return f"{much} against {row.against}{verdict}"
+    return f"{much}{quality(row.gain, experiment)} against {row.against}{verdict}"
+
+
+def quality(gain: float, experiment: Experiment) -> str:
+    """What a difference means, where its sign would be misread: of metrics to be minimised.
+
+    >>> quality(0.1, Experiment(train={"metric": "mine:mae"})), quality(0.1, Experiment())
+    (' (worse)', '')
+    """
+    if not experiment.train.lower or not gain or math.isnan(gain):
+        return ""
+    return " (worse)" if gain > 0 else " (better)"
 
 
 def sentences(made: Sequence[Row]) -> list[str]:
@@ -201,6 +226,9 @@ def sentences(made: Sequence[Row]) -> list[str]:
     said = []
     for row in made:
         if row.gain is None or not math.isfinite(row.gain):
+            continue
+        if row.experiment.train.metric != "accuracy":
+            said.append(_in_units(row, row.gain))
             continue
         verdict = f" ({row.verdict})" if row.verdict else ""
         much, bits = f"{points(abs(row.gain))} points", row.label.get("uplink.bits", "")
@@ -213,6 +241,19 @@ def sentences(made: Sequence[Row]) -> list[str]:
         else:
             said.append(f"The shift {'gave back' if row.gain > 0 else 'took'} {much}{where}{verdict}.")
     return said
+
+
+def _in_units(row: Row, gain: float) -> str:
+    """Of a metric of one's own, whose numbers are no percentages and whose goal may be either."""
+    verdict = f" ({row.verdict})" if row.verdict else ""
+    bits = row.label.get("uplink.bits", "")
+    subject, rest = ("The shift", f" at {bits} bits" if bits else "")
+    if row.against == "32 bits":
+        subject, rest = f"{bits} bits", " against 32"
+    if not gain:
+        return f"{subject} made no difference{rest}{verdict}."
+    verb = "worsened" if (gain > 0) == row.experiment.train.lower else "improved"
+    return f"{subject} {verb} {metric(row.experiment)} by {abs(gain):.4g}{rest}{verdict}."
 
 
 def shown(value: Any) -> str:

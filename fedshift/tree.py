@@ -28,3 +28,17 @@ def take(params: Params, names: Iterable[str]) -> Params:
 def over(x: Tensor, like: Tensor) -> Tensor:
     """A number a client (K,) shaped to act on stacked tensors (K, ...); a single number stays as it is."""
     return x.view(-1, *[1] * (like.ndim - 1)) if x.ndim else x
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bytes, NaN and dtypes without arithmetic included.
+
+    >>> same(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])), same(torch.ones(2), torch.ones(2).int())
+    (True, False)
+    """
+    if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+        return False
+    if a.layout != torch.strided:
+        a, b = a.to_sparse().coalesce(), b.to_sparse().coalesce()
+        return torch.equal(a.indices(), b.indices()) and same(a.values(), b.values())
+    return torch.equal(*(x.detach().contiguous().view(-1).view(torch.uint8) for x in (a, b)))

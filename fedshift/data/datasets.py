@@ -39,6 +39,7 @@ class Dataset:
     classes: int  # 0 where the targets are not classes
     mean: tuple[float, ...] = ()  # of x / 255, for each channel; () leaves it out
     std: tuple[float, ...] = ()
+    dtype: torch.dtype = torch.float32  # of floats when a model or a loss sees them
     _affine: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -47,7 +48,7 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     def inputs(self, x: Tensor) -> Tensor:
-        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x as it is.
+        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x as it is, in `dtype`.
 
         >>> images = torch.tensor([[[[0]]], [[[255]]]], dtype=torch.uint8)
         >>> own = dataset(images, [0, 1], images, [0, 1], mean=(0.5,), std=(0.25,))
@@ -55,11 +56,15 @@ class Dataset:
         [-2.0, 2.0]
         """
         if x.dtype != torch.uint8:
-            return x
+            return self.targets(x)
         if x.device not in self._affine:
             self._affine[x.device] = self._scale_and_offset(x.device)
         scale, offset = self._affine[x.device]
-        return x.float().mul_(scale).add_(offset)  # two roundings, the same two on every device
+        return x.float().mul_(scale).add_(offset).to(self.dtype)  # two roundings, the same two on every device
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Floats in `dtype`, whole numbers as they are."""
+        return y.to(self.dtype) if y.is_floating_point() else y
 
     def _scale_and_offset(self, device: torch.device) -> tuple[Tensor, Tensor]:
         mean = torch.tensor(self.mean or (0.0,), dtype=torch.float64)

@@ -8,53 +8,123 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedshift.algorithms.base import ClientRule
+from fedshift.codecs.base import ends
 from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.evaluate import Loss, Metric, Score
 from fedshift.names import printable
+from fedshift.registry import DTYPES
 from fedshift.types import Broadcast, Decoded, Params
 from fedshift.uplink import Uplink
+
+# magnitudes up to which uploads can be averaged: neither a base plus an update nor a sum over many clients overflows
+FARTHEST = {torch.float32: 1e30, torch.float64: 1e300, torch.float16: 3e4, torch.bfloat16: 1e30}
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is trained, on what, and how: the same for every client and round."""
+    """What is trained, on what, and how: the same for every client and round.
+
+    Parameters that are trained and the buffers of the model's state travel. Frozen weights, tensors without
+    elements, and buffers that no frame can carry (-inf of an attention mask, float8, complex) stay in the
+    model as they are; training must not change such a buffer.
+    """
 
     model: nn.Module
     data: Dataset
     loss: Loss
-    metric: Metric
+    metric: Metric | None  # None: the loss is the score
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # the largest norm of a gradient; 0 for no limit
     augment: bool = False
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
     params: Params = field(init=False)  # what travels, as it was given: what is trained, and buffers
+    held: dict[str, str] = field(init=False)  # buffers of the state that cannot travel, and why
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()
         if strange := [name for name, x in state.items() if not isinstance(x, Tensor)]:
             raise ValueError(f"{strange[0]}: a model's state must be tensors, and this is none")
+        if lazy := [name for name, x in state.items() if nn.parameter.is_lazy(x)]:
+            raise ValueError(f"{lazy[0]}: has no shape yet; call a lazy model on one batch before it is trained")
         if not self.trained:
             raise ValueError(f"{type(self.model).__name__} has no parameters to train")
+        for name, x in state.items():
+            _check_storable(name, x)
+        for name, p in zip(self.trained, self.weights, strict=True):
+            if problem := obstacle(p):
+                raise ValueError(f"{name}: {problem}, and a parameter like that cannot be trained")
+        for x in (*self.model.parameters(), *self.model.buffers()):
+            if x.layout == torch.strided and any(
+                n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)
+            ):
+                x.data = x.data.contiguous()  # an expanded tensor cannot be written to
+        kinds = {p.dtype for p in self.weights}
+        dtype = kinds.pop() if len(kinds) == 1 else torch.float32
+        if self.data.dtype != dtype:
+            object.__setattr__(self, "data", replace(self.data, dtype=dtype))
         # parts that the caller set to evaluation, like a frozen batch norm, stay so; a whole model that is, does not
         learners = [module for module in self.model.modules() if module.training or not self.model.training]
         object.__setattr__(self, "learners", learners)
         # frozen weights stay where they are, and of tensors with two names only the first travels
-        moving = {*self.trained, *(name for name, _ in self.model.named_buffers())}
+        buffers = {name: state[name] for name, x in self.model.named_buffers() if name in state and x.numel()}
+        held = {name: problem for name, x in buffers.items() if (problem := obstacle(x))}
+        moving = {*self.trained, *buffers} - {*held}
         params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in moving}
         object.__setattr__(self, "params", params)
+        object.__setattr__(self, "held", held)
 
     @property
     def trained(self) -> list[str]:
-        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+        return [name for name, p in self.model.named_parameters() if _trains(p)]
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The parameters called `trained`, in the same order."""
+        return [p for p in self.model.parameters() if _trains(p)]
+
+
+def _trains(p: nn.Parameter) -> bool:
+    return p.requires_grad and p.numel() > 0
+
+
+def obstacle(x: Tensor) -> str:
+    """Why no frame can carry a tensor that is to be averaged, '' where one can.
+
+    >>> obstacle(torch.tensor([0.0, -torch.inf])), obstacle(torch.tensor([-1e9]))
+    ('holds NaN, infinity or a number beyond 1e+30', '')
+    """
+    if x.layout != torch.strided:
+        return f"is sparse ({x.layout})"
+    if x.dtype not in DTYPES.values():
+        return f"is of {x.dtype}"
+    if x.is_floating_point() and not all(abs(end) <= FARTHEST[x.dtype] for end in ends(x.detach())):
+        return f"holds NaN, infinity or a number beyond {FARTHEST[x.dtype]:g}"
+    return ""
+
+
+def _check_storable(name: str, x: Tensor) -> None:
+    """What a file of tensors cannot hold would be missed at the end of the run."""
+    try:
+        if x.layout != torch.strided:
+            raise KeyError(x.layout)
+        if x.dtype not in DTYPES.values():
+            save({name: torch.empty(0, dtype=x.dtype)})
+    except (KeyError, ValueError, RuntimeError):
+        kind = x.dtype if x.layout == torch.strided else x.layout
+        raise ValueError(
+            f"{name}: is of {kind}, which model.safetensors cannot hold; "
+            "make it dense and of another dtype, or a buffer with persistent=False"
+        ) from None
 
 
 class TrainingError(RuntimeError):

@@ -106,7 +106,8 @@ class Batched:
         data = self.task.data
         index = torch.arange(first, min(first + EXAMPLES, len(data.test_x)), device=self.home)
         outputs = self.net(stack, self.net.inputs(data.test_x, index[None], None))[0]
-        return evaluate.judge(outputs, data.test_y[index], data.classes, self.task.loss, self.task.metric)
+        targets = data.targets(data.test_y[index])
+        return evaluate.judge(outputs, targets, data.classes, self.task.loss, self.task.metric)
 
     def close(self) -> None:
         for steps in self.steps.values():

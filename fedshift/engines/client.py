@@ -14,7 +14,7 @@ from fedshift.data.augment import cropped
 from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.engines.base import Histogram, Job, Task, TrainingError, Upload, told
 from fedshift.evaluate import Score
-from fedshift.tree import take, tmap
+from fedshift.tree import same, take, tmap
 from fedshift.types import Broadcast, Params
 from fedshift.uplink import ERROR, Sent, Uplink, quantized, send
 from fedshift.wire import EXACT, Writer, pack
@@ -32,7 +32,7 @@ class Client:
         buffers = dict(task.model.named_buffers())
         self.private = {name: x.clone() for name, x in buffers.items() if name not in task.params}  # not of the state
         self.changing = bool(buffers)
-        self.weights = [p for p in task.model.parameters() if p.requires_grad]
+        self.weights = task.weights
         self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # these, too
         self.device = self.weights[0].device
         self.index = torch.cuda.current_device() if self.device.type == "cuda" else None  # of the GPU
@@ -60,6 +60,22 @@ class Client:
                 return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
             except Exception as problem:
                 raise TrainingError(f"evaluation: {told(problem)}") from problem
+
+    def try_step(self, batch: int) -> None:
+        """Work out the gradients of one batch, and leave the model as it was."""
+        data = self.task.data
+        self.load(self.task.params)
+        self._mode(True)
+        try:
+            with self._drawing() as generator:
+                generator.manual_seed(0)
+                outputs = self.task.model(data.inputs(data.x[:batch]))
+                loss = self.task.loss(outputs, data.targets(data.y[:batch]))
+                torch.autograd.grad(loss, self.weights, allow_unused=True)
+        except Exception as problem:
+            raise TrainingError(f"training: {told(problem)}") from problem
+        self._check_held()
+        self.load(self.task.params)
 
     def turn(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
         """The i-th client of a job: train, encode, remember; `reset` where it had lost its memory."""
@@ -133,7 +149,7 @@ class Client:
                 x = data.x.index_select(0, batch)
                 if drawn is not None:
                     x = cropped(x, drawn[step, :n])
-                loss = loss_of(model(data.inputs(x)), data.y.index_select(0, batch))
+                loss = loss_of(model(data.inputs(x)), data.targets(data.y.index_select(0, batch)))
                 grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
                 if any(grad is None for grad in grads):  # a parameter that this batch did not need
                     grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(values, grads, strict=True))
@@ -149,7 +165,14 @@ class Client:
                     velocity = [g.clone() for g in adjusted] if task.momentum else adjusted  # a gradient may be a view
                 torch._foreach_add_(values, velocity, alpha=-rates[step])
         self.tensors = self._tensors() if self.changing else self.tensors
+        self._check_held()
         return {name: x.detach().to("cpu", copy=True) for name, x in self.tensors.items()}
+
+    def _check_held(self) -> None:
+        """A buffer that cannot travel must be what it was: a change of it would be lost."""
+        for name, problem in self.task.held.items():
+            if not same(self.private[name], self.task.model.get_buffer(name)):
+                raise ValueError(f"{name}: {problem}, so it cannot travel, and training must not change it")
 
     @contextmanager
     def _drawing(self) -> Iterator[torch.Generator]:

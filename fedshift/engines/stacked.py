@@ -14,6 +14,7 @@ from fedshift.engines import convpool, kernels
 from fedshift.engines.base import Task, arithmetic, told
 from fedshift.evaluate import Loss
 from fedshift.models import PaperCNN
+from fedshift.tree import same
 from fedshift.types import Params
 
 BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
@@ -58,7 +59,7 @@ class Mapped:
         # no cache of casts: a graph that is replayed must cast anew
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             outputs = self.forward(params, x)
-        return outputs.float() if self.bf16 else outputs
+        return outputs.to(self.task.data.dtype) if self.bf16 else outputs
 
 
 class Convolved:
@@ -128,6 +129,7 @@ def stacked(task: Task, precision: str) -> Net:
         type(task.model) is PaperCNN
         and task.data.x.is_cuda
         and task.data.x.dtype == torch.uint8
+        and task.data.dtype == torch.float32
         and kernels.AVAILABLE
         and all(convpool.fits(*shapes) for shapes in _convolutions(task.model, task.data.shape))
     ):
@@ -150,14 +152,13 @@ def _different(task: Task) -> str:
     index = torch.arange(2 * b, device=device).view(2, b) * (len(data.x) // (2 * b) or 1) % len(data.x)
     keep = torch.ones(2, b, dtype=torch.bool, device=device)
     keep[1, (b + 1) // 2 :] = False
-    own = [p for p in task.model.parameters() if p.requires_grad]
     before = {name: x.clone() for name, x in task.model.named_buffers()}
     alone = []
     for row, kept in zip(index, keep, strict=True):
-        loss = task.loss(task.model(data.inputs(data.x[row[kept]])), data.y[row[kept]])
-        alone.append(torch.autograd.grad(loss, own, allow_unused=True))
+        loss = task.loss(task.model(data.inputs(data.x[row[kept]])), data.targets(data.y[row[kept]]))
+        alone.append(torch.autograd.grad(loss, task.weights, allow_unused=True))
     now = dict(task.model.named_buffers())
-    if moved := [name for name, x in before.items() if name not in now or not torch.equal(x, now[name])]:
+    if moved := [name for name, x in before.items() if name not in now or not same(x, now[name])]:
         for name, x in before.items():
             task.model.get_buffer(name).copy_(x)
         return f"{moved[0]} changes while it trains"
@@ -165,7 +166,7 @@ def _different(task: Task) -> str:
     stack = {name: params[name].detach().expand(2, *params[name].shape).clone() for name in task.params}
     leaves = [stack[name].requires_grad_() for name in task.trained]
     outputs = net(stack, net.inputs(data.x, index, None))
-    losses = mean_losses(each_loss(task.loss, outputs, data.y[index]), keep)
+    losses = mean_losses(each_loss(task.loss, outputs, data.targets(data.y[index])), keep)
     together = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
     for name, grad, *each in zip(task.trained, together, *alone, strict=True):
         for k, true in enumerate(each):

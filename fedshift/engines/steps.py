@@ -193,7 +193,7 @@ class Steps:
         leaves = {name: x.detach().requires_grad_() for name, x in _first(room.short or room.w, a).items()}
         x = self.net.inputs(task.data.x, index, drawn)
         outputs = self.net(leaves | _first(room.fixed, a), x)
-        loss = mean_losses(each_loss(task.loss, outputs, task.data.y[index]), keep).sum()
+        loss = mean_losses(each_loss(task.loss, outputs, task.data.targets(task.data.y[index])), keep).sum()
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         with torch.no_grad():
             grads = {

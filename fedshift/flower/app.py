@@ -64,7 +64,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        said = experiment or experiment_of(context.run_config)
+        said = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
         if (text := said.toml()) not in built:  # once a process
             built.clear()
             built[text] = Node(said, build(said, model, data, loss, metric))

@@ -48,7 +48,7 @@ def digest(experiment: Experiment) -> str:
     """A checksum of what has to be the same at both ends: not where things are kept, nor names of one's own objects."""
     said = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
     said["data"].pop("name")
-    said["train"] = {key: x for key, x in said["train"].items() if key not in ("rounds", "loss", "metric")}
+    said["train"] = {key: x for key, x in said["train"].items() if key not in ("rounds", "loss", "metric", "goal")}
     return f"{zlib.crc32(json.dumps(said, sort_keys=True).encode()):08x}"
 
 

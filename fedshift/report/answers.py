@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
-from fedshift.report.curves import by_metric, cut, metric, score, score_axis, titled
+from fedshift.report.curves import by_metric, cut, score, score_axis, titled
 from fedshift.report.lines import BITS, SHIFT, Grouped, Strand
-from fedshift.summary import scored
+from fedshift.summary import metric, scored
 
 FEW = {SHIFT, BITS}  # settings that single sentences can speak of
 
@@ -45,13 +45,15 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
 
 
 def _reached(done: Sequence[Strand]) -> str:
-    """What the only line came to, or the highest of several."""
-    best = max(done, key=lambda one: one.row.mean if one.row else 0.0)
+    """What the only line came to, or the best of several."""
+    lower = done[0].experiment.train.lower
+    best = (min if lower else max)(done, key=lambda one: one.row.mean if one.row else 0.0)
     assert best.row
     unit = " %" if best.experiment.train.metric == "accuracy" else ""
     spread = "" if best.row.spread is None else f" ± {scored(best.row.spread, best.experiment)}"
     window = min(summary.WINDOW, int(best.runs[0].evaluated.sum()))
-    which = f"{best.line.label} reached" if len(done) == 1 else f"The highest of {len(done)} is {best.line.label}, with"
+    end = "lowest" if lower else "highest"
+    which = f"{best.line.label} reached" if len(done) == 1 else f"The {end} of {len(done)} is {best.line.label}, with"
     many = "the last evaluated round" if window == 1 else f"the mean of the last {window} evaluated rounds"
     return f"{which} {metric(best.experiment)} {scored(best.row.mean, best.experiment)}{spread}{unit}, {many}."
 
@@ -76,7 +78,7 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
     points = experiment.train.metric == "accuracy"
 
     def much(gain: float) -> str:
-        return f"{100 * gain:+.1f} points" if points else f"{gain:+.4g}"
+        return f"{100 * gain:+.1f} points" if points else f"{gain:+.4g}{summary.quality(gain, experiment)}"
 
     if len(gains) == 1:
         ((gain, verdict, _),) = gains
@@ -84,14 +86,15 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
     more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
     clear = [gain for gain, verdict, _ in gains if not verdict]
     alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
-    said = [f"With the shift, {name} is higher in {more} of {len(gains)} comparisons and lower in {less}."]
+    higher, lower = ("higher (worse)", "lower (better)") if experiment.train.lower else ("higher", "lower")
+    said = [f"With the shift, {name} is {higher} in {more} of {len(gains)} comparisons and {lower} in {less}."]
     if alone == len(gains):
         said.append("There are too few seeds to know what is noise.")
     else:
         up, down = (sum(sign * gain > 0 for gain in clear) for sign in (1, -1))
         rest = f"; in {noise} the difference is within noise" if (noise := len(gains) - up - down - alone) else ""
         rest += f"; for {alone} there are too few seeds to tell" if alone else ""
-        said.append(f"Beyond noise it is higher in {up} and lower in {down}{rest}.")
+        said.append(f"Beyond noise it is {higher} in {up} and {lower} in {down}{rest}.")
     (least, _, worst), (most, _, best) = (pick(gains, key=lambda one: one[0]) for pick in (min, max))
     mean = statistics.fmean(gain for gain, _, _ in gains)
     ends = f"from {much(least)} ({worst.line.label}) to {much(most)} ({best.line.label})"
@@ -101,6 +104,7 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
 def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:
     experiment = strands[0].experiment
     unit = ", %" if experiment.train.metric == "accuracy" else ""
+    lower = " (lower is better)" * experiment.train.lower
     compared = any(one.row and one.row.gain is not None for one in strands)
     words = [*summary.words(varying).values()] or ["line"]
     columns = [*words, f"{metric(experiment)}{unit}", *(["difference"] * compared), "seeds", "last round", "MB up"]
@@ -108,7 +112,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     for one in strands:
         label = [*one.line.settings.values()] or [one.line.label]
         rows.append(Row(one.line.key, [*label, *_cells(one, compared)]))
-    return Table(name, f"{titled(experiment)} at the end", columns, rows)
+    return Table(name, f"{titled(experiment)} at the end{lower}", columns, rows)
 
 
 def _cells(one: Strand, compared: bool) -> list[str]:
@@ -136,4 +140,5 @@ def intervals(strands: Sequence[Strand], name: str) -> Intervals:
     bands = [(heading, [Band(*band) for band in bands.items()]) for heading, bands in headings.items()]
     experiment = strands[0].experiment
     caption = "The mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."
-    return Intervals(name, f"{titled(experiment)} at the end, seed by seed", caption, score_axis(experiment), bands)
+    title = f"{titled(experiment)} at the end, seed by seed"
+    return Intervals(name, title, caption, score_axis(experiment), bands, experiment.train.lower)

@@ -72,6 +72,7 @@ class Intervals(NamedTuple):
     caption: str
     x: Axis
     bands: list[tuple[str, list[Band]]]  # under headings
+    lower: bool = False  # whether lower values are better
 
 
 class Stack(NamedTuple):

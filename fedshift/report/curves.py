@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedshift.columns import column
 from fedshift.recorded import Figures, Recorded
 from fedshift.report.charts import Axis, Curve
 from fedshift.report.lines import Strand
 from fedshift.settings import Experiment
-from fedshift.summary import WINDOW
+from fedshift.summary import WINDOW, directed, metric
 
 POINTS = 25_000  # that all curves of a chart may have together
 MOST, LEAST = 200, 12  # points of one curve
@@ -138,23 +137,18 @@ def cuts(values: Sequence[float] | Figures, digits: int = 5) -> list[float | Non
     return [cut(float(x), digits) for x in values]
 
 
-def metric(experiment: Experiment) -> str:
-    """What the score is called."""
-    return column(experiment).removeprefix("metric.")
-
-
 def titled(experiment: Experiment) -> str:
     """The same at the beginning of a title; what is somebody's own is written as they do."""
     return "Accuracy" if experiment.train.metric == "accuracy" else metric(experiment)
 
 
 def score_axis(experiment: Experiment) -> Axis:
-    return Axis(metric(experiment), "%" if experiment.train.metric == "accuracy" else "")
+    return Axis(directed(experiment), "%" if experiment.train.metric == "accuracy" else "")
 
 
 def by_metric(strands: Sequence[Strand]) -> list[tuple[str, list[Strand]]]:
     """Lines that can be drawn into one chart, because their scores are of one kind; with what its name ends in."""
     kinds: dict[str, list[Strand]] = {}
     for one in strands:
-        kinds.setdefault(metric(one.experiment), []).append(one)
+        kinds.setdefault(directed(one.experiment), []).append(one)
     return [("" if i == 0 else f"-{i + 1}", some) for i, some in enumerate(kinds.values())]

@@ -100,6 +100,8 @@ def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], 
     if hurt := [run for run in runs if counts(run) and what.losses(run)]:
         told = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in hurt]
         said.append(f"Damaged in places, and read without them: {_some(told)}.")
+    if vague := sorted({run.experiment.train.metric for run in runs if run.experiment.train.direction is None}):
+        said.append(f"No goal is recorded for {_some(vague)}, so higher is taken to be better.")
     if lines.doubles:
         told = [f"{named[double.folder]} ({kept.folder})" for double, kept in lines.doubles]
         said.append(f"Left out, because another run has the same settings and seed: {_some(told)}.")

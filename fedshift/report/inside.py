@@ -32,7 +32,8 @@ def averages(strands: Sequence[Strand], of: Callable[[Recorded], Figures]) -> li
 
 
 def losses(strands: Sequence[Strand]) -> list[Curves]:
-    found = averages(strands, lambda run: run.figure("loss"))
+    others = [one for one in strands if one.experiment.train.metric != "loss"]  # of which it is the score
+    found = averages(others, lambda run: run.figure("loss"))
     return [Curves("loss", "Loss", f"{AVERAGE} {BAND}", ROUND, Axis("test loss"), found)] if found else []
 
 

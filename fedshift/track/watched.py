@@ -24,9 +24,9 @@ class Watched:
         self.display.__exit__(*problem)
         self.trackers.close("failed" if isinstance(problem[1], Exception) else "stopped")
 
-    def add(self, name: str, rounds: int, folder: Path) -> int:
+    def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
         self.folders.append(folder)
-        return self.display.add(name, rounds, folder)
+        return self.display.add(name, rounds, folder, metric)
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         self.display.round(run, number, score, loss, bytes_up)

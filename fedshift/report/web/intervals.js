@@ -90,7 +90,8 @@ function drawIntervals(chart, width) {
 }
 
 function intervalsInWords(chart, intervals) {
-  const best = intervals.reduce((one, other) => (other.mean > one.mean ? other : one));
-  const most = `the greatest is ${named(best.line)} with ${tell(best.mean, chart.x)}`;
+  const beats = (one, other) => (chart.lower ? one.mean < other.mean : one.mean > other.mean);
+  const best = intervals.reduce((one, other) => (beats(other, one) ? other : one));
+  const most = `the ${chart.lower ? "least" : "greatest"} is ${named(best.line)} with ${tell(best.mean, chart.x)}`;
   return `${chart.title}. ${intervals.length} means of ${chart.x.label}; ${most}.`;
 }

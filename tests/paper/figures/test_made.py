@@ -62,10 +62,10 @@ def test_cifar10_is_trained_with_the_paper_s_network() -> None:
 
 def test_the_shift_halves_the_mean_of_an_average_half_quantized() -> None:
     """(1, 3) exactly and (5, 7) in two codes: the average (3, 5) of mean 4 becomes (1, 3)."""
-    exact, coded = {"w": torch.tensor([[1.0, 3.0]])}, {"w": torch.tensor([[5.0, 7.0]])}
+    exact, coded = {"weight": torch.tensor([[1.0, 3.0]])}, {"weight": torch.tensor([[5.0, 7.0]])}
     frames = [pack(Codec(Identity()), exact), pack(Codec(Uniform(1)), coded)]
     told = shifting.aggregated(frames, exact)
-    assert (told.layer, told.share, told.lossy, told.means) == ("w", 0.5, [False, True], [2.0, 6.0])
+    assert (told.layer, told.share, told.lossy, told.means) == ("weight", 0.5, [False, True], [2.0, 6.0])
     assert told.average.tolist() == [[3.0, 5.0]]
     assert told.shifted.tolist() == [[1.0, 3.0]]
 

@@ -55,6 +55,12 @@ class Task:
     def trained(self) -> list[str]:
         return [name for name, p in self.model.named_parameters() if p.requires_grad]
 
+    @property
+    def fixed(self) -> Params:
+        """Tensors that do not travel: frozen weights, and buffers that are not part of the model's state."""
+        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
+        return {name: x for name, x in tensors if name not in self.params}
+
 
 class TrainingError(RuntimeError):
     """What a model, a loss or a metric raised, and where."""

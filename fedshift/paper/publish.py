@@ -17,7 +17,7 @@ from fedshift.recorded import ROUNDS
 from fedshift.toml import plain
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
-DROPPED = ("command", "session")  # of about.json: where it was run, and what only the run itself needs
+DROPPED = ("command",)  # of about.json: where it was run
 TEMPORARY = ".unfinished"
 
 

@@ -101,7 +101,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
         experiment = settings_of(folder)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     elif begun(folder) and (experiment := settings_of(folder)).engine.name == "flower":
-        require(folder, ())
+        require(folder, experiment, ())
         watch(experiment, folder, display, as_json, minutes)
     else:
         follow(resume(folder, tell=display.tell), folder, display, as_json, minutes)

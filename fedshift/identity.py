@@ -6,7 +6,7 @@ resume with something else than it was started with.
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,19 +64,20 @@ class Identity(NamedTuple):
         raw = self._asdict()
         write(folder / IDENTITY, json.dumps(raw | {"digest": _digest(raw)}, indent=2).encode() + b"\n")
 
-    def compare(self, now: "Identity", folder: Path, own: Sequence[str]) -> None:
-        """RunError where the run is resumed with something else than it was started with.
+    def compare_settings(self, now: Experiment, folder: Path, own: Collection[str]) -> None:
+        """RunError where a run is resumed with other settings than it was started with.
 
         `own` are the arguments that are given as objects now: of their names only the last part counts, because a
         module may be imported under another name.
         """
-        names = {key for name in own for key in OBJECTS[name]}
-        changed = differences(self.settings, now.settings, names)
-        if changed:
+        if changed := differences(self.settings, now.toml(), {key for name in own for key in OBJECTS[name]}):
             raise RunError(
                 f"{folder / SETTINGS}: the settings are not those the run was started with ({changed}); put them "
                 f"back to resume it, or start a new run in another folder from the changed file"
             )
+
+    def compare(self, now: "Identity", folder: Path) -> None:
+        """RunError where a run is resumed with other data or another model than it was started with."""
         if self.data != now.data:
             raise RunError(f"{folder}: was run with other data than it is given now")
         if self.fixed != now.fixed:

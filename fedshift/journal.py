@@ -23,11 +23,9 @@ class Journal:
 
     memory: Stored
 
-    def __init__(
-        self, path: Path, experiment: Experiment, fed: Federation, own: Sequence[str] = (), given: Sequence[str] = ()
-    ) -> None:
-        """`own` are the arguments that the caller gave as objects, `given` those that the settings cannot rebuild."""
-        self.folder, self.experiment, self.fed, self.own = Folder(path), experiment, fed, own
+    def __init__(self, path: Path, experiment: Experiment, fed: Federation, given: Sequence[str] = ()) -> None:
+        """`given` are the arguments of the caller, like 'model', that the settings cannot rebuild."""
+        self.folder, self.experiment, self.fed = Folder(path), experiment, fed
         self.checkpoints = Checkpoints(self.folder.path)
         self.in_ram = experiment.record.memory == "ram"
         self.saved = 0  # the last round there is a checkpoint of
@@ -66,7 +64,7 @@ class Journal:
                 f"damaged, or were written by an earlier version of fedshift; start a new run in another folder from "
                 f"{where / SETTINGS}"
             )
-        was.compare(self.identity, where, self.own)
+        was.compare(self.identity, where)
         records = self.folder.records(header(self.experiment, self.fed))
         found = self.checkpoints.restore(state, was, records, self.in_ram, math.inf if latest is None else latest)
         if found:
@@ -129,13 +127,16 @@ class Journal:
         self.folder.close()
 
 
-def require(folder: Path, own: Collection[str]) -> None:
-    """RunError where a run needs objects to resume that are not among those the caller gives."""
-    if (was := known(folder)) and (names := _missing(was, own)):
+def require(folder: Path, experiment: Experiment, own: Collection[str]) -> None:
+    """RunError where a run cannot resume with these settings and the arguments `own`, before anything is built."""
+    if (was := known(folder)) is None:
+        return
+    if names := _missing(was, own):
         raise RunError(
             f"{folder}: this run was started in Python with its own {_listed(names)}; resume it there with "
             f"{_call(folder, names)}"
         )
+    was.compare_settings(experiment, folder, own)
 
 
 def taken(folder: Path) -> RunError:

@@ -97,16 +97,16 @@ class Run:
         _check_types(experiment, model, data)
         objects = {"model": model, "data": data, "loss": loss, "metric": metric}
         own = [name for name, thing in objects.items() if thing is not None]
-        if again and out is not None:
-            require(Path(out), own)
         experiment = named_after(experiment, model, data, loss, metric)
+        if again and out is not None:
+            require(Path(out), experiment, own)
         given = [name for name in own if not _rebuilt(experiment, name, objects[name])]
         if on is None and experiment.engine.name == "flower":
             raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
         self.fed: Federation = build(experiment, model, data or shared, loss, metric)
-        self.journal = Journal(Path(out), experiment, self.fed, own, given) if out is not None else None
+        self.journal = Journal(Path(out), experiment, self.fed, given) if out is not None else None
         self.closed = False
         try:
             if self.journal:

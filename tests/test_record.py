@@ -20,7 +20,6 @@ from fedshift.experiment import build
 from fedshift.federation import Layer, Outcome
 from fedshift.files import RunError
 from fedshift.models import PaperCNN
-from fedshift.toml import SettingsError
 from tests.federations import points, same, settings
 
 
@@ -206,7 +205,9 @@ def test_a_run_in_memory_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(RunError, match="already contains a finished run; `fedshift report .*` shows it, and a new run"):
+    with pytest.raises(
+        RunError, match=r"already contains a finished run; `fedshift report .*` shows it, and a new run"
+    ):
         run(settings(), tmp_path / "run", data=points())
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 

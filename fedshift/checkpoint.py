@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fedshift.federation import State
 from fedshift.files import TEMPORARY, RunError, read_about, read_tensors, write_tensors
-from fedshift.identity import Identity
+from fedshift.identity import SETTINGS, Identity
 from fedshift.memory import Files, Stored, Version
 from fedshift.types import Broadcast, Params
 
@@ -127,7 +127,10 @@ class Checkpoints:
                 warnings.append(f"{path}: the record up to round {saved.number} is not what was written")
                 unusable[path] = warnings[-1]
         if chosen is None and unusable:
-            raise RunError("; ".join(unusable.values()) + "; no checkpoint is left to go on from")
+            raise RunError(
+                "; ".join(unusable.values()) + "; no checkpoint is left to go on from; start a new run in another "
+                f"folder from {self.folder / SETTINGS}"
+            )
         for rest in self.folder.glob(f"*{TEMPORARY}"):
             rest.unlink()
         if chosen is None:
@@ -150,8 +153,11 @@ class Checkpoints:
             raise RunError(f"{path}: is of another run (id {saved.identity.run}, not {identity.run})")
         state = _state(path, tensors, like, saved)
         files = Files(self.folder / "memory", identity.run)
-        for client, version in saved.memory.items():
-            files.read(client, version)
+        try:
+            for client, version in saved.memory.items():
+                files.read(client, version)
+        except RunError as problem:
+            raise RunError(f"{path}: cannot be used without {problem}") from None
         return state, saved
 
 

@@ -13,7 +13,7 @@ from fedshift.federation import Federation, Outcome, State
 from fedshift.files import RunError
 from fedshift.identity import IDENTITY, Identity, data_id
 from fedshift.memory import Stored
-from fedshift.record import MODEL, SETTINGS, Folder, finished
+from fedshift.record import MODEL, SETTINGS, Folder, finished, remains
 from fedshift.settings import Experiment
 from fedshift.types import Params
 
@@ -44,8 +44,8 @@ class Journal:
         if foreign := self.folder.foreign:
             self.folder.leave()
             raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
-        if remains := self.folder.remains:
-            raise RunError(f"{where}: holds {remains} of a run whose {SETTINGS} is missing; choose an empty folder")
+        if left := remains(where):
+            raise RunError(f"{where}: holds {left} of a run whose {SETTINGS} is missing; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
         self.folder.begin(self.experiment, self.fed, about, self.identity)
         self.memory = Stored.restored(where / "memory", self.identity.run, keep=self.in_ram)

@@ -31,7 +31,7 @@ from fedshift.settings import Experiment
 from fedshift.toml import SettingsError, read
 from fedshift.types import Params
 
-SWEEP, ABOUT, MODEL = "sweep.toml", "about.json", "model.safetensors"
+SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "rounds.csv"
 
 
 class Folder:
@@ -39,7 +39,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self.rounds = self.path / "rounds.csv"
+        self.rounds = self.path / ROUNDS
         self.clients = self.path / "clients.csv"
         self.histograms = self.path / "histograms.jsonl"
         self.model = self.path / MODEL
@@ -70,13 +70,6 @@ class Folder:
         """The name of something that is no run's, '' for none; a run killed at its start leaves what is its own."""
         others = sorted(path.name for path in self.path.iterdir() if path.name != LOCK)
         return others[0] if others and not self.known else ""
-
-    @property
-    def remains(self) -> str:
-        """The name of something that only a run with settings leaves, '' for none."""
-        return next(
-            (path.name for path in (*self.path.glob("checkpoint.*.*.safetensors"), self.model) if path.exists()), ""
-        )
 
     def leave(self) -> None:
         """Go as if never here."""
@@ -175,6 +168,14 @@ class Folder:
 def begun(path: Path) -> bool:
     """Whether there is a run in a folder."""
     return (path / SETTINGS).exists()
+
+
+def remains(path: Path) -> str:
+    """The name of something that only a run that has trained leaves in a folder, '' for none."""
+    found = [*path.glob("checkpoint.*.*.safetensors"), *path.glob(MODEL), *path.glob("memory")]
+    with suppress(OSError):
+        found += [path / ROUNDS] if (path / ROUNDS).read_bytes().count(b"\n") > 1 else []
+    return found[0].name if found else ""
 
 
 def settings_of(path: Path) -> Experiment:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from fedshift.columns import column
 from fedshift.engines.base import Histogram
 from fedshift.files import RunError
-from fedshift.record import about, finished, settings_of
+from fedshift.record import ROUNDS, about, finished, settings_of
 from fedshift.settings import Experiment
 from fedshift.toml import SettingsError
 
-ROUNDS, CLIENTS, HISTOGRAMS = "rounds.csv", "clients.csv", "histograms.jsonl"
+CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
 TEXT = {"failed", "group"}  # columns that hold no numbers
 DAMAGE = "\0", "\ufffd"  # what is no text leaves these
 

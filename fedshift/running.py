@@ -18,7 +18,7 @@ from fedshift.journal import Journal, require
 from fedshift.loop import Clock, DivergedError, Drawn, Memory, Turn, draw
 from fedshift.memory import Ram
 from fedshift.names import named
-from fedshift.record import SETTINGS, begun, finished, settings_of
+from fedshift.record import SETTINGS, begun, finished, remains, settings_of
 from fedshift.settings import Experiment
 from fedshift.toml import SettingsError
 from fedshift.types import Params
@@ -267,7 +267,7 @@ def nothing_in(folder: Path) -> str:
     """Why a folder without settings holds nothing to resume, and what to do."""
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
-    if (folder / LOCK).exists() and not any(folder.glob("checkpoint.*")):
+    if (folder / LOCK).exists() and not remains(folder):
         return (
             f"{folder}: nothing was started in this folder before the command was stopped; repeat the command that "
             f"was to start it, with --out {folder} to use this folder"

@@ -26,7 +26,8 @@ from typing import Any, Self
 from fedshift.columns import client_header, client_rows, header, row
 from fedshift.federation import Federation, Outcome
 from fedshift.files import LOCK, Lock, RunError, content_of, seal, separate, unseal, write
-from fedshift.identity import SETTINGS, Identity
+from fedshift.identity import SETTINGS as SETTINGS  # of a run directory like the names below
+from fedshift.identity import Identity
 from fedshift.settings import Experiment
 from fedshift.toml import SettingsError, read
 from fedshift.types import Params

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedshift.files import RunError
 from fedshift.record import finished
@@ -146,7 +147,8 @@ def forge(folder: Path, other: Path, draw: random.Random) -> str:
     files = [path for path in tensors(folder, draw) if path.name.startswith("checkpoint")]
     if not files:
         return delete(folder, other, draw)
-    how = draw.choice([lambda x: x.int(), lambda x: x.new_full((), torch.nan).expand_as(x), lambda x: x[:-1]])
+    ways: list[Callable[[Tensor], Tensor]] = [torch.Tensor.int, lambda x: x / 0, lambda x: x[:-1]]
+    how = draw.choice(ways)
     path = draw.choice(files)
     rewrite(
         path, lambda params: {name: how(x) if x.ndim and x.is_floating_point() else x for name, x in params.items()}

@@ -18,10 +18,11 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment import build, require_goal
 from fedshift.files import RunError
 from fedshift.interrupts import interrupts
+from fedshift.journal import require, taken
 from fedshift.names import printable
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, echo, strict_json
-from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
+from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment
@@ -82,11 +83,11 @@ def free(path: Path) -> Path:
 def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     if "sweep" in raw:
         if (out / SWEEP).exists() or begun(out):
-            raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
+            raise taken(out)
         grid(raw, out, display, as_json, minutes)
     elif (experiment := Experiment(**raw)).engine.name == "flower":
         if begun(out):
-            raise RunError(f"{out}: holds a run already; `fedshift resume {out}` goes on with it")
+            raise taken(out)
         watch(experiment, out, display, as_json, minutes)
     else:
         follow(Run(experiment, out, tell=display.tell), out, display, as_json, minutes)
@@ -99,9 +100,10 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
         with Folder(folder) as whole:
             whole.tidy()
         echo(f"{folder}: this run is finished.", err=True)
-        experiment = Experiment(**read(folder / SETTINGS))
+        experiment = settings_of(folder)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
-    elif begun(folder) and (experiment := Experiment(**read(folder / SETTINGS))).engine.name == "flower":
+    elif begun(folder) and (experiment := settings_of(folder)).engine.name == "flower":
+        require(folder, experiment, ())
         watch(experiment, folder, display, as_json, minutes)
     else:
         follow(resume(folder, tell=display.tell), folder, display, as_json, minutes)
@@ -110,6 +112,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
 def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end, showing how far it is."""
     with display, interrupts(minutes) as enough:
+        display.start(out)
         place = display.add(run.experiment.name, run.experiment.train.rounds, out, run.experiment.train.metric)
         try:
             for outcome in run:
@@ -130,6 +133,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
 def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
     with display, interrupts(minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
+        display.start(out)
         place = display.add(experiment.name, experiment.train.rounds, out, experiment.train.metric)
         try:
             for event in events:
@@ -163,6 +167,7 @@ def grid(
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
     with display, interrupts(minutes) as enough:
+        display.start(out)
         trains = [(one, one.experiment.train) for one in sweep.runs]
         places = [display.add(one.name, train.rounds, one.folder, train.metric) for one, train in trains]
         try:

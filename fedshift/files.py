@@ -1,17 +1,21 @@
 """Files that are there whole or not at all: written beside their place, then renamed into it.
 
-A name ends in the checksum of its content, so a file says by itself whether it is what was written.
+Files of tensors carry a digest of all their bytes in their metadata, and its beginning in their name, so a file says by
+itself whether it is what was written.
 """
 
 import errno
+import hashlib
 import json
 import os
+import platform
 import struct
-import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Any, Self
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedshift.names import printable
@@ -23,6 +27,9 @@ except ImportError:  # not on Windows: there, two processes in one folder are no
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY, LOCK = ".unfinished", ".lock"
+METADATA = "fedshift"  # one key: the order of several would not be the same each time
+DIGEST, NAMED = 32, 8  # hexadecimal digits of a digest, and those of them that stand in a file's name
+BLANK = b"0" * DIGEST  # what the digest is computed with in its own place
 _held: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
 
 
@@ -49,19 +56,23 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         if self.path in _held:  # before the file is opened: closing it again would give up the lock
-            raise RunError(f"{path}: another run is writing to this folder")
+            raise RunError(f"{path}: another run is writing to this folder (in this process, {os.getpid()})")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path / LOCK, "a", opener=no_link)  # noqa: SIM115 (held until close)
+            self.file = open(self.path / LOCK, "a+", opener=no_link)  # noqa: SIM115 (held until close)
         except OSError as problem:
             raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
         try:
             if fcntl:
                 fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            holder = _holder(self.file)
             self.file.close()
-            raise RunError(f"{path}: another run is writing to this folder") from None
+            raise RunError(f"{path}: another run is writing to this folder{holder}") from None
         _held.add(self.path)
+        with suppress(OSError):  # a full disk: the lock is held all the same
+            os.ftruncate(self.file.fileno(), 0)
+            os.write(self.file.fileno(), f"{os.getpid()} {platform.node()}".encode())
 
     def __enter__(self) -> Self:
         return self
@@ -95,28 +106,105 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
         raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
 
-def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, str]) -> Path:
+def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
+    """Tensors in the safetensors format with `about` and a digest of all bytes in their metadata, and the digest."""
+    tensors = {name: x.cpu().contiguous() for name, x in params.items()}
+    blank = save(tensors, {METADATA: json.dumps({"digest": BLANK.decode()} | about)})
+    digest = hash_of(blank)
+    return blank.replace(BLANK, digest.encode(), 1), digest
+
+
+def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
+    """The `about` and the digest of what `seal` made; RunError when it is something else by now."""
+    damaged = RunError(f"{path}: damaged: its content does not match its checksum")
+    try:
+        (length,) = struct.unpack_from("<Q", content)
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        if METADATA not in metadata:
+            raise RunError(f"{damaged}, or it was written by an earlier version of fedshift")
+        about = json.loads(metadata[METADATA])
+        digest = about.pop("digest")
+        at = content.index(digest.encode(), 8, 8 + length)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise damaged from None
+    if len(digest) != DIGEST or hash_of(content[:at], BLANK, memoryview(content)[at + DIGEST :]) != digest:
+        raise damaged
+    return about, digest
+
+
+def hash_of(*parts: bytes | memoryview) -> str:
+    """Of the parts, one after another."""
+    found = hashlib.blake2b(digest_size=DIGEST // 2)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def digest_of(params: Params) -> str:
+    """Of names, types, shapes and values, also of tensors that no file of tensors can hold."""
+    parts: list[bytes | memoryview] = []
+    for name, x in params.items():
+        flat = x.detach().cpu().to_dense().contiguous().flatten()
+        parts += [f"{name} {x.dtype} {tuple(x.shape)} ".encode(), memoryview(flat.view(torch.uint8).numpy())]
+    return hash_of(*parts)
+
+
+def separate(params: Params) -> Params:
+    """Copies that share no memory, as a file of tensors needs them."""
+    return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in params.items()}
+
+
+def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]) -> Path:
     """folder/stem.CHECKSUM.safetensors"""
-    content = save({name: x.cpu().contiguous() for name, x in params.items()}, about)
-    path = folder / f"{stem}.{zlib.crc32(content):08x}.safetensors"
+    content, digest = seal(params, about)
+    path = folder / f"{stem}.{digest[:NAMED]}.safetensors"
     write(path, content)
     return path
 
 
-def read_tensors(path: Path) -> tuple[Params, dict[str, str]]:
+def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
     """What `write_tensors` wrote; a file does not keep the order of tensors."""
-    content = read_content(path)
-    (length,) = struct.unpack_from("<Q", content)
-    about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    return load(content), about
-
-
-def read_content(path: Path) -> bytes:
-    """What was written to a file with a checksum in its name; RunError when it is something else by now."""
+    content, about = _read(path)
     try:
-        content = path.read_bytes()
+        return load(content), about
+    except (SafetensorError, ValueError, KeyError, OverflowError) as problem:
+        raise RunError(f"{path}: damaged: {' '.join(str(problem).split())}") from None
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """The `about` of a file that `write_tensors` wrote, of which every byte is checked."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    content = content_of(path)
+    about, digest = unseal(path, content)
+    if digest[:NAMED] != path.name.split(".")[-2]:
+        raise RunError(f"{path}: damaged: its content does not match its checksum, which its name ends in")
+    return content, about
+
+
+def content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as problem:
         raise RunError(f"{path}: cannot be read: {problem.strerror or problem}") from None
-    if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
-        raise RunError(f"{path}: damaged: its content does not match its checksum")
-    return content
+
+
+def _holder(lock: IO[str]) -> str:
+    """Who holds a lock, as far as that is known: ' (process 12: fedshift sweep grid.toml)'."""
+    try:
+        lock.seek(0)
+        pid, _, host = lock.read(300).partition(" ")
+    except (OSError, ValueError):
+        return ""
+    if not pid.isdecimal():
+        return ""
+    if host != platform.node():
+        return f" (process {pid} on {host})"
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # not on every system
+        words = []
+    command = " ".join(word for word in words if word)
+    return f" (process {pid}: {command[:100]})" if command else f" (process {pid})"

@@ -1,17 +1,55 @@
 """What clients remember between rounds (a SCAFFOLD control, an error to feed back), in RAM or on disk.
 
-Only clients that have trained have a memory. On disk it is one file a client and round,
-`CLIENT.ROUND.CHECKSUM.safetensors`: the newest that is not newer than a checkpoint belongs to it, so
-writing a round never touches what an earlier checkpoint needs.
+Only clients that have trained have a memory. On disk it is one file per client and round,
+`CLIENT.ROUND.CHECKSUM.safetensors`, which also names its run, client and round inside. A checkpoint lists the files
+that belong to it. Writing a round never touches what an earlier checkpoint needs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from safetensors.torch import load
-
-from fedshift.files import TEMPORARY, RunError, read_content, write_tensors
+from fedshift.files import TEMPORARY, RunError, read_tensors, write_tensors
 from fedshift.types import Params
+
+
+class Version(NamedTuple):
+    """Which file holds the memory of a client."""
+
+    number: int  # the round it was written in
+    checksum: str  # in its name
+
+
+class Files(NamedTuple):
+    """The memory of the clients of one run."""
+
+    folder: Path
+    run: str  # the id of the run
+
+    def path(self, client: int, version: Version) -> Path:
+        return self.folder / f"{client}.{version.number}.{version.checksum}.safetensors"
+
+    def read(self, client: int, version: Version) -> Params:
+        """RunError where the file is missing, damaged, or of something else."""
+        path = self.path(client, version)
+        memory, about = read_tensors(path)
+        if about != self._about(client, version.number):
+            raise RunError(f"{path}: is not the memory of client {client} after round {version.number} of this run")
+        return memory
+
+    def write(self, client: int, number: int, memory: Params) -> Version:
+        path = write_tensors(self.folder, f"{client}.{number}", memory, self._about(client, number))
+        return Version(number, path.name.split(".")[2])
+
+    def found(self) -> Iterator[tuple[int, Version]]:
+        """Clients and versions, by the names of files."""
+        for path in list(self.folder.glob("*.*.*.safetensors")):
+            client, number, checksum = path.name.removesuffix(".safetensors").split(".", 2)
+            if client.isdecimal() and number.isdecimal() and str(int(client)) == client and str(int(number)) == number:
+                yield int(client), Version(int(number), checksum)
+
+    def _about(self, client: int, number: int) -> dict[str, int | str]:
+        return {"run": self.run, "client": client, "round": number}
 
 
 class Ram:
@@ -31,32 +69,35 @@ class Ram:
 class Stored:
     """In files, and in RAM as well where `keep` says so."""
 
-    def __init__(self, folder: Path, number: int = 0, keep: bool = True) -> None:
-        """The memory as it was after round `number`; what was written later is removed."""
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, run: str, keep: bool = True) -> None:
+        self.files, self.keep = Files(folder, run), keep
         self.held: dict[int, Params] = {}
         self.changed: set[int] = set()
-        self.files: dict[int, dict[int, Path]] = {}  # client -> round -> file
-        self.several: set[int] = set()  # clients with more than one file: a round costs its cohort, not all who trained
+        self.newest: dict[int, Version] = {}  # by client
+        self.older: dict[int, list[Version]] = {}  # by client, in the order of rounds, where there are any
+
+    @classmethod
+    def restored(
+        cls, folder: Path, run: str, number: int = 0, needed: Mapping[int, Version] | None = None, keep: bool = True
+    ) -> "Stored":
+        """The memory that the checkpoint of round `number` needs; what was written later is removed."""
+        memory = cls(folder, run, keep)
+        memory.newest = dict(needed or {})
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
-        for client, written, path in _found(folder):
-            if written > number:
-                path.unlink()
-            else:
-                self._keep(client, written, path)
-
-    def __len__(self) -> int:
-        """Clients that remember something."""
-        return len(self.files) + sum(client not in self.files for client in self.changed)
+        for client, version in sorted(memory.files.found()):
+            if version.number > number:
+                memory.files.path(client, version).unlink()
+            elif client in memory.newest and version.number < memory.newest[client].number:
+                memory.older.setdefault(client, []).append(version)
+        return memory
 
     def get(self, client: int) -> Params:
         if client in self.held:
             return self.held[client]
-        if client not in self.files:
+        if client not in self.newest:
             return {}
-        versions = self.files[client]
-        memory = load(read_content(versions[max(versions)]))
+        memory = self.files.read(client, self.newest[client])
         if self.keep:
             self.held[client] = memory
         return memory
@@ -70,47 +111,27 @@ class Stored:
         """Write what changed since the last time."""
         if self.changed:
             try:
-                self.folder.mkdir(exist_ok=True)
+                self.files.folder.mkdir(exist_ok=True)
             except OSError as problem:
-                raise RunError(f"{self.folder}: cannot be made: {problem.strerror}") from None
+                raise RunError(f"{self.files.folder}: cannot be made: {problem.strerror}") from None
         for client in sorted(self.changed):
-            path = write_tensors(self.folder, f"{client}.{number}", self.held[client], {})
-            self._keep(client, number, path)
+            version = self.files.write(client, number, self.held[client])
+            if client in self.newest:
+                self.older.setdefault(client, []).append(self.newest[client])
+            self.newest[client] = version
         self.changed.clear()
         if not self.keep:
             self.held.clear()
 
     def prune(self, number: int) -> None:
-        """Remove what no checkpoint from round `number` on needs."""
-        for client in list(self.several):
-            versions = self.files[client]
-            for old in sorted(written for written in versions if written <= number)[:-1]:
-                versions.pop(old).unlink(missing_ok=True)
-            if len(versions) == 1:
-                self.several.discard(client)
-
-    def _keep(self, client: int, number: int, path: Path) -> None:
-        versions = self.files.setdefault(client, {})
-        versions[number] = path
-        if len(versions) > 1:
-            self.several.add(client)
-
-
-def check(folder: Path, number: int, remembered: int) -> None:
-    """RunError where the memory of so many clients after round `number` is not there whole; changes nothing."""
-    newest: dict[int, tuple[int, Path]] = {}
-    for client, written, path in _found(folder):
-        if written <= number:
-            newest[client] = max(newest.get(client, (written, path)), (written, path))
-    if len(newest) != remembered:
-        raise RunError(f"{folder}: the memory of {len(newest)} clients is there, of {remembered} is needed")
-    for _, path in newest.values():
-        read_content(path)
-
-
-def _found(folder: Path) -> Iterator[tuple[int, int, Path]]:
-    """Client, round and file."""
-    for path in list(folder.glob("*.*.*.safetensors")):
-        client, written = path.name.split(".")[:2]
-        if client.isdecimal() and written.isdecimal():
-            yield int(client), int(written), path
+        """Remove what no checkpoint from round `number` on needs; costs clients with several files, not all."""
+        for client, versions in list(self.older.items()):
+            needed = [version for version in [*versions, self.newest[client]] if version.number <= number][-1:]
+            kept = [version for version in versions if version.number > number or version in needed]
+            for version in versions:
+                if version not in kept:
+                    self.files.path(client, version).unlink(missing_ok=True)
+            if kept:
+                self.older[client] = kept
+            else:
+                del self.older[client]

@@ -142,10 +142,7 @@ def kind(experiment: Experiment) -> str:
 
 def alike(one: Task, other: Task) -> bool:
     """Whether what does not travel, frozen weights and private buffers, is the same: a pack has but one of it."""
-    mine, its = (
-        {n: x for n, x in (*t.model.named_parameters(), *t.model.named_buffers()) if n not in t.params}
-        for t in (one, other)
-    )
+    mine, its = one.fixed, other.fixed
     return mine.keys() == its.keys() and all(same(x, its[name]) for name, x in mine.items())
 
 

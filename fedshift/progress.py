@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from fedshift.names import printable
 
 EVERY = 2.0  # seconds between lines
+RECORDED = "Recording in {}"
 CROWD = 12  # runs above which the bars of finished ones go
 
 
@@ -21,6 +22,9 @@ class Display(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *problem: object) -> None: ...
+
+    def start(self, folder: Path) -> None:
+        """The first round is about to begin; all is recorded in the folder."""
 
     def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
         """A run, which is recorded in the folder and scored by a metric; its number in the display."""
@@ -43,6 +47,9 @@ class Silent:
         return self
 
     def __exit__(self, *problem: object) -> None:
+        pass
+
+    def start(self, folder: Path) -> None:
         pass
 
     def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
@@ -82,6 +89,9 @@ class Lines(Silent):
         super().__init__(errors)
         self.console, self.now, self.last, self.sent = console, now, 0.0, dict[int, int]()
 
+    def start(self, folder: Path) -> None:
+        self.console.print(RECORDED.format(folder), highlight=False, soft_wrap=True, markup=False)
+
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         self.sent[run] = self.sent.get(run, 0) + bytes_up
         if number not in (1, self.rounds[run]) and self.now() - self.last < EVERY:
@@ -111,6 +121,9 @@ class Bars(Silent):
         )
         self.tasks: dict[int, TaskID] = {}
         self.sent: dict[int, int] = {}
+
+    def start(self, folder: Path) -> None:
+        self.progress.console.print(RECORDED.format(folder), highlight=False, soft_wrap=True, markup=False)
 
     def __enter__(self) -> Self:
         self.progress.start()

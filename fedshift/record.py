@@ -1,13 +1,14 @@
 """The run directory: what ran, one line a round, and the model at the end.
 
 settings.toml       every setting, defaults included; `fedshift run settings.toml` repeats the run
+identity.json       which run this is: its id, and digests of what it was started with and of its final model
 about.json          versions, commit, machine, command; the names of the tensors that are shifted
 clients.csv         once: each client's group, examples and labels
 rounds.csv          one line a round, six significant digits
 histograms.jsonl    every so often: a layer's weights before and after the quantizer
 tensorboard/, wandb/, tracked.*.json    with --track: what trackers were told, and which run of theirs it is
 checkpoint.*, memory/   the state to go on from, until the run is finished
-model.safetensors   the final model; a run that has it is finished
+model.safetensors   the final model; a run that has it whole is finished
 report.html         the page to look at, written when the command ends
 """
 
@@ -16,21 +17,22 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from safetensors.torch import save
-
 from fedshift.columns import client_header, client_rows, header, row
 from fedshift.federation import Federation, Outcome
-from fedshift.files import LOCK, Lock, RunError, no_link, write
+from fedshift.files import LOCK, Lock, RunError, content_of, no_link, seal, separate, unseal, write
+from fedshift.identity import SETTINGS as SETTINGS  # of a run directory like the names below
+from fedshift.identity import Identity
 from fedshift.settings import Experiment
+from fedshift.toml import SettingsError, read
 from fedshift.types import Params
 
-SETTINGS, SWEEP, ABOUT, MODEL = "settings.toml", "sweep.toml", "about.json", "model.safetensors"
+SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "rounds.csv"
 
 
 class Folder:
@@ -38,9 +40,11 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self.rounds = self.path / "rounds.csv"
+        self.rounds = self.path / ROUNDS
+        self.clients = self.path / "clients.csv"
         self.histograms = self.path / "histograms.jsonl"
         self.model = self.path / MODEL
+        self.checksum = 0  # of the record's lines so far
         self.known = (self.path / LOCK).exists()  # whether a run or a sweep was begun here before
         self._lock = Lock(path)
 
@@ -74,35 +78,59 @@ class Folder:
             (self.path / LOCK).unlink(missing_ok=True)
         self.close()
 
-    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any]) -> None:
+    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: Identity) -> None:
         """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
         write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
-        write(self.path / "clients.csv", _lines([client_header(fed), *client_rows(fed)]))
+        write(self.clients, _lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, _lines([header(experiment, fed)]))
+        identity.write(self.path)
         write(self.path / SETTINGS, experiment.toml().encode())
 
-    def recorded(self) -> int:
-        """Whole lines of the record, from round 1 on without a gap."""
-        return len(self._whole_lines())
+    def records(self, columns: Sequence[str]) -> list[str]:
+        """Checksums of the record after 0, 1, ... rounds: of whole lines, from round 1 on without a gap."""
+        checksums = [0]
+        for line in self._whole_lines(len(columns)):
+            checksums.append(zlib.crc32(line + b"\n", checksums[-1]))
+        return [f"{checksum:08x}" for checksum in checksums]
 
-    def rewind(self, number: int) -> None:
-        """Forget what was recorded after round `number`."""
-        first = self._text().partition("\n")[0]
-        write(self.rounds, "".join(line + "\n" for line in [first, *self._whole_lines()[:number]]).encode())
+    @property
+    def record(self) -> str:
+        """The checksum of the record's lines so far."""
+        return f"{self.checksum:08x}"
+
+    def rewind(self, number: int, experiment: Experiment, fed: Federation) -> list[str]:
+        """Forget what was recorded after round `number`, and repair what follows from the settings; what that was."""
+        columns = header(experiment, fed)
+        lines = b"".join(line + b"\n" for line in self._whole_lines(len(columns))[:number])
+        self.checksum = zlib.crc32(lines)
+        first, clients = _lines([columns]), _lines([client_header(fed), *client_rows(fed)])
+        repaired = (
+            [] if self._content().startswith(first) else [f"{self.rounds}: its first line was damaged, and is repaired"]
+        )
+        write(self.rounds, first + lines)
+        if not self.clients.exists() or content_of(self.clients) != clients:
+            write(self.clients, clients)
+            repaired.append(f"{self.clients}: was missing or damaged, and is repaired")
         if self.histograms.exists():
-            kept = [line for line in self.histograms.read_text().splitlines() if _round_of(line) <= number]
-            write(self.histograms, "".join(line + "\n" for line in kept).encode())
+            kept = [line for line in content_of(self.histograms).split(b"\n") if _round_of(line) <= number]
+            write(self.histograms, b"".join(line + b"\n" for line in kept))
+        return repaired
 
     def add(self, experiment: Experiment, fed: Federation, outcome: Outcome) -> None:
-        self._append(self.rounds, _lines([row(experiment, fed, outcome)]))
+        line = _lines([row(experiment, fed, outcome)])
+        self._append(self.rounds, line)
+        self.checksum = zlib.crc32(line, self.checksum)
         if outcome.histograms:
             told = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
             self._append(self.histograms, "".join(told).encode())
 
-    def finish(self, params: Params) -> None:
+    def finish(self, params: Params, identity: Identity) -> None:
         """The model; what was only there to go on from goes."""
-        tensors = {name: x.clone(memory_format=torch.contiguous_format) for name, x in params.items()}
-        write(self.model, save(tensors), sync=True)
+        content, digest = seal(separate(params), {})
+        identity._replace(model=digest).write(
+            self.path
+        )  # first: a model that nobody knows of is not taken for the run's
+        write(self.model, content, sync=True)
         self.tidy()
 
     def tidy(self) -> None:
@@ -124,15 +152,12 @@ class Folder:
         except OSError as problem:
             raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
-    def _text(self) -> str:
-        try:
-            return self.rounds.read_text(encoding="utf-8", errors="replace")
-        except OSError as problem:
-            raise RunError(f"{self.rounds}: cannot be read: {problem.strerror}") from None
+    def _content(self) -> bytes:
+        return content_of(self.rounds)
 
-    def _whole_lines(self) -> list[str]:
-        first, *lines = self._text().split("\n")
-        whole, columns = [], len(_cells(first))
+    def _whole_lines(self, columns: int) -> list[bytes]:
+        _, *lines = self._content().split(b"\n")
+        whole = []
         for number, line in enumerate(lines[:-1], 1):
             cells = _cells(line)
             if len(cells) != columns or cells[0] != str(number):
@@ -146,8 +171,33 @@ def begun(path: Path) -> bool:
     return (path / SETTINGS).exists()
 
 
+def remains(path: Path) -> str:
+    """The name of something that only a run that has trained leaves in a folder, '' for none."""
+    found = [*path.glob("checkpoint.*.*.safetensors"), *path.glob(MODEL), *path.glob("memory")]
+    with suppress(OSError):
+        found += [path / ROUNDS] if (path / ROUNDS).read_bytes().count(b"\n") > 1 else []
+    return found[0].name if found else ""
+
+
+def settings_of(path: Path) -> Experiment:
+    """The settings of the run in a folder; SettingsError names the file."""
+    raw = read(path / SETTINGS)
+    try:
+        return Experiment(**raw)
+    except SettingsError as problem:
+        raise SettingsError(f"{path / SETTINGS}: {problem}") from None
+
+
 def finished(path: Path) -> bool:
-    return (path / MODEL).exists()
+    """Whether the final model is there, whole, and the one that the run ended with."""
+    if not (path / MODEL).exists():
+        return False
+    try:
+        _, digest = unseal(path / MODEL, content_of(path / MODEL))
+    except RunError:
+        return False
+    known = Identity.read(path)
+    return known is None or known.model == digest
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -165,12 +215,15 @@ def _lines(rows: Iterable[list[str]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _cells(line: str) -> list[str]:
-    return next(csv.reader([line]), [])
+def _cells(line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line.decode("utf-8", errors="replace")]), [])
+    except csv.Error:  # a field that is too long
+        return []
 
 
-def _round_of(line: str) -> float:
+def _round_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
         return math.inf

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from fedshift.columns import column
 from fedshift.engines.base import Histogram
 from fedshift.files import RunError
-from fedshift.record import SETTINGS, about, finished
+from fedshift.record import ROUNDS, about, finished, settings_of
 from fedshift.settings import Experiment
-from fedshift.toml import SettingsError, read
+from fedshift.toml import SettingsError
 
-ROUNDS, CLIENTS, HISTOGRAMS = "rounds.csv", "clients.csv", "histograms.jsonl"
+CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
 TEXT = {"failed", "group"}  # columns that hold no numbers
 DAMAGE = "\0", "\ufffd"  # what is no text leaves these
 
@@ -149,7 +149,7 @@ class Recorded:
 def recorded(folder: Path) -> Recorded | Broken:
     """All that can be read of a run."""
     try:
-        experiment = _settings(folder / SETTINGS)
+        experiment = settings_of(folder)
         rounds = sheet(folder / ROUNDS)
         if "round" not in rounds.header:
             raise RunError(f"{rounds.path}: its first line names no columns")
@@ -170,14 +170,6 @@ def recorded(folder: Path) -> Recorded | Broken:
         lost={name: count for name, count in lost.items() if count},
         ended=finished(folder),
     )
-
-
-def _settings(path: Path) -> Experiment:
-    raw = read(path)
-    try:
-        return Experiment(**raw)
-    except SettingsError as problem:
-        raise SettingsError(f"{path}: {problem}") from None
 
 
 def _by_round(rounds: Sheet, most: int) -> tuple[NDArray[np.int64], dict[str, Figures]]:

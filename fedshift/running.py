@@ -13,13 +13,14 @@ from fedshift.engines.base import Engine, one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine, require_goal
 from fedshift.federation import Federation, Outcome
-from fedshift.files import RunError
-from fedshift.journal import Journal
+from fedshift.files import LOCK, RunError
+from fedshift.journal import Journal, require
 from fedshift.loop import Clock, DivergedError, Drawn, Memory, Turn, draw
 from fedshift.memory import Ram
-from fedshift.record import SETTINGS, begun, finished
+from fedshift.names import named
+from fedshift.record import SETTINGS, begun, finished, remains, settings_of
 from fedshift.settings import Experiment
-from fedshift.toml import SettingsError, read
+from fedshift.toml import SettingsError
 from fedshift.types import Params
 
 
@@ -53,6 +54,17 @@ def named_after(
         if own is not None:
             names[key] = f"{own.__module__}:{getattr(own, '__qualname__', type(own).__qualname__)}"
     return experiment.changed(**names) if names else experiment
+
+
+def _rebuilt(experiment: Experiment, name: str, thing: object) -> bool:
+    """Whether the settings alone lead to this very object: a loss or a metric that another process can import."""
+    setting = {"loss": experiment.train.loss, "metric": experiment.train.metric}.get(name, "")
+    if not setting or setting.startswith("__main__:"):
+        return False
+    try:
+        return named(setting) is thing
+    except Exception:  # of a module that is only there in this process, or of none
+        return False
 
 
 def cores_here() -> int:
@@ -91,7 +103,12 @@ class Run:
         `like` is a run on the same data, which need not be read and held twice; `latest` the last round to go on from.
         """
         _check_types(experiment, model, data)
+        objects = {"model": model, "data": data, "loss": loss, "metric": metric}
+        own = [name for name, thing in objects.items() if thing is not None]
         experiment = named_after(experiment, model, data, loss, metric, goal)
+        if again and out is not None:
+            require(Path(out), experiment, own)
+        given = [name for name in own if not _rebuilt(experiment, name, objects[name])]
         if on is None and experiment.engine.name == "flower":
             raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
         if not again:
@@ -102,7 +119,7 @@ class Run:
         if experiment.shift.on and not self.fed.shifted:
             kind = type(self.fed.task.model).__name__
             tell(f"shift.on = true: nothing is shifted: no trained tensor of {kind} is the weight of a known layer")
-        self.journal = Journal(Path(out), experiment, self.fed) if out is not None else None
+        self.journal = Journal(Path(out), experiment, self.fed, given) if out is not None else None
         self.closed = False
         try:
             if self.journal:
@@ -253,14 +270,22 @@ def resume(
     ...     next(stopped).number, stopped.close(), next(resume(folder)).number
     (1, None, 2)
     """
-    settings = Path(out) / SETTINGS
-    if not begun(Path(out)):
-        raise RunError(f"{out}: holds no run to go on with (there is no {SETTINGS})")
-    if finished(Path(out)):
-        raise RunError(f"{out}: this run is finished")
-    raw = read(settings)
-    try:
-        experiment = Experiment(**raw)
-    except SettingsError as problem:
-        raise SettingsError(f"{settings}: {problem}") from None
+    folder = Path(out)
+    if not begun(folder):
+        raise RunError(nothing_in(folder))
+    if finished(folder):
+        raise RunError(f"{out}: this run is finished; `fedshift report {out}` shows it")
+    experiment = settings_of(folder)
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)
+
+
+def nothing_in(folder: Path) -> str:
+    """Why a folder without settings holds nothing to resume, and what to do."""
+    if not folder.is_dir():
+        return f"{folder}: there is no such folder"
+    if ((folder / LOCK).exists() and not remains(folder)) or not any(folder.iterdir()):
+        return (
+            f"{folder}: nothing was started in this folder before the command was stopped; repeat the command that "
+            f"was to start it, with --out {folder} to use this folder"
+        )
+    return f"{folder}: holds no run to resume (there is no {SETTINGS})"

@@ -14,7 +14,8 @@ from rich.table import Table
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.names import printable
-from fedshift.recorded import ROUNDS, sheet
+from fedshift.record import ROUNDS
+from fedshift.recorded import sheet
 from fedshift.settings import Experiment
 from fedshift.toml import dotted
 

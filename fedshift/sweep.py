@@ -18,11 +18,11 @@ from fedshift.experiment import engine, packable
 from fedshift.files import RunError, write
 from fedshift.grid import One, expand
 from fedshift.packs import Ended, Pack, Seat, alike, fitting, kind
-from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
+from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.running import Run
 from fedshift.settings import Experiment
 from fedshift.summary import names
-from fedshift.toml import SettingsError, plain, read
+from fedshift.toml import SettingsError, differences, plain, read
 
 
 class Sweep:
@@ -197,8 +197,8 @@ def _common_round(folders: Sequence[Path], experiment: Experiment) -> int | None
 
 def _same_settings(one: One) -> None:
     """A folder left by a sweep with other settings is not this sweep's."""
-    if begun(one.folder) and (one.folder / SETTINGS).read_text(encoding="utf-8") != one.experiment.toml():
-        raise RunError(f"{one.folder}: was run with other settings; choose another --out")
+    if begun(one.folder) and (changed := differences(settings_of(one.folder).toml(), one.experiment.toml())):
+        raise RunError(f"{one.folder}: was run with other settings; choose another --out ({changed})")
 
 
 def estimate(raw: Mapping[str, Any], cores: int) -> float:

@@ -1,13 +1,15 @@
 """Settings as text: TOML files, `key=value` of the command line, and one laid over the other."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedshift.names import printable
 
 VALUES = ("bits", "bandwidth")  # settings that may be a table and are one value all the same
+LISTED = 5  # differences that a sentence names
 
 
 class SettingsError(ValueError):
@@ -21,10 +23,12 @@ def read(path: Path) -> dict[str, Any]:
     """A TOML file, or a SettingsError that names it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as problem:
-        raise SettingsError(f"{path}: not TOML: {problem}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not a text file in UTF-8") from None
+    except ValueError as problem:  # also of a number with too many digits
+        raise SettingsError(f"{path}: not TOML: {problem}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: not settings: its values are nested too deeply") from None
     except OSError as problem:
         raise SettingsError(f"{path}: cannot be read: {problem.strerror}") from None
 
@@ -41,8 +45,10 @@ def assign(raw: dict[str, Any], assignment: str) -> None:
         raise SettingsError(f"--set {assignment}: must be key=value, for example train.lr=0.1")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text.strip()
+    except RecursionError:
+        raise SettingsError(f"--set {key.strip()}: its value is nested too deeply") from None
     put(raw, key.strip(), value)
 
 
@@ -84,3 +90,24 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         whole = not isinstance(value, Mapping) or key in VALUES
         found |= {prefix + key: value} if whole else dotted(value, f"{prefix}{key}.")
     return found
+
+
+def differences(then: str, now: str, by_end: Collection[str] = ()) -> str:
+    """What differs between two texts of settings, '' for nothing; of `by_end` only what follows the colon counts.
+
+    >>> differences("seed = 1\\n[model]\\nname = 'a:f'", "seed = 2\\n[model]\\nname = 'b:f'", ["model.name"])
+    'seed: 1 then, 2 now'
+    """
+    if then == now:
+        return ""
+    before, after = (dotted(tomllib.loads(text)) for text in (then, now))
+    found = []
+    for key in dict.fromkeys([*before, *after]):
+        one, other = (
+            str(side.get(key)).rpartition(":")[2] if key in by_end else side.get(key) for side in (before, after)
+        )
+        if one != other:
+            was, is_now = (shorten(repr(side[key]), 60) if key in side else "not set" for side in (before, after))
+            found.append(f"{key}: {was} then, {is_now} now")
+    more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
+    return "; ".join(found[:LISTED] + more)

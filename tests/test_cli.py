@@ -52,7 +52,7 @@ def test_bad_arguments_get_a_sentence_and_exit_two() -> None:
 def test_a_run_shows_its_progress_and_ends_in_a_table(tmp_path: Path) -> None:
     done = run("run", "--preset", "smoke", *SMALL, "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "smoke: round 1 of 3, " in done.stdout
+    assert done.stdout.startswith("Recording in here\nsmoke: round 1 of 3, ")
     assert "smoke: round 3 of 3, " in done.stdout
     assert "Everything is in here" in done.stdout
     assert (tmp_path / "here" / "model.safetensors").exists()
@@ -137,7 +137,7 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
         (["run", "--set", "seed=7"], 2, "--set seed: the sweep sets it for each run; --set 'sweep.seed=[...]'"),
         (["run", "--preset", "smoke", "--set", "data.name=nodata"], 2, "--set: data.name = 'nodata': unknown"),
-        (["resume", "nowhere"], 2, "nowhere: holds no run to go on with"),
+        (["resume", "nowhere"], 2, "nowhere: there is no such folder"),
         (["data", "nodata"], 2, "unknown data set 'nodata'"),
         (["data", "mnist", "--from", "bad.toml"], 2, "bad.toml"),
     ],

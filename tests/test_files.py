@@ -13,7 +13,7 @@ import torch
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG
 from fedshift.data.fetch import fetch
-from fedshift.files import LOCK, TEMPORARY, Lock, RunError, read_content, write, write_tensors
+from fedshift.files import LOCK, TEMPORARY, Lock, RunError, read_about, read_tensors, write, write_tensors
 from fedshift.running import Run
 from tests.data import small as data_sets
 from tests.runs import digits, ended, fedshift, fork, small
@@ -87,20 +87,21 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nowhere/a: cannot be written: No such file or directory"):
         write(tmp_path / "nowhere" / "a", b"")
     with pytest.raises(RunError, match=r"nowhere: cannot be read: No such file or directory"):
-        read_content(tmp_path / "nowhere")
+        read_about(tmp_path / "nowhere")
 
 
 def test_any_changed_byte_and_any_missing_end_is_noticed(tmp_path: Path) -> None:
     path = write_tensors(tmp_path, "x", {"w": torch.arange(4.0)}, {"a": "b"})
     content = path.read_bytes()
-    assert read_content(path) == content
+    tensors, about = read_tensors(path)
+    assert (tensors["w"].tolist(), about) == ([0, 1, 2, 3], {"a": "b"})
     for i in range(len(content)):
         path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
         with pytest.raises(RunError, match="damaged: its content does not match its checksum"):
-            read_content(path)
+            read_about(path)
         path.write_bytes(content[:i])
         with pytest.raises(RunError, match="damaged"):
-            read_content(path)
+            read_about(path)
 
 
 def test_the_same_tensors_have_the_same_name(tmp_path: Path) -> None:

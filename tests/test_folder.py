@@ -1,6 +1,7 @@
 """What can go wrong with the folder of a run: each time a sentence, and nothing is lost that was there."""
 
 import shutil
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.runs import (
     stopped,
 )
 from tests.test_files import disk, fill, mount
+from tests.test_kill import killed_at
 
 __all__ = ["disk"]  # a fixture
 
@@ -69,12 +71,40 @@ def test_a_folder_that_holds_a_run_is_not_run_into(tmp_path: Path) -> None:
     assert everything(tmp_path / "run") == before
 
 
-def test_a_folder_without_a_run_is_not_gone_on_with(tmp_path: Path) -> None:
-    for folder in tmp_path, tmp_path / "nowhere":
+def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder, why in (
+        (tmp_path / "nowhere", "there is no such folder"),
+        (tmp_path / "empty", "holds no run to resume (there is no settings.toml)"),
+    ):
         done = fedshift("resume", folder)
+        assert (done.exit_code, done.stderr) == (2, f"fedshift: {folder}: {why}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert not list((tmp_path / "empty").iterdir())
+
+
+@linux
+def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(tmp_path: Path) -> None:
+    experiment, out = small(FEDAVG), tmp_path / "run"
+    for point in 3, 8:  # changes to the folder, of which the first makes it and the second its lock
+        assert killed_at(experiment, out, point) == -signal.SIGKILL
+        done = fedshift("resume", out)
         assert done.exit_code == 2
-        assert f"{folder}: holds no run to go on with (there is no settings.toml)" in done.stderr
-    assert not list(tmp_path.iterdir())
+        assert f"{out}: nothing was started in this folder before the command was stopped; repeat the" in done.stderr
+    again = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
+    assert again.exit_code == 0, again.output
+    assert f"Everything is in {out}" in " ".join(again.stdout.split())
+
+
+def test_where_the_settings_are_missing_no_new_run_is_started(tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
+    (out / "settings.toml").unlink()
+    before = everything(out)
+    assert f"{out}: holds no run to resume (there is no settings.toml)" in fedshift("resume", out).stderr
+    done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
+    assert done.exit_code == 2
+    assert "of a run whose settings.toml is missing; choose an empty folder" in done.stderr
+    assert everything(out) == before
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:

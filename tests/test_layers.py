@@ -21,7 +21,7 @@ LAYERS = [
     {"server", "links", "columns"},
     {"loop", "experiment"},
     {"files", "about"},
-    {"memory"},
+    {"memory", "identity"},
     {"checkpoint", "record"},
     {"journal", "progress", "recorded"},
     {"running"},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.files import RunError
-from fedshift.memory import Ram, Stored, check
+from fedshift.memory import Files, Ram, Stored, Version
 from fedshift.types import Params
 
 
@@ -27,7 +27,7 @@ def written(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_only_clients_that_changed_are_written(keep: bool, tmp_path: Path) -> None:
-    memory = Stored(tmp_path / "memory", keep=keep)
+    memory = Stored(tmp_path / "memory", "a", keep)
     memory.save(1)
     assert not (tmp_path / "memory").exists()
     for client in range(5):
@@ -42,11 +42,11 @@ def test_only_clients_that_changed_are_written(keep: bool, tmp_path: Path) -> No
     assert before.items() <= after.items()
     assert [name[:4] for name in after.keys() - before.keys()] == ["3.3."]
     assert [value(memory.get(client)) for client in range(6)] == [0, 1, 2, 30, 4, None]
-    assert len(memory) == 5
+    assert len(memory.newest) == 5
 
 
 def test_on_disk_it_takes_no_ram_between_rounds(tmp_path: Path) -> None:
-    memory = Stored(tmp_path, keep=False)
+    memory = Stored(tmp_path, "a", keep=False)
     memory.put(0, w(1))
     assert value(memory.get(0)) == 1
     memory.save(1)
@@ -64,8 +64,9 @@ def test_the_two_newest_checkpoints_find_what_they_remember(
 ) -> None:
     """Rounds change some clients; every so many there is a checkpoint. Going back to either of two is exact."""
     folder = tmp_path_factory.mktemp("memory")
-    memory, told = Stored(folder, keep=keep), dict[int, float]()
+    memory, told = Stored(folder, "a", keep), dict[int, float]()
     truth: dict[int, dict[int, float]] = {}  # by round of a checkpoint
+    listed: dict[int, dict[int, Version]] = {}
     for number, changes in enumerate(rounds, 1):
         for client, x in changes.items():
             memory.put(client, w(x))
@@ -74,48 +75,52 @@ def test_the_two_newest_checkpoints_find_what_they_remember(
         if not keep or number % every == 0:
             memory.save(number)
         if number % every == 0:
-            truth[number] = dict(told)
+            truth[number], listed[number] = dict(told), dict(memory.newest)
             memory.prune(sorted(truth)[-2:][0])
     for number in sorted(truth)[-2:][::-1]:  # the older after the newer: what is later is removed
-        check(folder, number, len(truth[number]))
-        again = Stored(folder, number, keep)
-        assert len(again) == len(truth[number])
+        again = Stored.restored(folder, "a", number, listed[number], keep)
         assert {client: value(again.get(client)) for client in truth[number]} == truth[number]
     if truth:
         again.prune(min(sorted(truth)[-2:]))
-        assert len(list(folder.iterdir())) == len(again)
+        assert len(list(folder.iterdir())) == len(again.newest)
 
 
 def test_leftovers_and_what_came_later_are_removed(tmp_path: Path) -> None:
-    memory = Stored(tmp_path)
+    memory, listed = Stored(tmp_path, "a"), dict[int, dict[int, Version]]()
     for number in 1, 2, 3:
         memory.put(7, w(number))
         memory.save(number)
+        listed[number] = dict(memory.newest)
     (tmp_path / "7.4.00000000.safetensors.unfinished").write_bytes(b"half")
-    assert value(Stored(tmp_path, 2).get(7)) == 2
+    assert value(Stored.restored(tmp_path, "a", 2, listed[2]).get(7)) == 2
     assert sorted(name[:4] for name in os.listdir(tmp_path)) == ["7.1.", "7.2."]
 
 
-def test_a_check_changes_nothing_and_names_what_is_wrong(tmp_path: Path) -> None:
-    memory = Stored(tmp_path)
+def test_a_file_that_is_missing_damaged_or_of_something_else_is_refused(tmp_path: Path) -> None:
+    memory, files = Stored(tmp_path, "a"), Files(tmp_path, "a")
     for client in 0, 1:
         memory.put(client, w(client))
     memory.save(1)
+    first = dict(memory.newest)
     memory.put(1, w(10))
     memory.save(2)
+    newest = memory.newest[1]
+    assert [value(files.read(1, first[1])), value(files.read(1, newest))] == [1, 10]
+    whose = "is not the memory of client {} after round {} of this run"
+    for client, version in (0, newest), (1, newest._replace(number=3)):  # renamed
+        files.path(client, version).write_bytes(files.path(1, newest).read_bytes())
+        with pytest.raises(RunError, match=whose.format(client, version.number)):
+            files.read(client, version)
+    with pytest.raises(RunError, match=whose.format(1, 2)):
+        Files(tmp_path, "b").read(1, newest)
+    with pytest.raises(RunError, match="No such file"):
+        files.read(1, newest._replace(checksum="00000000"))
+    files.path(1, newest).write_bytes(files.path(1, newest).read_bytes()[:-1])
     before = written(tmp_path)
-    check(tmp_path, 1, 2)
-    check(tmp_path, 2, 2)
-    with pytest.raises(RunError, match="the memory of 2 clients is there, of 3 is needed"):
-        check(tmp_path, 2, 3)
-    assert written(tmp_path) == before
-    (newest,) = tmp_path.glob("1.2.*")
-    newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(RunError, match=f"{newest.name}: damaged"):
-        check(tmp_path, 2, 2)
-    check(tmp_path, 1, 2)
     with pytest.raises(RunError, match="damaged"):
-        Stored(tmp_path, 2).get(1)
+        files.read(1, newest)
+    with pytest.raises(RunError, match="damaged"):
+        Stored.restored(tmp_path, "a", 3, {1: newest}).get(1)
     assert written(tmp_path) == before
 
 

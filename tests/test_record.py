@@ -3,6 +3,7 @@
 import csv
 import gc
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from fedshift.experiment import build
 from fedshift.federation import Layer, Outcome
 from fedshift.files import RunError
 from fedshift.models import PaperCNN
-from fedshift.toml import SettingsError
 from tests.federations import points, same, settings
 
 
@@ -37,7 +37,8 @@ def test_a_run_leaves_its_settings_versions_record_and_model(tmp_path: Path) -> 
     training, outcomes = trained(tmp_path / "run", uplink={"bits": "32+4"}, record={"histograms": 2})
     found = {path.name for path in (tmp_path / "run").iterdir()}
     assert found == {
-        *("settings.toml", "about.json", "clients.csv", "rounds.csv", "histograms.jsonl", "model.safetensors", ".lock"),
+        *("settings.toml", "about.json", "identity.json", "clients.csv", "rounds.csv", "histograms.jsonl"),
+        *("model.safetensors", ".lock"),
     }
     assert same(load_file(tmp_path / "run" / "model.safetensors"), training.params)
     about = json.loads((tmp_path / "run" / "about.json").read_text())
@@ -180,8 +181,13 @@ def test_own_things_are_named_in_the_settings_and_resumed_with_them(tmp_path: Pa
     part = run(settings(), tmp_path / "b", model=model, data=points(), loss=loss)
     next(part)
     part.close()
-    with pytest.raises(SettingsError, match="unknown data set 'points'"):
+    call = f"fedshift.resume({str(tmp_path / 'b')!r}, model=..., data=..., loss=...)"
+    with pytest.raises(RunError, match=re.escape(f"with its own model, data and loss; resume it there with {call}")):
         resume(tmp_path / "b")
+    with pytest.raises(RunError, match=re.escape(f"already contains a run; resume it in Python with {call}")):
+        run(settings(), tmp_path / "b", model=model, data=points(), loss=loss)
+    with pytest.raises(RunError, match=r"with its own loss; .*fedshift\.resume\('.*', loss=\.\.\.\)"):
+        resume(tmp_path / "b", model=model, data=points())
     rest = resume(tmp_path / "b", model=model, data=points(), loss=loss)
     assert [outcome.number for outcome in rest] == [2, 3]
     assert same(rest.params, whole.params)
@@ -199,7 +205,9 @@ def test_a_run_in_memory_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(
+        RunError, match=r"already contains a finished run; `fedshift report .*` shows it, and a new run"
+    ):
         run(settings(), tmp_path / "run", data=points())
     assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 

@@ -92,6 +92,12 @@ class Task:
         """The parameters called `trained`, in the same order."""
         return [p for p in self.model.parameters() if _trains(p)]
 
+    @property
+    def fixed(self) -> Params:
+        """Tensors that do not travel: frozen weights, and buffers that cannot or need not."""
+        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
+        return {name: x for name, x in tensors if name not in self.params}
+
 
 def _trains(p: nn.Parameter) -> bool:
     return p.requires_grad and p.numel() > 0

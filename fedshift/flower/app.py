@@ -28,10 +28,10 @@ from fedshift.flower.engine import TIMEOUT, WAIT, Flower
 from fedshift.flower.node import Node
 from fedshift.flower.seeded import introduce
 from fedshift.flower.turns import digest
-from fedshift.record import SETTINGS, begun, finished
+from fedshift.record import begun, finished, settings_of
 from fedshift.running import Run, named_after
 from fedshift.settings import Experiment
-from fedshift.toml import SettingsError, read
+from fedshift.toml import SettingsError, differences, read
 
 logger = logging.getLogger("flwr")  # what is said here is in the log of the Flower run
 
@@ -153,8 +153,8 @@ def begin(
     folder = None if out is None else Path(out)
     again = folder is not None and begun(folder)
     if folder is not None and again:
-        if (folder / SETTINGS).read_text(encoding="utf-8") != experiment.toml():
-            raise RunError(f"{folder}: was run with other settings; choose another folder")
+        if changed := differences(settings_of(folder).toml(), experiment.toml()):
+            raise RunError(f"{folder}: was run with other settings; choose another folder ({changed})")
         if finished(folder):
             raise FinishedError(f"{folder}: this run is finished")
 

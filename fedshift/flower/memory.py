@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flwr.app import Array, ArrayRecord, Context
 from safetensors.torch import load, save
 
-from fedshift.files import RunError, read_content, write_tensors
+from fedshift.files import RunError, read_tensors, write_tensors
 from fedshift.flower.arrays import KEY, OURS
 from fedshift.types import Params
 
@@ -87,7 +87,7 @@ class Memory:
         if self.folder is None:
             return load(self.state.array_records[f"{PREFIX}/{name}/{session}/{number}"][KEY].data)
         try:
-            return load(read_content(self._files(f"{self._stem(name, session)}.{number}.*.safetensors")[0]))
+            return read_tensors(self._files(f"{self._stem(name, session)}.{number}.*.safetensors")[0])[0]
         except (RunError, IndexError):  # damaged, or gone meanwhile: lost
             return None
 

@@ -7,7 +7,6 @@ name: before the first round, or as soon as it is there.
 """
 
 import copy
-import json
 from collections.abc import Callable
 from functools import partial
 from logging import getLogger
@@ -75,7 +74,7 @@ class Saver:
             "changed": changed,
             "strategies": [type(strategy).__name__ for strategy in self.chain],
         }
-        write_tensors(self.folder, f"flower.{state.number:06d}", tensors, {"state": json.dumps(about)})
+        write_tensors(self.folder, f"flower.{state.number:06d}", tensors, about)
         kept = self._newest_first()
         for _, path in kept[KEPT:]:
             path.unlink(missing_ok=True)
@@ -87,13 +86,14 @@ class Saver:
         Those that cannot be read are put aside, not removed; when no other is left, nothing is changed.
         """
         damaged: dict[Path, str] = {}
-        for _, path in self._newest_first():
+        for number, path in self._newest_first():
             try:
                 tensors, about = read_tensors(path)
+                _check(path, number, tensors, about)
             except RunError as problem:
                 damaged[path] = str(problem)
                 continue
-            saved = self._set(path, tensors, json.loads(about["state"]), like)
+            saved = self._set(path, tensors, about, like)
             for other, why in damaged.items():
                 LOG.warning("%s; going on from round %d", why, saved.number)
                 other.rename(other.with_suffix(".damaged"))
@@ -110,7 +110,7 @@ class Saver:
             was, now = " around ".join(about["strategies"]), " around ".join(names)
             raise RunError(f"{path}: was saved with {was}, not {now}")
         model = {name: tensors[f"model/{name}"] for name in about["order"]}
-        if _shapes(model) != _shapes(to_params(like)):
+        if _kinds(model) != _kinds(to_params(like)):
             raise RunError(f"{path}: holds another model than the one that training begins with")
         for place, (kind, keys) in about["kinds"].items():
             i, _, name = place.partition("/")
@@ -137,8 +137,21 @@ def _plain(value: object) -> bool:
     return several or isinstance(value, SCALARS)
 
 
-def _shapes(params: Params) -> dict[str, torch.Size]:
-    return {name: x.shape for name, x in params.items()}  # some strategies change dtypes
+def _check(path: Path, number: int, tensors: Params, about: dict[str, Any]) -> None:
+    """RunError where a file is not what `save` wrote for the round that its name says."""
+    needed = {"number", "order", "session", "accepted", "skipped", "kinds", "changed", "strategies"}
+    if about.keys() != needed:
+        raise RunError(f"{path}: damaged: it does not say which training and round it is of")
+    names = {f"model/{name}" for name in about["order"]}
+    names |= {f"{place}/{key}" for place, (_, keys) in about["kinds"].items() for key in keys}
+    if names != tensors.keys():
+        raise RunError(f"{path}: damaged: its tensors are not those that it lists")
+    if about["number"] != number:
+        raise RunError(f"{path}: is the checkpoint of round {about['number']}, which is not the one its name says")
+
+
+def _kinds(params: Params) -> dict[str, tuple[torch.Size, bool]]:
+    return {name: (x.shape, x.is_floating_point()) for name, x in params.items()}  # some strategies change precision
 
 
 def _arrays(strategy: Strategy) -> dict[str, tuple[str, Params]]:

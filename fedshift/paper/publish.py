@@ -12,12 +12,11 @@ from typing import Any
 from fedshift.columns import column
 from fedshift.files import RunError, write
 from fedshift.paper.records import Record
-from fedshift.record import ABOUT, SETTINGS, begun, finished
-from fedshift.recorded import ROUNDS
+from fedshift.record import ABOUT, ROUNDS, SETTINGS, begun, finished
 from fedshift.toml import plain
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
-DROPPED = ("command", "session")  # of about.json: where it was run, and what only the run itself needs
+DROPPED = ("command",)  # of about.json: where it was run
 TEMPORARY = ".unfinished"
 
 

@@ -10,8 +10,8 @@ from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.paper.experiments import BASE, Cell, settings
 from fedshift.paper.published import GATE_ROUNDS
-from fedshift.record import SETTINGS, about
-from fedshift.recorded import ROUNDS, Sheet, sheet
+from fedshift.record import ROUNDS, SETTINGS, about
+from fedshift.recorded import Sheet, sheet
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
 from fedshift.toml import dotted, merge, read

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedshift.files import RunError
 from fedshift.grid import expand
-from fedshift.record import SETTINGS, SWEEP
-from fedshift.recorded import ROUNDS, Broken, Recorded, recorded
+from fedshift.record import ROUNDS, SETTINGS, SWEEP
+from fedshift.recorded import Broken, Recorded, recorded
 from fedshift.report import answers, costs, inside, what
 from fedshift.report.charts import Report
 from fedshift.report.lines import Grouped, counts, grouped

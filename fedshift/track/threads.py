@@ -10,8 +10,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from fedshift.files import write
-from fedshift.record import finished
-from fedshift.recorded import ROUNDS
+from fedshift.record import ROUNDS, finished
 from fedshift.track import sentence
 from fedshift.track.base import How, Tracker, about
 from fedshift.track.figures import Figures

@@ -24,6 +24,9 @@ class Watched:
         self.display.__exit__(*problem)
         self.trackers.close("failed" if isinstance(problem[1], Exception) else "stopped")
 
+    def start(self, folder: Path) -> None:
+        self.display.start(folder)
+
     def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
         self.folders.append(folder)
         return self.display.add(name, rounds, folder, metric)

@@ -18,6 +18,7 @@ from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, same
 from tests.flower.test_scaffold import moved_a_known_way
 from tests.flower.test_strategy import MODS, STRATEGIES
+from tests.runs import rewrite
 
 
 class CrashError(Exception): ...
@@ -126,6 +127,21 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path).start(
             grid, to_record({"w": torch.zeros(2)}), num_rounds=2
         )
+
+
+def test_a_checkpoint_under_another_rounds_name_or_of_whole_numbers_is_not_used(tmp_path: Path) -> None:
+    grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
+    whole = train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 3, grid)
+    old, new = sorted(tmp_path.glob("*.safetensors"))
+    new.unlink()
+    old.with_name(old.name.replace("000002", "000003")).write_bytes(old.read_bytes())
+    again = FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path)
+    assert same(whole, train(again, 3, grid))
+    assert [x.number for x in again.rounds] == [3]
+    for path in tmp_path.glob("*.safetensors"):
+        rewrite(path, lambda params: {name: x.int() for name, x in params.items()})
+    with pytest.raises(RunError, match="holds another model"):
+        train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 4, grid)
 
 
 def test_a_wrapper_of_ones_own_is_looked_into_whatever_it_calls_the_strategy_inside(tmp_path: Path) -> None:

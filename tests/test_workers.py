@@ -1,0 +1,36 @@
+"""Worker processes end with whoever started them, whatever they are doing."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from fedshift.engines import workers
+from fedshift.files import Lock
+from tests.processes import assert_gone, children, wait_until
+from tests.runs import ended, fork, linux
+
+
+@linux
+def test_workers_in_the_middle_of_something_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    def parent() -> None:
+        for place in range(3):  # each later fork holds copies of what earlier ones are told by
+            workers.start(_busy, tmp_path / f"{place}", daemon=False)
+        time.sleep(3600)
+
+    pid = fork(parent)
+    wait_until(lambda: all((tmp_path / f"{place}" / "at work").exists() for place in range(3)))
+    busy = children(pid)
+    assert len(busy) == 3
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid) == -signal.SIGKILL
+    assert_gone(busy)
+    for place in range(3):
+        Lock(tmp_path / f"{place}").close()  # it is free
+
+
+def _busy(server: Any, folder: Path) -> None:
+    with Lock(folder):
+        (folder / "at work").touch()
+        time.sleep(3600)

@@ -24,7 +24,7 @@ from fedshift.progress import Display, strict_json
 from fedshift.record import SETTINGS, SWEEP, Folder, begun, finished
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
-from fedshift.settings import Experiment
+from fedshift.settings import Experiment, check_used
 from fedshift.sweep import Sweep
 from fedshift.toml import SettingsError, assign, merge, read
 
@@ -44,7 +44,16 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
             raise SettingsError(f"--set {key}: the sweep sets it for each run; --set 'sweep.{key}=[...]' changes that")
     raw = merge(raw, changes)
     with placed("--set"):
-        grids.expand(raw)
+        experiments = grids.expand(raw)
+    with placed(str(file) if file else f"--preset {preset}", assignments):
+        check_used(experiments)
+    return raw
+
+
+def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a sweep, which has to list something."""
+    if "sweep" not in raw:
+        raise SettingsError("has no table sweep, which lists what differs between runs; `fedshift run` trains one run")
     return raw
 
 

@@ -18,7 +18,7 @@ from fedshift.journal import Journal
 from fedshift.loop import Clock, DivergedError, Drawn, Memory, Turn, draw
 from fedshift.memory import Ram
 from fedshift.record import SETTINGS, begun, finished
-from fedshift.settings import Experiment
+from fedshift.settings import Experiment, check_used
 from fedshift.toml import SettingsError, read
 from fedshift.types import Params
 
@@ -83,6 +83,8 @@ class Run:
         `like` is a run on the same data, which need not be read and held twice; `latest` the last round to go on from.
         """
         _check_types(experiment, model, data)
+        if out is not None and "\0" in str(out):
+            raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         experiment = named_after(experiment, model, data, loss, metric)
         if on is None and experiment.engine.name == "flower":
             raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
@@ -217,6 +219,8 @@ def run(
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
     """
+    _check_types(experiment, model, data)
+    check_used([experiment])
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric)
 
 

@@ -15,7 +15,7 @@ class SettingsError(ValueError):
 def read(path: Path) -> dict[str, Any]:
     """A TOML file, or a SettingsError that names it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte-order mark
     except tomllib.TOMLDecodeError as problem:
         raise SettingsError(f"{path}: not TOML: {problem}") from None
     except UnicodeDecodeError:

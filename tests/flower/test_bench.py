@@ -61,7 +61,7 @@ def test_quick_bench_as_json() -> None:
     assert "flwr" in result["machine"]
 
 
-def test_without_flower_a_sentence_names_the_extra() -> None:
+def test_without_flower_a_sentence_names_the_package() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT, "bench", "flower"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.strip() == "fedshift: fedshift.flower needs Flower: pip install 'fedshift[flower]'"
+    assert done.stderr.strip() == "fedshift: fedshift.flower needs flwr: pip install 'flwr[simulation]>=1.41,<1.43'"

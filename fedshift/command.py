@@ -206,7 +206,7 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
         typer.echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
         return
     console = Console(markup=False)
-    console.print(summary.table(rows, experiment, experiment.data.name))
+    console.print(summary.table(rows, experiment, experiment.data.name, console.width))
     spread = ", ± the standard deviation over seeds" if any(row.spread is not None for row in rows) else ""
     metric = experiment.train.metric.rpartition(":")[2]
     window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))

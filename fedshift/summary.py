@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedshift.columns import column
@@ -142,24 +144,41 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
     return gain, "within noise" if abs(gain) <= noise else ""
 
 
-def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table:
+def table(made: Sequence[Row], experiment: Experiment, title: str = "", width: int | None = None) -> Table:
+    """One row per setting; where the settings' own columns do not fit the width, they share one column."""
+    labels = [list(row.label.values()) for row in made]
+    wide = _drawn(made, experiment, title, list(words(made[0].label).values()), labels)
+    roomy = Console(width=1000)
+    if width is None or Measurement.get(roomy, roomy.options, wide).minimum <= width:
+        return wide
+    named = [[" ".join(f"{word}={row.label[key]}" for key, word in words(row.label).items())] for row in made]
+    narrow = _drawn(made, experiment, title, ["settings"], named)
+    for figures in narrow.columns[1:]:  # settings get the room that figures can do without
+        figures.header = str(figures.header).replace("last round", "last\nround")
+        figures.max_width = 16
+    return narrow
+
+
+def _drawn(
+    made: Sequence[Row], experiment: Experiment, title: str, heads: Sequence[str], labels: Sequence[Sequence[str]]
+) -> Table:
     seeds = sorted({seed for row in made for seed in row.scores})
     listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     about = f"{experiment.train.rounds} rounds, {listed}"
     drawn = Table(
         title=f"{title}: {about}" if title else about, title_justify="left", title_style="bold", box=SIMPLE_HEAD
     )
-    for word in words(made[0].label).values():
-        drawn.add_column(word)
+    for head in heads:
+        drawn.add_column(head, overflow="fold")
     for name in (experiment.train.metric.rpartition(":")[2], "last round", "MB up"):
-        drawn.add_column(name, justify="right")
+        drawn.add_column(name, justify="right", no_wrap=True)
     show = partial(scored, experiment=experiment)
     compared = any(row.gain is not None for row in made)
     if compared:
-        drawn.add_column("difference")
-    for row in made:
+        drawn.add_column("difference", overflow="fold")
+    for row, label in zip(made, labels, strict=True):
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
-        cells = [*row.label.values(), f"{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
+        cells = [*label, f"{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
         drawn.add_row(*cells, *([told(row, experiment)] if compared else []))
     return drawn
 

@@ -59,7 +59,7 @@ def folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("installed") / "venv"
     done(sys.executable, "-m", "venv", "--without-pip", made, cwd=made.parent)
     python = made / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     done(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=made.parent)
     place = Path(done(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=made.parent).strip())
     for path in core():

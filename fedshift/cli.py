@@ -124,7 +124,7 @@ def sweep(
         raw = command.settings(file, preset, assignments)
         shown = display(quiet, as_json, track)
         with command.placed(str(file), assignments):
-            command.grid(raw, out or Path("runs") / file.stem, shown, as_json, minutes)
+            command.grid(command.listed(raw), out or Path("runs") / file.stem, shown, as_json, minutes)
 
 
 @app.command(

@@ -25,7 +25,7 @@ from fedshift.progress import Display, echo, strict_json
 from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
-from fedshift.settings import Experiment
+from fedshift.settings import Experiment, check_used
 from fedshift.sweep import Sweep
 from fedshift.toml import SettingsError, assign, merge, read
 
@@ -45,7 +45,16 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
             raise SettingsError(f"--set {key}: the sweep sets it for each run; --set 'sweep.{key}=[...]' changes that")
     raw = merge(raw, changes)
     with placed("--set"):
-        grids.expand(raw)
+        experiments = grids.expand(raw)
+    with placed(str(file) if file else f"--preset {preset}", assignments):
+        check_used(experiments)
+    return raw
+
+
+def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a sweep, which has to list something."""
+    if "sweep" not in raw:
+        raise SettingsError("has no table sweep, which lists what differs between runs; `fedshift run` trains one run")
     return raw
 
 
@@ -205,7 +214,7 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
         echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
         return
     console = Console(markup=False, emoji=False)
-    console.print(summary.table(rows, experiment, experiment.data.name))
+    console.print(summary.table(rows, experiment, experiment.data.name, console.width))
     spread = ", ± the standard deviation over seeds" if any(row.spread is not None for row in rows) else ""
     metrics = ", ".join(dict.fromkeys(summary.directed(row.experiment) for row in rows))
     window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))

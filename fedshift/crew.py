@@ -9,6 +9,7 @@ from typing import Any
 
 from fedshift.engines import workers
 from fedshift.events import Event
+from fedshift.extras import needs
 from fedshift.grid import One
 from fedshift.record import begun
 from fedshift.running import Run
@@ -91,7 +92,7 @@ def _one_on_flower(server: "Connection[Any, Any]", place: int, one: One, enough:
 def simulation() -> Any:
     """`simulate` of `fedshift.flower`, which is only looked at where it is asked for; SettingsError without Flower."""
     if any(find_spec(name) is None for name in ("flwr", "ray")):
-        raise SettingsError("engine.name = 'flower': Flower is not installed here; pip install 'fedshift[flower]'")
+        raise SettingsError(f"engine.name = 'flower': {needs('flwr')}")
     from fedshift.flower.simulate import simulate
 
     return simulate

@@ -142,10 +142,10 @@ def hash_of(*parts: bytes | memoryview) -> str:
 
 def digest_of(params: Params) -> str:
     """Of names, types, shapes and values, also of tensors that no file of tensors can hold."""
-    parts: list[bytes | memoryview] = []
+    parts: list[bytes] = []
     for name, x in params.items():
         flat = x.detach().cpu().to_dense().contiguous().flatten()
-        parts += [f"{name} {x.dtype} {tuple(x.shape)} ".encode(), memoryview(flat.view(torch.uint8).numpy())]
+        parts += [f"{name} {x.dtype} {tuple(x.shape)} ".encode(), flat.view(torch.uint8).numpy().tobytes()]
     return hash_of(*parts)
 
 

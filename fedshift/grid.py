@@ -56,6 +56,8 @@ def _parts(raw: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, l
     grid = raw.get("sweep", {})
     if not isinstance(grid, Mapping):
         raise SettingsError(f"sweep = {grid!r}: must be a table of lists")
+    if "sweep" in raw and not grid:
+        raise SettingsError("sweep: is empty; it must list values of one or more settings, or runs")
     runs = grid.get("runs", [{}])
     if not isinstance(runs, list) or not runs or not all(isinstance(one, Mapping) for one in runs):
         raise SettingsError(f"sweep.runs = {runs!r}: must be a list of tables of settings")

@@ -47,8 +47,7 @@ class Journal:
         if left := remains(where):
             raise RunError(f"{where}: holds {left} of a run whose {SETTINGS} is missing; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
-        about |= {"shifted": self.fed.shifted}
-        self.folder.begin(self.experiment, self.fed, about, self.identity)
+        self.folder.begin(self.experiment, self.fed, about | {"shifted": self.fed.shifted}, self.identity)
         self.memory = Stored.restored(where / "memory", self.identity.run, keep=self.in_ram)
         return self.fed.start()
 

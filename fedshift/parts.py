@@ -170,7 +170,7 @@ def _expect(record: Record, x: Tensor) -> Codec:
         raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} where {x.dtype} is expected")
     try:
         codec = codec_of(record)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         raise WireError(f"{record.name}: {error}") from None
     count = code_count(codec, x.dtype, x.shape)
     fixed = codec.coder.size(*count) if x.numel() else 0

@@ -11,9 +11,17 @@ RATE = re.compile(
 
 
 def rate(text: str) -> float:
-    """Bytes a second.
+    """Bytes per second, from the command line's --uplink."""
+    try:
+        return parse(text)
+    except ValueError as problem:
+        raise SettingsError(f"--uplink {text}: {problem}") from None
 
-    >>> rate("1MB/s"), rate("500kB/s"), rate("10Mbit/s"), rate("1e6"), rate("2 MiB/s")
+
+def parse(text: str) -> float:
+    """Bytes per second; ValueError where the text is no rate.
+
+    >>> parse("1MB/s"), parse("500kB/s"), parse("10Mbit/s"), parse("1e6"), parse("2 MiB/s")
     (1000000.0, 500000.0, 1250000.0, 1000000.0, 2097152.0)
     """
     found = RATE.fullmatch(text.strip())
@@ -22,9 +30,7 @@ def rate(text: str) -> float:
     except ValueError:
         number = 0.0
     if found is None or not 0 < number < 1e15:
-        raise SettingsError(
-            f"--uplink {text}: must be a rate, for example 1MB/s, 500kB/s, 10Mbit/s or 1e6 (bytes a second)"
-        )
+        raise ValueError("must be a rate, for example 1MB/s, 500kB/s, 10Mbit/s or 1e6 (bytes per second)")
     unit = found["unit"] or "B"
     bits = unit == "b" or unit.lower() in ("bit", "bps")
     return number * PREFIX[(found["prefix"] or "").lower()] / (8 if bits else 1)

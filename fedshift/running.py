@@ -19,7 +19,7 @@ from fedshift.loop import Clock, DivergedError, Drawn, Memory, Turn, draw
 from fedshift.memory import Ram
 from fedshift.names import named
 from fedshift.record import SETTINGS, begun, finished, remains, settings_of
-from fedshift.settings import Experiment
+from fedshift.settings import Experiment, check_used
 from fedshift.toml import SettingsError
 from fedshift.types import Params
 
@@ -103,6 +103,8 @@ class Run:
         `like` is a run on the same data, which need not be read and held twice; `latest` the last round to go on from.
         """
         _check_types(experiment, model, data)
+        if out is not None and "\0" in str(out):
+            raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         objects = {"model": model, "data": data, "loss": loss, "metric": metric}
         own = [name for name, thing in objects.items() if thing is not None]
         experiment = named_after(experiment, model, data, loss, metric, goal)
@@ -250,6 +252,8 @@ def run(
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
     """
+    _check_types(experiment, model, data)
+    check_used([experiment])
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, goal=goal)
 
 
@@ -283,7 +287,7 @@ def nothing_in(folder: Path) -> str:
     """Why a folder without settings holds nothing to resume, and what to do."""
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
-    if ((folder / LOCK).exists() and not remains(folder)) or not any(folder.iterdir()):
+    if (folder / LOCK).exists() and not remains(folder):
         return (
             f"{folder}: nothing was started in this folder before the command was stopped; repeat the command that "
             f"was to start it, with --out {folder} to use this folder"

@@ -1,20 +1,45 @@
 """The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedshift.bounds import BOUND, CAP
 from fedshift.names import suggest
-from fedshift.toml import SettingsError, plain, put
+from fedshift.rates import parse
+from fedshift.toml import SettingsError, dotted, plain, put
+
+
+def _rate(value: Any) -> Any:
+    """Bytes per second, also of "10Mbit/s"."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")  # Python takes it for one
+    return parse(value) if isinstance(value, str) else value
+
+
+def _file_name(name: str) -> str:
+    """The name of a run, which is that of its folder as well."""
+    if not 1 <= len(name) <= 100 or name in (".", "..") or any(char in "/\\" or ord(char) < 32 for char in name):
+        raise ValueError("must be the name of a folder: 1 to 100 characters, no slash, backslash or control character")
+    return name
+
 
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30)]
-Rate = Annotated[float, Field(ge=1e-3, le=1e15)]  # bytes a second
+Rate = Annotated[float, Field(ge=1e-3, le=1e15), BeforeValidator(_rate)]  # bytes per second, or "10Mbit/s"
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
@@ -162,7 +187,7 @@ class Uplink(Coding):
     def _whole_numbers(cls, value: Any) -> Any:
         """TOML has only text for keys: {"32" = 0.5}"""
         if isinstance(value, bool):
-            raise ValueError(f"bits = {value}: must be a number")  # which Python takes for 1
+            raise ValueError("must be a number")  # which Python takes for 1
         if not isinstance(value, Mapping):
             return value
         return {int(key) if str(key).isdecimal() else key: part for key, part in value.items()}
@@ -210,7 +235,7 @@ class Experiment(Table):
     ({32: 0.5, 4: 0.5}, 0.05)
     """
 
-    name: Annotated[str, Field(pattern=r"^[^/\\\n]{1,100}$")] = "run"  # of its folder, without a slash
+    name: Annotated[str, AfterValidator(_file_name)] = "run"  # of its folder
     seed: Annotated[int, Field(ge=0, lt=1 << 63, strict=True)] = 0
     data: Data = Data()
     model: Model = Model()
@@ -221,6 +246,14 @@ class Experiment(Table):
     uplink: Uplink = Uplink()
     engine: Engine = Engine()
     record: Record = Record()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_nul(cls, raw: Any) -> Any:
+        for where, text in _texts(raw):
+            if "\0" in text:
+                raise ValueError(f"{where} = {text!r}: no name and no path may contain a NUL character")
+        return raw
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -251,17 +284,64 @@ class Experiment(Table):
         return Experiment(**raw)
 
 
+# what only one choice of another setting uses: setting, choice, value
+USED_BY = {
+    "train.decay": ("train.schedule", "decayed"),
+    "train.convexity": ("train.schedule", "strongly-convex"),
+    "train.gamma": ("train.schedule", "strongly-convex"),
+    "data.alpha": ("data.partition", "dirichlet"),
+    "data.least": ("data.partition", "dirichlet"),
+    "data.labels": ("data.partition", "labels"),
+    "algorithm.mu": ("algorithm.name", "fedprox"),
+}
+
+
+def check_used(experiments: Sequence[Experiment]) -> None:
+    """Refuse a setting that was changed and that none of these runs uses; not part of an experiment itself, so that
+    records which hold such a setting stay readable.
+
+    >>> check_used([Experiment(train={"decay": 0.9})])
+    Traceback (most recent call last):
+    fedshift.toml.SettingsError: train.decay = 0.9: has no effect without train.schedule = 'decayed'
+    """
+    given = [dotted(one.model_dump()) for one in experiments]
+    default = dotted(Experiment().model_dump())
+    for key, (choice, value) in USED_BY.items():
+        changed = [one[key] for one in given if one[key] != default[key]]
+        if changed and not any(one[choice] == value for one in given):
+            raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
+
+
+def _texts(raw: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in the settings, keys included, and where it is."""
+    if isinstance(raw, str):
+        yield where, raw
+    elif isinstance(raw, Mapping):
+        for key, value in raw.items():
+            name = f"{where}.{key}" if where else str(key)
+            yield name.replace("\0", "?"), str(key)
+            yield from _texts(value, name)
+    elif isinstance(raw, (list, tuple)):
+        for value in raw:
+            yield from _texts(value, where)
+
+
 def explain(error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
-    first = error.errors()[0]
-    unions = {"int", "str", "float", "tuple", "dict", "literal", "constrained"}  # which of several kinds was tried
+    errors = error.errors()
+    first = errors[0]
+    if "bandwidth" in first["loc"]:  # of the kinds that were tried, the one that got furthest is what was meant
+        first = max((one for one in errors if "bandwidth" in one["loc"]), key=lambda one: len(one["loc"]))
+    unions = {"int", "str", "float", "tuple", "dict", "literal", "constrained", "function-before"}  # which was tried
     parts = [str(part) for part in first["loc"] if not any(str(part).startswith(f"{kind}[") for kind in unions)]
-    parts = [part for part in parts if part not in unions and not part.startswith("constrained-")]
+    parts = [part for part in parts if part not in {*unions, "[key]"} and not part.startswith("constrained-")]
     where, seen = ".".join(parts), first["input"]
     if first["type"] == "extra_forbidden":
         return _unknown(parts)
     if first["type"] == "value_error":
         message = str(first["ctx"]["error"])
+        if message.startswith("must"):  # of one value
+            return f"{where} = {seen!r}: {message}"
         return f"{where}.{message}" if where else message
     if parts[-1:] == ["per"]:
         return f"{where} = {seen!r}: must be 'tensor', 'channel', or how many values share one codebook"

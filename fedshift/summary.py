@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedshift.columns import column
@@ -146,7 +148,24 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
     return gain, "within noise" if abs(gain) <= noise else ""
 
 
-def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table:
+def table(made: Sequence[Row], experiment: Experiment, title: str = "", width: int | None = None) -> Table:
+    """One row per setting; where the settings' own columns do not fit the width, they share one column."""
+    labels = [list(row.label.values()) for row in made]
+    wide = _drawn(made, experiment, title, list(words(made[0].label).values()), labels)
+    roomy = Console(width=1000)
+    if width is None or Measurement.get(roomy, roomy.options, wide).minimum <= width:
+        return wide
+    named = [[" ".join(f"{word}={row.label[key]}" for key, word in words(row.label).items())] for row in made]
+    narrow = _drawn(made, experiment, title, ["settings"], named)
+    for figures in narrow.columns[1:]:  # settings get the room that figures can do without
+        figures.header = str(figures.header).replace("last round", "last\nround")
+        figures.max_width = 16
+    return narrow
+
+
+def _drawn(
+    made: Sequence[Row], experiment: Experiment, title: str, heads: Sequence[str], labels: Sequence[Sequence[str]]
+) -> Table:
     seeds = sorted({seed for row in made for seed in row.scores})
     listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     about = f"{experiment.train.rounds} rounds, {listed}"
@@ -156,19 +175,19 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "") -> Table
         title_style="bold",
         box=SIMPLE_HEAD,
     )
-    for word in words(made[0].label).values():
-        drawn.add_column(printable(word))
+    for head in heads:
+        drawn.add_column(printable(head), overflow="fold")
     metrics = list(dict.fromkeys(printable(metric(row.experiment)) for row in made))
     for name in (metrics[0] if len(metrics) == 1 else "score", "last round", "MB up"):
-        drawn.add_column(name, justify="right")
+        drawn.add_column(name, justify="right", no_wrap=True)
     compared = any(row.gain is not None for row in made)
     if compared:
-        drawn.add_column("difference")
-    for row in made:
+        drawn.add_column("difference", overflow="fold")
+    for row, label in zip(made, labels, strict=True):
         show = partial(scored, experiment=row.experiment)
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
         which = f"{metric(row.experiment)} " if len(metrics) > 1 else ""
-        cells = [*row.label.values(), f"{which}{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
+        cells = [*label, f"{which}{show(row.mean)}{spread}", show(row.last), f"{row.bytes_up / 1e6:.2f}"]
         drawn.add_row(*map(printable, cells), *([told(row, row.experiment)] if compared else []))
     return drawn
 

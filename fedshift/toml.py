@@ -22,7 +22,7 @@ class SettingsError(ValueError):
 def read(path: Path) -> dict[str, Any]:
     """A TOML file, or a SettingsError that names it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte-order mark
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not a text file in UTF-8") from None
     except ValueError as problem:  # also of a number with too many digits

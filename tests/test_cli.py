@@ -124,7 +124,7 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         (["run", "bad.toml"], 2, "bad.toml: unknown setting 'train.lrr'; did you mean 'lr'?"),
         (["run", "none.toml"], 2, "none.toml: cannot be read"),
         (["run", "far.toml"], 2, "far.toml: data.name = 'nodata': unknown data set"),
-        (["sweep", "far.toml"], 2, "far.toml: data.name = 'nodata': unknown data set"),
+        (["sweep", "grid.toml"], 2, "grid.toml: data.name = 'nodata': unknown data set"),
         (["run", "--preset", "nope"], 2, "--preset nope: no such preset; known are demo, smoke, paper"),
         (["run", "--preset", "smoke", "--set", "uplink.bits=0"], 2, "--set: uplink.bits = 0: bits must be 1 to 8"),
         (["run", "--preset", "smoke", "--set", "train.lr=1e30"], 1, "no usable upload in 5 rounds in a row"),
@@ -145,6 +145,7 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
 def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[train]\nlrr = 1\n")
     (tmp_path / "far.toml").write_text("[data]\nname = 'nodata'\n")
+    (tmp_path / "grid.toml").write_text("[data]\nname = 'nodata'\n[sweep]\nseed = [0, 1]\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "rounds.csv").write_text("MINE")
     done = subprocess.run(

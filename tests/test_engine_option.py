@@ -13,7 +13,7 @@ def test_without_flower_a_sentence_names_the_extra(tmp_path: Path, monkeypatch: 
     path = file_of(tmp_path / "a.toml", small())
     done = fedshift("run", path, "--engine", "flower", "--out", tmp_path / "run")
     assert done.exit_code == 2
-    assert done.stderr.strip().endswith("Flower is not installed here; pip install 'fedshift[flower]'")
+    assert done.stderr.strip().endswith("needs flwr: pip install 'flwr[simulation]>=1.41,<1.43'")
     assert not (tmp_path / "run").exists()
     done = fedshift("run", path, "--engine", "flour")
     assert done.exit_code == 2

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def printed(name: str, where: Path) -> str:
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(
-        command, cwd=where, env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True, timeout=120
+        command, cwd=where, env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr

@@ -97,7 +97,8 @@ def die_at(folder: Path, point: int, torn: int | None = None) -> None:
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        writes = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        opens = event == "open" and arguments[1] is not None  # an opener opens the file a second time, without a mode
+        writes = opens and isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
         if not (writes or event in CHANGES) or not str(arguments[0]).startswith(str(folder)):
             return
         seen += 1

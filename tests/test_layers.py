@@ -7,7 +7,7 @@ import fedshift
 
 ROOT = Path(fedshift.__file__).parent
 LAYERS = [
-    {"types", "names"},
+    {"types", "names", "extras"},
     {"tree", "rng", "bounds"},
     {"algorithms", "codecs", "data", "models"},
     {"frame"},
@@ -17,7 +17,8 @@ LAYERS = [
     {"accumulate", "uplink", "evaluate"},
     {"engines"},
     {"federation", "toml"},
-    {"settings", "events", "rates"},
+    {"events", "rates"},
+    {"settings"},
     {"server", "links", "columns"},
     {"loop", "experiment"},
     {"files", "about"},

@@ -1,19 +1,23 @@
 """Settings: what a file may say, and sentences for everything else."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedshift import Codec, Experiment, KMeans, PerBlock, PerChannel, Stochastic, Uniform, Uplink, Zstd
+from fedshift import Codec, Experiment, KMeans, PerBlock, PerChannel, Stochastic, Uniform, Uplink, Zstd, run
 from fedshift.experiment import build
+from fedshift.files import RunError
 from fedshift.grid import expand
 from fedshift.links import interleave, links
 from fedshift.presets import PRESETS
+from fedshift.settings import check_used
 from fedshift.toml import SettingsError, assign, merge, read
 from fedshift.wire import EXACT
 from tests.federations import points
+from tests.runs import fedshift
 
 
 def groups(**uplink: Any) -> tuple[dict[str, Uplink], list[int]]:
@@ -109,10 +113,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train": {"rounds": True}}, "train.rounds = True: must be a valid integer"),
     ({"train": {"batch": 10**15}}, "train.batch = 1000000000000000: must be less than or equal to 100000000"),
     ({"train": {"lr": 1e300}}, "train.lr = 1e+300: must be less than or equal to 1000"),
-    ({"uplink": {"bits": True}}, "bits = True: must be a number"),
+    ({"uplink": {"bits": True}}, "uplink.bits = True: must be a number"),
+    ({"uplink": {"bandwidth": True}}, "uplink.bandwidth = True: must be a number"),
+    ({"uplink": {"bandwidth": "fast"}}, "uplink.bandwidth = 'fast': must be a rate, for example 1MB/s"),
+    ({"uplink": {"bandwidth": {"4": "fast"}}}, "uplink.bandwidth.4 = 'fast': must be a rate"),
+    ({"uplink": {"bandwidth": [1e6, "fast"]}}, "uplink.bandwidth.1 = 'fast': must be a rate"),
+    (
+        {"uplink": {"group": {"a": {"share": 0.5, "bandwidth": "2XB/s"}}}},
+        "uplink.group.a.bandwidth = '2XB/s': must be a rate",
+    ),
     ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or how many values"),
     ({"uplink": {"bandwidth": 1e-300}}, "uplink.bandwidth = 1e-300: must be"),
-    ({"name": "a/b"}, "name = 'a/b': "),
+    ({"name": "a/b"}, "name = 'a/b': must be the name of a folder: 1 to 100 characters, no slash, backslash or"),
+    ({"name": ".."}, "name = '..': must be the name of a folder"),
+    ({"name": "a\0b"}, "name = 'a\\x00b': no name and no path may contain a NUL character"),
+    ({"data": {"name": "a\0.npz"}}, "data.name = 'a\\x00.npz': no name and no path may contain a NUL character"),
+    ({"uplink": {"group": {"a\0": {"share": 0.5}}}}, "uplink.group.a? = 'a\\x00': no name and no path may contain"),
     ({"rounds": 3}, "unknown setting 'rounds'; did you mean 'train.rounds'?"),
     ({"train": 3}, "train = 3: must be"),
 ]
@@ -123,7 +139,22 @@ def test_what_is_wrong_is_named_in_one_sentence(raw: dict[str, Any], sentence: s
     with pytest.raises(SettingsError) as caught:
         Experiment(**raw)
     assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert not set("\n\0^$") & set(str(caught.value))  # one line, and no regular expression
+
+
+def test_a_bandwidth_may_be_written_with_its_unit_and_is_recorded_as_a_number() -> None:
+    forms: list[tuple[Any, Any]] = [
+        ("10Mbit/s", 1.25e6),
+        ({"32": "1MB/s", "4": 1e5}, {32: 1e6, 4: 1e5}),
+        (["1MB/s", "8kbps", 3], (1e6, 1e3, 3.0)),
+    ]
+    for written, bytes_per_second in forms:
+        experiment = Experiment(uplink={"bandwidth": written}, data={"clients": 3}, train={"cohort": 2})
+        assert experiment.uplink.bandwidth == bytes_per_second
+        assert Experiment(**tomllib.loads(experiment.toml())) == experiment
+    slow = Experiment(uplink={"group": {"slow": {"share": 0.5, "bandwidth": "500 kB/s"}}})
+    assert slow.uplink.group["slow"].bandwidth == 5e5
+    assert Experiment(**tomllib.loads(slow.toml())) == slow
 
 
 BUILT: list[tuple[dict[str, Any], str]] = [
@@ -195,6 +226,57 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | bytes |
     with pytest.raises(SettingsError, match=sentence) as caught:
         read(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\n")
+    assert read(tmp_path / "a.toml") == {"seed": 3}
+
+
+UNUSED: list[tuple[dict[str, Any], str]] = [
+    ({"train": {"decay": 0.9}}, "train.decay = 0.9: has no effect without train.schedule = 'decayed'"),
+    ({"train": {"convexity": 2.0}}, "train.convexity = 2.0: has no effect without train.schedule = 'strongly-convex'"),
+    ({"train": {"gamma": 7.0, "schedule": "decayed"}}, "train.gamma = 7.0: has no effect without train.schedule"),
+    ({"data": {"alpha": 0.1}}, "data.alpha = 0.1: has no effect without data.partition = 'dirichlet'"),
+    ({"data": {"labels": 3}}, "data.labels = 3: has no effect without data.partition = 'labels'"),
+    ({"algorithm": {"mu": 0.1}}, "algorithm.mu = 0.1: has no effect without algorithm.name = 'fedprox'"),
+]
+
+
+@pytest.mark.parametrize(("raw", "sentence"), UNUSED)
+def test_a_setting_that_no_run_uses_is_reported(raw: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run(Experiment(**raw), tmp_path / "run")
+    assert str(caught.value).startswith(sentence)
+    (tmp_path / "a.toml").write_text(Experiment(**raw).toml())
+    done = fedshift("run", tmp_path / "a.toml", "--out", tmp_path / "run")
+    assert (done.exit_code, done.stderr) == (2, f"fedshift: {tmp_path / 'a.toml'}: {caught.value}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_setting_that_one_run_of_a_grid_uses_is_accepted() -> None:
+    raw = {"algorithm": {"mu": 0.1}, "sweep": {"algorithm.name": ["fedavg", "fedprox"]}}
+    check_used(expand(raw))
+    for name in PRESETS:
+        check_used(expand(PRESETS[name]))
+
+
+def test_a_sweep_needs_something_to_sweep_over(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("seed = 1\n")
+    done = fedshift("sweep", file, "--out", tmp_path / "out")
+    why = "has no table sweep, which lists what differs between runs; `fedshift run` trains one run"
+    assert (done.exit_code, done.stderr) == (2, f"fedshift: {file}: {why}\n")
+    file.write_text("[sweep]\n")
+    for command in ("sweep", "run"):
+        done = fedshift(command, file, "--out", tmp_path / "out")
+        assert (done.exit_code, done.stderr.startswith(f"fedshift: {file}: sweep: is empty; it must list")) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_a_nul_is_refused_with_a_sentence() -> None:
+    with pytest.raises(RunError, match="a folder's name cannot contain a NUL character"):
+        run(Experiment(), "a\0b")
 
 
 def test_a_grid_is_every_combination() -> None:

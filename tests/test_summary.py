@@ -57,6 +57,27 @@ def test_the_table_has_means_spreads_and_verdicts() -> None:
     assert "digits: 100 rounds, seeds 0, 1, 2" in text.getvalue()
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_nothing_is_cut_off_in_a_narrow_table(width: int) -> None:
+    kinds = [
+        {"uplink": {"bits": bits, "quantizer": quantizer, "coder": coder, "send": send, "feedback": send == "updates"}}
+        for bits in ("32+32", "32+4")
+        for quantizer in ("kmeans", "stochastic")
+        for coder in ("bitpack", "zstd")
+        for send in ("weights", "updates")
+    ]
+    results = [Result(Experiment(**kind, seed=seed), 0.9, 0.91, 57_920_000) for kind in kinds for seed in range(3)]
+    text = io.StringIO()
+    drawn = table(rows(results), results[0].experiment, "digits", width)
+    Console(file=text, width=width).print(drawn)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text.getvalue()
+    assert sum("90.0 ± 0.0" in line and "91.0" in line and "57.92" in line for line in lines) == len(kinds)
+    said = set(text.getvalue().replace("=", " ").split())
+    assert width < 80 or said >= {"quantizer", "stochastic", "kmeans", "bitpack", "updates", "32+32"}
+
+
 def test_names_of_folders_tell_what_differs() -> None:
     assert names([one.experiment for one in CLEAR[2:5]]) == [
         "bits-32+32_seed-2",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.codecs.bitpack import BitPack
+from fedshift.extras import needs
 
 # A block of Zstandard may bring decoding tables of its own, which cost more than a few bytes do. Its encoder makes
 # a block of up to 128 KB, or at most 196 of it: one for 668 bytes.
@@ -70,13 +71,16 @@ class Zstd:
 class Range:
     """A range coder over the codes' own frequencies: within 1 % of their entropy, slower than Zstd.
 
-    Needs `pip install fedshift[entropy]`. The bytes: how often each code occurs, scaled to 16 bits
+    Needs the package constriction. The bytes: how often each code occurs, scaled to 16 bits
     (2^bits numbers, two bytes each), then the 32-bit words of the range coder.
 
     >>> codes = torch.tensor([0] * 999 + [3], dtype=torch.uint8)
     >>> len(Range().encode(codes, bits=2))  # packed: 250
     12
     """
+
+    def __post_init__(self) -> None:
+        _constriction()  # a missing package is reported before a run, not in it
 
     def encode(self, codes: Tensor, bits: int) -> bytes:
         symbols = codes.cpu().numpy()
@@ -137,7 +141,7 @@ def _constriction() -> ModuleType:
     try:
         import constriction
     except ImportError:
-        raise ModuleNotFoundError("the range coder needs constriction: pip install 'fedshift[entropy]'") from None
+        raise ModuleNotFoundError(f"the range coder {needs('constriction')}") from None
     module: ModuleType = constriction
     return module
 

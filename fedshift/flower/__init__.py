@@ -6,10 +6,12 @@ client = ClientApp(mods=[QuantizeMod(bits=4, error_feedback=True)])    # client_
 strategy = FedShift(FedAdam(min_train_nodes=10))                       # server_app.py: any strategy
 """
 
+from fedshift.extras import needs
+
 try:
     import flwr  # noqa: F401
 except ImportError:
-    raise ImportError("fedshift.flower needs Flower: pip install 'fedshift[flower]'") from None
+    raise ImportError(f"fedshift.flower {needs('flwr')}") from None
 
 from fedshift.flower.app import client_app, server_app
 from fedshift.flower.mod import QuantizeMod

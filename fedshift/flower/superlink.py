@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import tomli_w
 
+from fedshift.extras import needs
 from fedshift.flower.processes import Process, ProcessError, free_port, wait_for_port
 
 Config = Mapping[str, str | int | float | bool]
@@ -219,7 +220,7 @@ def executable(name: str) -> str:
     """A command of Flower, from the environment this Python belongs to."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
-        raise ProcessError(f"{name} is not installed: pip install 'fedshift[flower]'")
+        raise ProcessError(f"{name} is not installed; it {needs('flwr')}")
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift import __version__
+from fedshift.extras import needs
 from fedshift.files import RunError
 from fedshift.toml import SettingsError
 
@@ -28,7 +29,7 @@ SHARED: dict[Any, Any] = {
 def check(formats: Sequence[str], who: str) -> None:
     """What is needed to draw is there, and these are formats."""
     if find_spec("matplotlib") is None:
-        raise SettingsError(f"{who} needs matplotlib: pip install 'fedshift[report]'")
+        raise SettingsError(f"{who} {needs('matplotlib')}")
     for form in formats:
         if form not in FORMATS:
             raise SettingsError(f"--format {form}: must be among {', '.join(FORMATS)}")

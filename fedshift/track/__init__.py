@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedshift.extras import needs
 from fedshift.names import printable, suggest
 from fedshift.toml import SettingsError
 
@@ -38,7 +39,7 @@ def load(name: str) -> Any:
         return import_module(f"fedshift.track.{name}").TRACKER
     except ImportError as missing:
         why = "" if missing.name == name else f" ({missing})"
-        raise SettingsError(f"--track {name}: needs {name}{why}: pip install 'fedshift[track]'") from None
+        raise SettingsError(f"--track {name}: {needs(name, why)}") from None
     except Exception as problem:  # such as one that is too old for another library that is installed
         raise SettingsError(f"--track {name}: cannot be loaded: {sentence(problem)}") from None
 

@@ -15,7 +15,7 @@ from fedshift.cli import app
 from tests.docs.blocks import ROOT, Block
 
 CHECKED = ("pip", "make", "source")  # commands that stand in for themselves: nothing is installed by a test
-TIMEOUT = 300
+TIMEOUT = 1200
 CLI = typer.main.get_command(app)
 
 

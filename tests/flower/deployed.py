@@ -20,7 +20,7 @@ from tests.flower.trial import client, server
 CONFIG: dict[str, Any] = {
     "num-server-rounds": 3,
     "nodes": 3,  # as many as have to be there
-    "timeout": 120.0,
+    "timeout": 600.0,
     "out": "",
     "checkpoint": False,
     "error-feedback": False,
@@ -100,7 +100,7 @@ class Trial:
         """Also again: it goes on from its checkpoint."""
         self.run = self.deployment.run(self.app, self.config)
 
-    def until(self, *names: str, timeout: float = 300.0) -> None:
+    def until(self, *names: str, timeout: float = 600.0) -> None:
         """Until the app says that it is so far."""
         deadline = time.monotonic() + timeout
         while not all((self.out / name).exists() for name in names):
@@ -110,7 +110,7 @@ class Trial:
     def go(self) -> None:
         (self.out / "go").touch()
 
-    def end(self, timeout: float = 300.0) -> tuple[Learnt, str]:
+    def end(self, timeout: float = 900.0) -> tuple[Learnt, str]:
         """What was learnt, and the log."""
         status, log = self.deployment.wait(self.run, timeout)
         assert status == "finished:completed", log

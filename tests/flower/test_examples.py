@@ -103,7 +103,7 @@ def test_the_commands_on_a_page_work_as_they_stand(page: Path, apps: Path, tmp_p
     env = environment(home / ".flwr") | local | {"HOME": str(home)}
     process = Process(["bash", str(tmp_path / "script.sh")], env, tmp_path / "log", env["RAY_TMPDIR"])
     try:
-        assert process.wait(500) == 0, process.tail(40)
+        assert process.wait(1200) == 0, process.tail(40)
     finally:
         process.kill()
     saved = re.findall(r"uploads: ([\d,]+) bytes; at 32 bits ([\d,]+)", process.text())

@@ -74,12 +74,12 @@ def test_a_run_waits_for_all_nodes() -> None:
 
         def get_node_ids(self) -> list[int]:
             self.calls += 1
-            return super().get_node_ids()[: 2 * self.calls]
+            return super().get_node_ids()[: 3 * self.calls]
 
     experiment = settings(train={"rounds": 1})
     reference = in_process(experiment)
     list(reference)
-    run = on_flower(experiment, Late(client_app(experiment, data=DATA), 5), wait=2.0)
+    run = on_flower(experiment, Late(client_app(experiment, data=DATA), 5), wait=60.0)
     list(run)
     assert same(run.params, reference.params)
 

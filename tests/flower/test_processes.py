@@ -15,7 +15,7 @@ from tests.flower.left import alive
 from tests.runs import linux
 
 # one child that waits, a grandchild without a parent, and one in a session of its own
-FAMILY = "(sleep 100 &) ; setsid sleep 100 & echo here; sleep 100"
+FAMILY = "(sleep 1000 &) ; setsid sleep 1000 & echo here; sleep 1000"
 
 
 def family(folder: Path) -> Process:
@@ -26,7 +26,7 @@ def family(folder: Path) -> Process:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -46,8 +46,8 @@ def test_an_ended_process_takes_all_its_descendants_along(end: Callable[[Process
 
 
 def test_a_process_that_ends_by_itself_takes_its_descendants_along(tmp_path: Path) -> None:
-    process = Process(["sh", "-c", "sleep 100 & echo here; exit 7"], os.environ, tmp_path / "log")
-    assert process.wait(10) == 7
+    process = Process(["sh", "-c", "sleep 1000 & echo here; exit 7"], os.environ, tmp_path / "log")
+    assert process.wait(600) == 7
     assert process.text() == "here\n"
     process.stop()
 
@@ -58,7 +58,7 @@ from pathlib import Path
 from fedshift.flower.processes import Process
 process = Process(["sh", "-c", sys.argv[2]], os.environ, Path(sys.argv[1]) / "log")
 print(process.keeper.pid, flush=True)
-time.sleep(100)
+time.sleep(1000)
 """
 
 
@@ -85,12 +85,12 @@ def test_nothing_is_left_when_the_starter_dies(how: signal.Signals, starter: sub
 def test_a_process_that_dies_while_starting_is_told_with_its_log(tmp_path: Path) -> None:
     process = Process(["sh", "-c", "echo no such thing; exit 1"], os.environ, tmp_path / "log")
     with pytest.raises(ProcessError, match=r"sh ended while starting, see .*log:\nno such thing"):
-        wait_for_port(process, free_port(), timeout=10)
+        wait_for_port(process, free_port(), timeout=600)
     process.stop()
 
 
 def test_a_process_that_does_not_listen_is_told_after_the_timeout(tmp_path: Path) -> None:
-    process = Process(["sleep", "100"], os.environ, tmp_path / "log")
+    process = Process(["sleep", "1000"], os.environ, tmp_path / "log")
     with pytest.raises(ProcessError, match=r"sleep does not answer after 0\.2 s"):
         wait_for_port(process, free_port(), timeout=0.2)
     process.kill()
@@ -99,7 +99,7 @@ def test_a_process_that_does_not_listen_is_told_after_the_timeout(tmp_path: Path
 def test_a_log_is_continued_and_its_text_is_that_of_the_last_start_without_colours(tmp_path: Path) -> None:
     for word in "one", "two":
         process = Process(["printf", f"\\033[92m{word}\\033[0m"], os.environ, tmp_path / "log")
-        process.wait(10)
+        process.wait(600)
         process.stop()
     assert process.text() == "two"
     assert "one" in (tmp_path / "log").read_text()

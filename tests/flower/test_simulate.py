@@ -65,7 +65,7 @@ def test_a_simulation_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
     experiment = small(BOTH, {"train": {"rounds": 3}})
     path = file_of(tmp_path / "a.toml", experiment)
     begun = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(begun, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(begun, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     *rounds, end = map(json.loads, done.stdout.splitlines())
@@ -83,11 +83,11 @@ def test_a_simulation_that_is_stopped_and_resumed_ends_in_the_bytes_of_one_proce
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["round"] == 1
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert errors.splitlines()[0].startswith("Stopping after this round")
     assert "goes on after round" in errors.splitlines()[1]
-    done = subprocess.run([COMMAND, "resume", out, "--quiet"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([COMMAND, "resume", out, "--quiet"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert same_as_here(experiment, out, tmp_path / "here")
@@ -101,6 +101,6 @@ def test_supernodes_that_connect_end_in_the_bytes_of_one_process(tmp_path: Path)
     nodes: list[Config] = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
     with Deployment(tmp_path / "flower", nodes) as deployment:
         config = {"experiment": experiment.toml(), "out": str(tmp_path / "run")}
-        status, log = deployment.wait(deployment.run(write_app(tmp_path / "app"), config), timeout=400)
+        status, log = deployment.wait(deployment.run(write_app(tmp_path / "app"), config), timeout=600)
     assert status == "finished:completed", log
     assert same_as_here(experiment, tmp_path / "run", tmp_path / "here")

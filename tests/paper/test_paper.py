@@ -74,7 +74,8 @@ def test_an_estimate_runs_nothing(ran: Path) -> None:
 def test_a_run_with_a_published_record_is_not_run_again(tmp_path: Path) -> None:
     for shift in (False, True):
         write(tmp_path / "records", mixed("fedpaq", 4, shift), 0.6)
-    flags = ["--bits", "4", "--algorithms", "fedpaq", "--out", tmp_path / "runs", "--records", tmp_path / "records"]
+    folders = ["--out", str(tmp_path / "runs"), "--records", str(tmp_path / "records")]
+    flags = ["--bits", "4", "--algorithms", "fedpaq", *folders]
     done = fedshift("paper", "table1", *flags, "--estimate")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("0 of 0 runs are missing")

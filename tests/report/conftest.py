@@ -40,7 +40,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(120_000)  # milliseconds: for a busy machine
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))

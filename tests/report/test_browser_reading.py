@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.report.charts import Report
+from fedshift.report.charts import Report, Row, Section, Table
 from tests.report import made
 from tests.report.conftest import Open
 from tests.report.test_browser import DRAW_ALL, drawn, readout, ticks
@@ -192,3 +192,42 @@ def test_everything_has_a_name_and_every_text_can_be_read(open_page: Open, schem
     assert page.evaluate(NAMELESS) == []
     assert page.evaluate(FAINT) == []
     assert page.locator("main, nav, header, aside, footer").count() == 5
+
+
+def test_a_zoom_button_pressed_before_its_chart_is_drawn_does_nothing(open_page: Open) -> None:
+    page = open_page(made.demo())
+    assert page.locator("#error .plot svg").count() == 0  # it is further down
+    page.evaluate("document.querySelectorAll('#error .tools button').forEach((button) => button.click())")
+    page.evaluate("document.querySelector('#error .plot').dispatchEvent(new Event('dblclick'))")
+    assert page.locator("#error .plot svg").count() == 0
+    page.locator("#error").scroll_into_view_if_needed()
+    page.locator("#error .plot svg").wait_for()
+    assert page.locator("#error").get_by_role("button", name="show all").is_disabled()  # nothing was zoomed
+
+
+@pytest.mark.parametrize("width", [1280, 1024, 800, 375])
+def test_no_column_of_a_table_is_out_of_sight(open_page: Open, width: int) -> None:
+    columns = ["shift", "quantizer", "coder", "send", "feedback", "bits", "accuracy", "difference", "seeds", "MB up"]
+    cells = [
+        "no",
+        "kmeans",
+        "bitpack",
+        "weights",
+        "yes",
+        "32+4",
+        "83.8 ± 1.8",
+        "-8.6 against 32 bits (within noise)",
+        "3",
+    ]
+    lines = [Row("", [*cells, f"{n}.16"]) for n in range(10, 14)]
+    report = Report("wide", "", [], [], [Section("s", "s", [], [Table("ends", "At the end", columns, lines)])])
+    page = open_page(report, width)
+    for narrower in (width, width - 40):  # also after the window has changed
+        page.set_viewport_size({"width": narrower, "height": 900})
+        page.wait_for_function("document.querySelector('#ends .scroll').scrollWidth <= document.body.clientWidth")
+        scroll = page.locator("#ends .scroll").bounding_box()
+        for cell, row in zip(page.locator("#ends tbody td:last-child").all(), lines, strict=True):
+            box = cell.bounding_box()
+            assert cell.inner_text() == row.cells[-1]
+            assert scroll["x"] <= box["x"] < box["x"] + box["width"] <= scroll["x"] + scroll["width"] + 1
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -72,5 +72,5 @@ def test_a_format_that_is_none_gets_a_sentence(tmp_path: Path) -> None:
 
 def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SettingsError, match=r"--figures needs matplotlib: pip install 'fedshift\[report\]'"):
+    with pytest.raises(SettingsError, match=r"--figures needs matplotlib: pip install 'matplotlib>=3.9'"):
         draw(report(tmp_path), tmp_path / "figures")

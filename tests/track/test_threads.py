@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Event, Thread
@@ -43,13 +42,18 @@ def own() -> type[Own]:
 def followed(out: Path, kinds: Mapping[str, type[Tracker]], **train: int) -> tuple[list[str], list[int]]:
     """What is told of trouble, and the rounds that were trained; the run is finished."""
     told: list[str] = []
-    trackers, numbers = Trackers(kinds, told.append), []
+    return told, follow(out, Trackers(kinds, told.append), **train)
+
+
+def follow(out: Path, trackers: Trackers, **train: int) -> list[int]:
+    """The rounds that were trained, to the end of the run."""
+    numbers = []
     for outcome in Run(small({"train": {"rounds": 3, **train}}), out, data=digits()):
         trackers.round(out, outcome.number)
         numbers.append(outcome.number)
     trackers.close("stopped")
     assert finished(out)
-    return told, numbers
+    return numbers
 
 
 def test_a_tracker_hears_of_the_run_its_rounds_and_its_end(tmp_path: Path, own: type[Own]) -> None:
@@ -117,14 +121,17 @@ def test_training_does_not_wait_for_one_that_hangs(
 ) -> None:
     monkeypatch.setattr(threads, "SILENT", 0.1)
     monkeypatch.setattr(threads, "WAIT", 0.2)
-    free = Event()
+    free, ended = Event(), Event()
 
     class Hanging(Own):
         def add(self, rounds: Rounds) -> None:
             free.wait()
             super().add(rounds)
 
-    begin = time.monotonic()
+        def end(self, how: How) -> None:
+            super().end(how)
+            ended.set()
+
     told, numbers = followed(tmp_path / "one", {"slow": Hanging})
     assert numbers == [1, 2, 3]
     assert told == [
@@ -132,32 +139,38 @@ def test_training_does_not_wait_for_one_that_hangs(
         "--track slow: has not come to an end; what it was told last may be missing there",
     ]
     free.set()
-    while own.told[-1] != "finished" and time.monotonic() - begin < 60:
-        time.sleep(0.01)
+    assert ended.wait(600)
+    assert own.told[-1] == "finished"
     rounds = [part for part in own.told if isinstance(part, dict)]
     assert sorted(number for part in rounds for number in part) == [1, 2, 3]  # the rest came when it could
 
 
-def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own]) -> None:
-    free, ends = Event(), Event()
+def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "SILENT", 0.1)
+    free, waiting = Event(), Event()
 
     class Hanging(Own):
         def end(self, how: How) -> None:
-            ends.set()
             free.wait()
 
     def press() -> None:
-        ends.wait()
-        time.sleep(0.1)  # the main thread is waiting by then
+        waiting.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
+    def tell(sentence: str) -> None:
+        told.append(sentence)
+        waiting.set()  # of the wait itself: from here on Ctrl-C has something to cut short
+
+    told: list[str] = []
     presses = Thread(target=press)
     presses.start()
-    told, numbers = followed(tmp_path / "one", {"slow": Hanging})
+    assert follow(tmp_path / "one", Trackers({"slow": Hanging}, tell)) == [1, 2, 3]
     free.set()
     presses.join()
-    assert numbers == [1, 2, 3]
-    assert told == ["--track slow: has not come to an end; what it was told last may be missing there"]
+    assert told == [
+        "--track slow: has not come to an end yet; it has 600 seconds, Ctrl-C cuts them short",
+        "--track slow: has not come to an end; what it was told last may be missing there",
+    ]
 
 
 def test_one_that_was_away_for_some_rounds_hears_of_them_later(tmp_path: Path, own: type[Own]) -> None:

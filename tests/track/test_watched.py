@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.plugins.hparams.api_pb2 import Status
 
+from fedshift.extras import needs
 from fedshift.record import finished
 from tests.runs import fedshift, file_of, small
 from tests.track.test_tensorboard import scalars, sessions
@@ -85,7 +86,7 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(name: st
     program = f"{HIDDEN}\nsys.meta_path.insert(0, Hidden({name!r}))\nsys.argv = {arguments}\nfedshift.cli.app()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == f"fedshift: --track {name}: needs {name}: pip install 'fedshift[track]'\n"
+    assert done.stderr == f"fedshift: --track {name}: {needs(name)}\n"
     assert not (tmp_path / "one").exists()
 
 

@@ -82,5 +82,6 @@ nameTheme();
 buildLegend();
 for (const table of document.querySelectorAll(".table")) {
   followLegend(table);
+  fitTable(table);
   makeSortable(table);
 }

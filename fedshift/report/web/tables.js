@@ -13,6 +13,25 @@ function followLegend(table) {
   });
 }
 
+// No column is out of sight: words are wrapped in a table that is too wide, and if that is not enough, the cells of each
+// row stand below one another, each with the name of its column.
+function fitTable(table) {
+  const scroll = table.querySelector(".scroll");
+  const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
+  for (const row of table.querySelectorAll("tbody tr")) {
+    [...row.cells].forEach((cell, place) => (cell.dataset.column = names[place]));
+  }
+  const fit = () => {
+    table.classList.remove("wrapped", "stacked");
+    for (const way of ["wrapped", "stacked"]) {
+      if (scroll.scrollWidth > scroll.clientWidth) table.classList.add(way);
+    }
+  };
+  window.addEventListener("resize", fit);
+  table.addEventListener("toggle", fit);
+  fit();
+}
+
 // Numbers by their size, words by the alphabet, what is missing last.
 function inOrder(one, other) {
   const numbers = [one, other].map((text) => parseFloat(text.replace("−", "-")));

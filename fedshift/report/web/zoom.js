@@ -9,14 +9,15 @@ function setZoom(figure, low, high) {
 }
 
 function resetZoom(figure) {
+  if (!figure.drawn) return;
   figure.view.zoom = null;
   figure.draw();
 }
 
-// The share of what is seen that stays, around the readout or the middle.
+// The share of what is seen that stays, around the readout or the middle; nothing before the chart is drawn.
 function zoomBy(figure, share) {
+  if (!figure.drawn?.domain) return;
   const { domain, log } = figure.drawn;
-  if (!domain) return;
   const scale = makeScale(...domain.x, 0, 1, log);
   const at = figure.view.at?.x;
   const centre = given(at) && at >= domain.x[0] && at <= domain.x[1] ? scale(at) : 0.5;
@@ -56,6 +57,7 @@ function dragZoom(figure, tools) {
     figure.view.dragging = false;
   };
   box.addEventListener("pointerdown", (event) => {
+    if (!figure.drawn) return;
     const [x, y] = placeIn(figure, event);
     const place = figure.drawn.domain ? panelAt(figure.drawn, x, y) : -1;
     if (event.pointerType === "touch") return; // a finger reads, and scrolls the page

@@ -16,7 +16,7 @@ from fedshift import Codec, Identity, Params, pack
 from fedshift.flower import QuantizeMod, introduce
 from fedshift.flower.arrays import KEY, enclose, to_params, to_record
 
-PATIENCE = 100.0  # seconds until a client that waits goes on by itself
+PATIENCE = 900.0  # seconds until a client that waits goes on by itself
 
 
 def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

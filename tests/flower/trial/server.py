@@ -15,7 +15,7 @@ from safetensors.torch import save
 from fedshift.flower import FedShift, Seeded
 from fedshift.flower.arrays import to_params, to_record
 
-PATIENCE = 100.0  # seconds until a server that waits goes on by itself
+PATIENCE = 900.0  # seconds until a server that waits goes on by itself
 app = ServerApp()
 
 

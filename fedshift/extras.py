@@ -1,0 +1,19 @@
+"""Optional packages: the versions that fedshift works with, and how to install one that is missing."""
+
+REQUIREMENTS = {
+    "constriction": "constriction>=0.4",
+    "flwr": "flwr[simulation]>=1.41,<1.43",
+    "matplotlib": "matplotlib>=3.9",
+    "mlflow": "mlflow>=3.4",
+    "tensorboard": "tensorboard>=2.18",
+    "wandb": "wandb>=0.20",
+}
+
+
+def needs(package: str, why: str = "") -> str:
+    """Say how to install a missing package, whichever way fedshift itself was installed.
+
+    >>> needs("matplotlib")
+    "needs matplotlib: pip install 'matplotlib>=3.9'"
+    """
+    return f"needs {package}{why}: pip install '{REQUIREMENTS[package]}'"

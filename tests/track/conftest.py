@@ -1,0 +1,13 @@
+"""Trackers have as long as they need: a busy machine is no reason for a word about one that is late."""
+
+import pytest
+
+from fedshift.track import threads
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "SILENT", 600.0)
+    monkeypatch.setattr(threads, "WAIT", 600.0)
+    for name in ("WANDB_INIT_TIMEOUT", "WANDB__SERVICE_WAIT"):  # seconds, of W&B's own process
+        monkeypatch.setenv(name, "600")

@@ -120,12 +120,14 @@ def test_no_control_character_of_settings_or_files_reaches_a_terminal(
     (folder / "key.toml").write_text(f'[train]\n"{inside}" = 1\n')
     (folder / "value.toml").write_text(f'[model]\nname = "{inside}"\n')
     (folder / "data.toml").write_text(f'[data]\nname = "{inside}:{inside}"\n')
-    experiment = Experiment(**SMALL | {"name": name, "train": SMALL["train"] | {"rounds": 1}})
+    (folder / "name.toml").write_text(f'name = "{inside}"\n')
+    experiment = Experiment(**SMALL | {"name": "\x9b31m\u202e[red]", "train": SMALL["train"] | {"rounds": 1}})
     file_of(folder / "good.toml", experiment)
     written = [
         fedshift("run", folder / "key.toml"),
         fedshift("run", folder / "value.toml"),
         fedshift("run", folder / "data.toml"),
+        fedshift("run", folder / "name.toml"),
         fedshift("run", folder / "no.toml"),
         fedshift("resume", folder),
         fedshift("data", name),

@@ -65,9 +65,7 @@ class Silent:
         self.tell(sentence)
 
     def tell(self, sentence: str) -> None:
-        self.errors.print(
-            printable(sentence, keep="\n"), style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False
-        )
+        _say(self.errors, sentence, "yellow")
 
 
 class Json(Silent):
@@ -90,7 +88,7 @@ class Lines(Silent):
         self.console, self.now, self.last, self.sent = console, now, 0.0, dict[int, int]()
 
     def start(self, folder: Path) -> None:
-        self.console.print(RECORDED.format(folder), highlight=False, soft_wrap=True, markup=False)
+        _say(self.console, RECORDED.format(folder))
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         self.sent[run] = self.sent.get(run, 0) + bytes_up
@@ -123,7 +121,7 @@ class Bars(Silent):
         self.sent: dict[int, int] = {}
 
     def start(self, folder: Path) -> None:
-        self.progress.console.print(RECORDED.format(folder), highlight=False, soft_wrap=True, markup=False)
+        _say(self.progress.console, RECORDED.format(folder))
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -144,10 +142,13 @@ class Bars(Silent):
         self.progress.update(self.tasks[run], completed=number, visible=not crowded)
 
     def tell(self, sentence: str) -> None:
-        console = self.progress.console
-        console.print(
-            printable(sentence, keep="\n"), style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False
-        )
+        _say(self.progress.console, sentence, "yellow")
+
+
+def _say(console: Console, sentence: str, style: str = "") -> None:
+    """Print a sentence that may quote a user's text."""
+    text = printable(sentence, keep="\n")
+    console.print(text, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def echo(text: object, *, err: bool = False, keep: str = "") -> None:

@@ -175,7 +175,8 @@ class Uploads:
             return 0.0
         if uplink not in self.lost:
             w = {name: self.sent.params[name][None] for name in self.trained}
-            arrived = code(uplink, w, self.trained, rng.key(self.fed.seed, "bound")[None])
+            key = rng.key(self.fed.seed, "bound")[None].to(next(iter(w.values())).device)
+            arrived = code(uplink, w, self.trained, key)
             self.lost[uplink] = norm(x - w[name] for name, x in arrived.items())
         return self.lost[uplink]
 

@@ -2,7 +2,8 @@
 
     m = max(lower median of the norms d_k = |w_k - w|, floor)
     upload k is left out where d_k > bound * m
-    floor = max(|w| / bound, |Q(w) - w|)
+    floor = max(|w| / bound, |Q(w) - w|, s_k / (lower median of s) * (lower median of d)), where s_k is the travel
+            of a client's plan, if the server knows it
     p_k = min(p_k, cap * lower median of p)
     n = lower median of n_k, element by element, for integer tensors
 
@@ -21,6 +22,16 @@ from torch import Tensor
 BOUND = 50.0  # default of `bound`
 CAP = 10.0  # default of `cap`
 QUORUM = 3  # uploads that it takes to have a majority
+VARIANCES = "*running_var"  # names of buffers that are never negative
+
+
+def middle(norms: Sequence[float]) -> float:
+    """Lower median of the finite norms, 0 where there are none.
+
+    >>> middle([1.0, 2.0, 4.0, math.inf]), middle([math.nan])
+    (2.0, 0.0)
+    """
+    return median_low([norm for norm in norms if math.isfinite(norm)] or [0.0])
 
 
 def reference(norms: Sequence[float], floor: float = 0.0) -> float:
@@ -33,9 +44,7 @@ def reference(norms: Sequence[float], floor: float = 0.0) -> float:
     >>> reference([0.0, 0.0, 0.0, 5.0]), reference([0.0, 0.0, 0.0])
     (5.0, 0.0)
     """
-    finite = [norm for norm in norms if math.isfinite(norm)]
-    typical = max(median_low(finite), floor) if finite else floor
-    return typical or median_low([norm for norm in finite if norm] or [0.0])
+    return max(middle(norms), floor) or middle([norm for norm in norms if norm])
 
 
 def update_floor(model: float, bound: float, error: float = 0.0) -> float:

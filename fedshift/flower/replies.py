@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
+from fedshift.bounds import VARIANCES, capped, median_integers, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import finite
 from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, norm, only, to_record
 from fedshift.frame import Header, WireError
@@ -87,6 +87,8 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
     start, decoded = _decoded(record, frame, list(sent))
     if broken := [n for n, x in decoded.items() if about.update and x.is_floating_point() and not finite(x)]:
         raise WireError(f"{broken[0]}: became infinite when the update was added")
+    if negative := [n for n, x in decoded.items() if fnmatchcase(n, VARIANCES) and bool((x < 0).any())]:
+        raise WireError(f"{negative[0]}: holds a negative variance")
     whole = {n: decoded.get(n, x) for n, x in start.items()}  # in the model's order, which some strategies count on
     arrays = to_record(whole)
     reply.content = RecordDict({n: arrays if n == name else other for n, other in reply.content.items()})

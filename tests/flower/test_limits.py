@@ -100,6 +100,20 @@ def test_statistics_of_other_data_are_used_and_absurd_ones_are_not(variance: flo
     assert all("buffer update norm 2e+38" in why for why in strategy.rounds[0].failed.values())
 
 
+@pytest.mark.parametrize("mods", [[], [QuantizeMod(32)], [QuantizeMod(4, updates=True)]])
+def test_one_negative_variance_does_not_reach_the_mean(mods: list[Any]) -> None:
+    """-100 is within the bound, and would make the mean of six variances near 1 negative."""
+
+    def train(start: Any, client: int, context: Any) -> Any:
+        var = torch.full((4,), -100.0) if client == BAD else start["norm.running_var"] * 0.9
+        return start | {"w": start["w"] * 1.01, "norm.running_var": var}, {"num-examples": 1}
+
+    strategy = FedShift(FedAvg(**ALL))
+    result = run(strategy, mods, start=normalised(), train=train, rounds=1)
+    assert list(strategy.rounds[0].failed.values()) == ["norm.running_var: holds a negative variance"]
+    assert result.arrays["norm.running_var"].numpy() == pytest.approx(np.full(4, 0.9))
+
+
 def weighing(examples: Any) -> Any:
     def train(start: Any, client: int, context: Any) -> Any:
         w, about = moved(start, client, context)

@@ -87,17 +87,33 @@ def refusal(what: str, norm: float, typical: float, bound: float) -> str:
     return f"{seen}; at most {bound:g} times is allowed"
 
 
+def shortened(norms: Sequence[float], bound: float) -> list[float]:
+    """Factors min(1, bound * reference(d) / d_k) that make each vector of norm d_k at most as long as the bound allows.
+
+    All are 1 with `bound` 0 or fewer than `QUORUM` vectors.
+
+    >>> shortened([1.0, 2.0, 400.0], bound=50), shortened([0.0, 0.0, 3.0], bound=50), shortened([1.0, 1e9], bound=50)
+    ([1.0, 1.0, 0.25], [1.0, 1.0, 1.0], [1.0, 1.0])
+    """
+    most = bound * reference(norms)
+    return [most / norm if out else 1.0 for norm, out in zip(norms, outliers(norms, bound), strict=True)]
+
+
 def capped(weights: Sequence[float], cap: float) -> list[float]:
     """min(p_k, cap * lower median of p) for each upload; unchanged with `cap` 0 or fewer than `QUORUM` uploads.
+
+    Where most weights are zero, the median is that of the others.
 
     >>> capped([3.0, 1.0, 2.0, 1e18], cap=10)
     [3.0, 1.0, 2.0, 20.0]
     >>> capped([1.0, 1e18], cap=10), capped([1.0, 2.0, 1e18], cap=0)
     ([1.0, 1e+18], [1.0, 2.0, 1e+18])
+    >>> capped([0.0, 0.0, 0.0, 1.0, 1e18], cap=10)
+    [0.0, 0.0, 0.0, 1.0, 10.0]
     """
     if not cap or len(weights) < QUORUM:
         return list(weights)
-    most = cap * median_low(weights) or math.inf
+    most = cap * reference(weights)
     return [min(weight, most) for weight in weights]
 
 

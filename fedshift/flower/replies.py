@@ -22,6 +22,7 @@ from fedshift.wire import header
 
 RAISED = "Exception ClientAppException occurred. Message:"  # Flower puts this before the message of an exception
 LONGEST = 500  # characters of a reason
+HEAVIEST = 1e18  # weight of a reply
 LOSS = 0.1  # of the norm of weights: what a coarse codec may lose of them, see `update_floor`
 SPREAD = 8.0  # of the norm of running statistics: how far they may be from each other on the data of honest nodes
 UPDATE, BUFFER_UPDATE = "update", "buffer update"
@@ -151,7 +152,7 @@ def weight_of(reply: Message, key: str | None) -> float:
     weight = metrics.get(key)
     if weight is None:
         raise ValueError(f"its metrics hold no '{key}' to weigh it by")
-    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= 1e18):
+    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= HEAVIEST):
         raise ValueError(f"{key}={weight!r}: a weight must be one number, 0 or more")
     return float(weight)
 

@@ -104,6 +104,7 @@ class FedShift(Strategy):
         self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
         self.rule = Shift(max_share, warmup, patterns(tensors))
         self.chain = nested.layers_of(strategy)
+        nested.set_bound(self.chain, bound)
         self.key = nested.weighting_key(self.chain)
         self.saver = None if checkpoint is None else Saver(Path(checkpoint), self.chain)
         if any(isinstance(one, FedShift) for one in self.chain):

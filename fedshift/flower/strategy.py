@@ -111,6 +111,7 @@ class FedShift(Strategy):
             raise ValueError("FedShift(FedShift(...)): once is enough")
         self.seeded = next((one for one in self.chain if isinstance(one, Seeded)), None)
         self.asked: dict[int, Message] = {}  # the last messages, by node
+        self.names: dict[int, int] = {}  # partitions of nodes that say who they are, in the round that is on
         self._begin({})
 
     def _begin(self, model: Params) -> None:
@@ -135,6 +136,7 @@ class FedShift(Strategy):
         if not self.dtypes:  # not from `start`
             self._begin(to_params(arrays))
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self.names = self.seeded.unique(grid.get_node_ids()) if self.seeded else {}
         for message in messages:
             self._address(message, server_round)
         self.asked = {message.metadata.dst_node_id: message for message in messages}
@@ -196,9 +198,8 @@ class FedShift(Strategy):
         return found
 
     def _name(self, node: int) -> str:
-        """What a node is known by from one start of the server to the next: as it calls itself, if it was asked."""
-        name = self.seeded.names.get(str(node)) if self.seeded else None
-        return str(node) if name is None else f"partition {name}"
+        """What a node is known by from one start of the server to the next: its partition-id, if that is its alone."""
+        return f"partition {self.names[node]}" if node in self.names else str(node)
 
     def _open(self, number: int) -> Callable[[Message], Usable]:
         """How an upload is opened: by us, and then by strategies that have a say in it."""

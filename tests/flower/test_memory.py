@@ -174,7 +174,7 @@ def test_codecs_that_round_at_random_draw_anew_in_every_round_and_alike_in_every
 
 
 def test_statistics_of_a_normalisation_travel_exactly() -> None:
-    start = to_record({"bn.weight": torch.randn(50), "bn.running_var": torch.rand(50)})
+    start = to_record({"bn.weight": torch.randn(50), "bn.running_var": 1 + torch.rand(50)})
     codec = Codec(KMeans(1), min_axes=1)
     result = run(FedShift(FedAvg(**ALL)), [QuantizeMod(codec=codec)], start=start, rounds=1)
     bare = run(FedAvg(**ALL), start=start, rounds=1)

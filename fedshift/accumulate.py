@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedshift.bounds import VARIANCES
 from fedshift.codecs.base import CHUNK, ends
 from fedshift.frame import Header, WireError
 from fedshift.parts import Part, Reader, as_dtype
@@ -191,6 +193,7 @@ class Ruler:
         floats = [name for name, x in base.items() if x.is_floating_point() and x.numel() and name not in skipped]
         self.trained = [name for name in floats if name in trained]
         self.buffers = [name for name in floats if name not in trained]
+        self.variances = [name for name in self.buffers if fnmatchcase(name, VARIANCES)]
         self.integers = [name for name, x in base.items() if not x.is_floating_point()]
         self._joint = {  # tensors of few numbers in one, by the first of their names
             names[0]: torch.cat([self.flat[name] for name in names])
@@ -199,6 +202,12 @@ class Ruler:
         }
 
     def measure(self, frame: Frame) -> Measured:
+        """WireError where a variance is negative: a model with a negative variance has no finite output."""
+        for name in self.variances:
+            for start, values in frame.parts[name].values():
+                known = self.flat[name][start : start + len(values)] if frame.header.update else 0.0
+                if bool((values + known < 0).any()):
+                    raise WireError(f"{name}: holds a negative variance")
         integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
         return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
 

@@ -2,7 +2,8 @@
 
     m = max(lower median of the norms d_k = |w_k - w|, floor)
     upload k is left out where d_k > bound * m
-    floor = max(|w| / bound, |Q(w) - w|)
+    floor = max(|w| / bound, |Q(w) - w|, s_k / (lower median of s) * (lower median of d)), where s_k is the travel
+            of a client's plan, if the server knows it
     p_k = min(p_k, cap * lower median of p)
     n = lower median of n_k, element by element, for integer tensors
 
@@ -21,6 +22,16 @@ from torch import Tensor
 BOUND = 50.0  # default of `bound`
 CAP = 10.0  # default of `cap`
 QUORUM = 3  # uploads that it takes to have a majority
+VARIANCES = "*running_var"  # names of buffers that are never negative
+
+
+def middle(norms: Sequence[float]) -> float:
+    """Lower median of the finite norms, 0 where there are none.
+
+    >>> middle([1.0, 2.0, 4.0, math.inf]), middle([math.nan])
+    (2.0, 0.0)
+    """
+    return median_low([norm for norm in norms if math.isfinite(norm)] or [0.0])
 
 
 def reference(norms: Sequence[float], floor: float = 0.0) -> float:
@@ -33,9 +44,7 @@ def reference(norms: Sequence[float], floor: float = 0.0) -> float:
     >>> reference([0.0, 0.0, 0.0, 5.0]), reference([0.0, 0.0, 0.0])
     (5.0, 0.0)
     """
-    finite = [norm for norm in norms if math.isfinite(norm)]
-    typical = max(median_low(finite), floor) if finite else floor
-    return typical or median_low([norm for norm in finite if norm] or [0.0])
+    return max(middle(norms), floor) or middle([norm for norm in norms if norm])
 
 
 def update_floor(model: float, bound: float, error: float = 0.0) -> float:
@@ -78,17 +87,33 @@ def refusal(what: str, norm: float, typical: float, bound: float) -> str:
     return f"{seen}; at most {bound:g} times is allowed"
 
 
+def shortened(norms: Sequence[float], bound: float) -> list[float]:
+    """Factors min(1, bound * reference(d) / d_k) that make each vector of norm d_k at most as long as the bound allows.
+
+    All are 1 with `bound` 0 or fewer than `QUORUM` vectors.
+
+    >>> shortened([1.0, 2.0, 400.0], bound=50), shortened([0.0, 0.0, 3.0], bound=50), shortened([1.0, 1e9], bound=50)
+    ([1.0, 1.0, 0.25], [1.0, 1.0, 1.0], [1.0, 1.0])
+    """
+    most = bound * reference(norms)
+    return [most / norm if out else 1.0 for norm, out in zip(norms, outliers(norms, bound), strict=True)]
+
+
 def capped(weights: Sequence[float], cap: float) -> list[float]:
     """min(p_k, cap * lower median of p) for each upload; unchanged with `cap` 0 or fewer than `QUORUM` uploads.
+
+    Where most weights are zero, the median is that of the others.
 
     >>> capped([3.0, 1.0, 2.0, 1e18], cap=10)
     [3.0, 1.0, 2.0, 20.0]
     >>> capped([1.0, 1e18], cap=10), capped([1.0, 2.0, 1e18], cap=0)
     ([1.0, 1e+18], [1.0, 2.0, 1e+18])
+    >>> capped([0.0, 0.0, 0.0, 1.0, 1e18], cap=10)
+    [0.0, 0.0, 0.0, 1.0, 10.0]
     """
     if not cap or len(weights) < QUORUM:
         return list(weights)
-    most = cap * median_low(weights) or math.inf
+    most = cap * reference(weights)
     return [min(weight, most) for weight in weights]
 
 

@@ -13,7 +13,7 @@ from fedshift import rng, tree
 from fedshift.accumulate import Frame, Mean, Measured, Ruler
 from fedshift.algorithms import shorter
 from fedshift.algorithms.fedshift import mean
-from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
+from fedshift.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import CHUNK, finite
 from fedshift.data.cohorts import Plan, travel
 from fedshift.engines.base import Job, Upload
@@ -143,8 +143,11 @@ class Uploads:
             most = bound * median_low(norms)
             if not bound or all(x <= most for x in norms):
                 continue  # as nearly always: floors, which take time, are not needed
+            longer = self._longer(job)
             for k, one in enumerate(self.waiting):
                 floor = self._floor(what, job, one.place)
+                if what == UPDATE:
+                    floor = max(floor, longer[k] * middle(norms))
                 if outliers(norms, bound, floor)[k]:
                     why = refusal(what, norms[k], reference(norms, floor), bound)
                     self.failed.setdefault(one.upload.client, why)
@@ -163,6 +166,12 @@ class Uploads:
             return update_floor(moved + norm(self.sent.control.values()), self.fed.bound)
         skipped = {*self.trained, *self._infinite}
         return norm(x for name, x in self.sent.params.items() if name not in skipped)
+
+    def _longer(self, job: Job) -> list[float]:
+        """s_k / (lower median of s): a client of many steps may move further than others, |w_k - w| <= s_k max |g|."""
+        far = travel(job.plan, self.fed.task.momentum).tolist()
+        typical = median_low([far[one.place] for one in self.waiting])
+        return [far[one.place] / typical if typical else 0.0 for one in self.waiting]
 
     @cached_property
     def _size(self) -> float:

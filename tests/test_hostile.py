@@ -154,6 +154,28 @@ def test_buffers_of_a_batch_norm_are_bounded_too() -> None:
     assert same(state.out.params, expected.out.params)
 
 
+@pytest.mark.parametrize("uplink", [{}, {"bits": 4, "send": "updates"}], ids=["weights", "updates"])
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+def test_one_negative_variance_does_not_reach_the_mean(
+    uplink: dict[str, Any], small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-30 is within the bound, and would make the mean of ten variances near 1 negative and the loss NaN."""
+    if not small:
+        monkeypatch.setattr(server_side, "SMALL", 0)
+    fed = federation(Normed(), train={"cohort": 10}, uplink=uplink)
+
+    def negative(upload: Upload, fed: Federation) -> Upload:
+        assert isinstance(upload.frame, bytes)
+        w = read(upload.frame, fed.task.params) | {"norm.running_var": torch.full((8,), -30.0)}
+        change = {name: x - fed.task.params[name] if x.is_floating_point() else x for name, x in w.items()}
+        return upload._replace(frame=pack(EXACT, change if uplink else w, update=bool(uplink)))
+
+    state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, negative))
+    assert list(outcome.failed.values()) == ["norm.running_var: holds a negative variance"]
+    assert outcome.arrived == 9
+    assert bool((state.out.params["norm.running_var"] > 0).all())
+
+
 class Counting(nn.Module):
     """A linear model with an integer and a boolean buffer, which every client changes."""
 
@@ -255,6 +277,25 @@ def test_honest_runs_are_the_same_with_and_without_bounds(name: str, engine: typ
         ended.append(state.out)
     assert same(ended[0].params, ended[1].params)
     assert same(ended[0].control, ended[1].control)
+
+
+def unequal(fed: Federation, first: int) -> Federation:
+    """Client 0 has so many of 240 examples, and the other eleven share the rest."""
+    rest = (240 - first) // 11
+    start = torch.tensor([0, *(240 - rest * k for k in range(11, -1, -1))])
+    return replace(fed, partition=Partition(fed.partition.order, start))
+
+
+def test_an_honest_client_of_far_more_steps_than_the_others_is_not_left_out() -> None:
+    """A linear model from zero: one client takes 2290 steps and the others ten each, and the steps are long."""
+    model = nn.Linear(6, 4)
+    model.load_state_dict({name: torch.zeros_like(x) for name, x in model.state_dict().items()})
+    long = {"cohort": 12, "epochs": 10, "batch": 1, "lr": 3.0, "momentum": 0.0}
+    fed = unequal(federation(model, train=long), first=229)
+    _, outcomes, _ = train(fed, 3)
+    assert [outcome.arrived for outcome in outcomes] == [12, 12, 12]
+    hostile = Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 1e6)))
+    assert [list(outcome.failed) for outcome in train(fed, 2, hostile)[1]] == [[2], [2]]
 
 
 def test_what_coding_alone_changes_is_no_update() -> None:

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, QFedAvg
 from torch import Tensor
 
 from fedshift.flower.arrays import only
-from fedshift.flower.replies import Distance
+from fedshift.flower.replies import HEAVIEST, Distance
 from fedshift.flower.scaffold import Scaffold
 from fedshift.types import Params
 
@@ -84,11 +84,19 @@ def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Dis
 def _usable_loss(key: str) -> Callable[[Message], dict[str, Distance]]:
     def check(reply: Message) -> dict[str, Distance]:
         loss = only(reply, MetricRecord)[1].get(key)
-        if isinstance(loss, list | None) or not (math.isfinite(loss) and loss >= 0):
-            raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which must be 0 or more")
+        if isinstance(loss, list | None) or not (math.isfinite(loss) and 0 <= loss <= HEAVIEST):
+            allowed = f"must be between 0 and {HEAVIEST:g}"
+            raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which {allowed}")
         return {}
 
     return check
+
+
+def set_bound(strategies: list[Strategy], bound: float) -> None:
+    """Tell strategies of the bound that they apply themselves."""
+    for strategy in strategies:
+        if isinstance(strategy, Scaffold):
+            strategy.bound = bound
 
 
 def write_back(strategies: list[Strategy], arrays: ArrayRecord) -> None:

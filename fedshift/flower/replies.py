@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.bounds import capped, median_integers, outliers, reference, refusal, update_floor
+from fedshift.bounds import VARIANCES, capped, median_integers, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import finite
 from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, norm, only, to_record
 from fedshift.frame import Header, WireError
@@ -22,6 +22,7 @@ from fedshift.wire import header
 
 RAISED = "Exception ClientAppException occurred. Message:"  # Flower puts this before the message of an exception
 LONGEST = 500  # characters of a reason
+HEAVIEST = 1e18  # weight of a reply
 LOSS = 0.1  # of the norm of weights: what a coarse codec may lose of them, see `update_floor`
 SPREAD = 8.0  # of the norm of running statistics: how far they may be from each other on the data of honest nodes
 UPDATE, BUFFER_UPDATE = "update", "buffer update"
@@ -87,6 +88,8 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
     start, decoded = _decoded(record, frame, list(sent))
     if broken := [n for n, x in decoded.items() if about.update and x.is_floating_point() and not finite(x)]:
         raise WireError(f"{broken[0]}: became infinite when the update was added")
+    if negative := [n for n, x in decoded.items() if fnmatchcase(n, VARIANCES) and bool((x < 0).any())]:
+        raise WireError(f"{negative[0]}: holds a negative variance")
     whole = {n: decoded.get(n, x) for n, x in start.items()}  # in the model's order, which some strategies count on
     arrays = to_record(whole)
     reply.content = RecordDict({n: arrays if n == name else other for n, other in reply.content.items()})
@@ -149,7 +152,7 @@ def weight_of(reply: Message, key: str | None) -> float:
     weight = metrics.get(key)
     if weight is None:
         raise ValueError(f"its metrics hold no '{key}' to weigh it by")
-    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= 1e18):
+    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= HEAVIEST):
         raise ValueError(f"{key}={weight!r}: a weight must be one number, 0 or more")
     return float(weight)
 

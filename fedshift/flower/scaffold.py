@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedshift.algorithms.scaffold import Controlled
+from fedshift.bounds import BOUND, shortened
 from fedshift.codecs.base import finite
 from fedshift.flower.arrays import BUFFERS, CONTROL, frame_of, norm, only, to_params, to_record
 from fedshift.flower.mod import QuantizeMod
@@ -112,6 +113,7 @@ class Scaffold(Strategy):
         if population is not None and population < 1:
             raise ValueError(f"Scaffold(population={population}): population must be 1 or more clients")
         self.strategy, self.population, self.exact = strategy, population, exact
+        self.bound = BOUND  # that of `FedShift`, which sets it
         self.control: dict[str, Tensor] | None = None
         self.connected = 0
         self.started: Params = {}  # the model that was sent in the round that is on
@@ -141,8 +143,9 @@ class Scaffold(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies, total = list(replies), Params()
-        for reply in (reply for reply in replies if not reply.has_error()):
+        for reply, factor in self._limited(server_round, [reply for reply in replies if not reply.has_error()]):
             change = self._change(reply)
+            change = change if factor == 1 else {name: d * factor for name, d in change.items()}
             total = tmap(torch.add, total, change) if total else change
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         self.started = {}
@@ -150,6 +153,21 @@ class Scaffold(Strategy):
             population = self.population or max(self.connected, len(replies))
             self.control = tmap(lambda c, d: c.add(d, alpha=1 / population), self.control, total)
         return arrays, metrics
+
+    def _limited(self, number: int, replies: list[Message]) -> Iterable[tuple[Message, float]]:
+        """Each reply, and by what its change of the control is multiplied.
+
+        A change is divided by the travel that its client reports. One that is longer than `bound` times the round's
+        median counts as that long: honest clients may get there by few steps or a coarse codec, and are not left out.
+        """
+        norms = [norm(self._change(reply).values()) for reply in replies]
+        factors = shortened(norms, self.bound)
+        for reply, long, factor in zip(replies, norms, factors, strict=True):
+            if factor < 1:
+                node = reply.metadata.src_node_id
+                seen = f"the control update of node {node} is shortened from norm {long:.3g} to {factor * long:.3g}"
+                LOG.warning("round %d: %s, %g times the median", number, seen, self.bound)
+        return zip(replies, factors, strict=True)
 
     def check(self, reply: Message) -> dict[str, Distance]:
         """Distances by which `FedShift` finds outliers; ValueError for an upload from which no control follows."""

@@ -6,6 +6,7 @@ names, their partition-id, and the generator is seeded for every round.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from logging import getLogger
@@ -81,6 +82,15 @@ class Seeded(Strategy):
     ) -> Iterable[Message]:
         with self._drawing(grid, f"train/{server_round}") as view:
             return list(self.strategy.configure_train(server_round, arrays, config, view))
+
+    def unique(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Partition-ids of these nodes, without those that several of them claim: nobody knows whose these are."""
+        claimed = {node: name for node in nodes if (name := self.names.get(str(node))) is not None}
+        counts = Counter(claimed.values())
+        for name in (name for name, count in counts.items() if count > 1):
+            same = ", ".join(str(node) for node, own in claimed.items() if own == name)
+            LOG.warning("nodes %s have the same partition-id %d; each is known by its node id instead", same, name)
+        return {node: name for node, name in claimed.items() if counts[name] == 1}
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -104,12 +104,14 @@ class FedShift(Strategy):
         self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
         self.rule = Shift(max_share, warmup, patterns(tensors))
         self.chain = nested.layers_of(strategy)
+        nested.set_bound(self.chain, bound)
         self.key = nested.weighting_key(self.chain)
         self.saver = None if checkpoint is None else Saver(Path(checkpoint), self.chain)
         if any(isinstance(one, FedShift) for one in self.chain):
             raise ValueError("FedShift(FedShift(...)): once is enough")
         self.seeded = next((one for one in self.chain if isinstance(one, Seeded)), None)
         self.asked: dict[int, Message] = {}  # the last messages, by node
+        self.names: dict[int, int] = {}  # partitions of nodes that say who they are, in the round that is on
         self._begin({})
 
     def _begin(self, model: Params) -> None:
@@ -134,6 +136,7 @@ class FedShift(Strategy):
         if not self.dtypes:  # not from `start`
             self._begin(to_params(arrays))
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self.names = self.seeded.unique(grid.get_node_ids()) if self.seeded else {}
         for message in messages:
             self._address(message, server_round)
         self.asked = {message.metadata.dst_node_id: message for message in messages}
@@ -195,9 +198,8 @@ class FedShift(Strategy):
         return found
 
     def _name(self, node: int) -> str:
-        """What a node is known by from one start of the server to the next: as it calls itself, if it was asked."""
-        name = self.seeded.names.get(str(node)) if self.seeded else None
-        return str(node) if name is None else f"partition {name}"
+        """What a node is known by from one start of the server to the next: its partition-id, if that is its alone."""
+        return f"partition {self.names[node]}" if node in self.names else str(node)
 
     def _open(self, number: int) -> Callable[[Message], Usable]:
         """How an upload is opened: by us, and then by strategies that have a say in it."""

@@ -14,7 +14,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Codec, Identity, pack
-from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
+from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod, correction
 from fedshift.flower.arrays import KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, moved, run, same
@@ -100,6 +100,20 @@ def test_statistics_of_other_data_are_used_and_absurd_ones_are_not(variance: flo
     assert all("buffer update norm 2e+38" in why for why in strategy.rounds[0].failed.values())
 
 
+@pytest.mark.parametrize("mods", [[], [QuantizeMod(32)], [QuantizeMod(4, updates=True)]])
+def test_one_negative_variance_does_not_reach_the_mean(mods: list[Any]) -> None:
+    """-100 is within the bound, and would make the mean of six variances near 1 negative."""
+
+    def train(start: Any, client: int, context: Any) -> Any:
+        var = torch.full((4,), -100.0) if client == BAD else start["norm.running_var"] * 0.9
+        return start | {"w": start["w"] * 1.01, "norm.running_var": var}, {"num-examples": 1}
+
+    strategy = FedShift(FedAvg(**ALL))
+    result = run(strategy, mods, start=normalised(), train=train, rounds=1)
+    assert list(strategy.rounds[0].failed.values()) == ["norm.running_var: holds a negative variance"]
+    assert result.arrays["norm.running_var"].numpy() == pytest.approx(np.full(4, 0.9))
+
+
 def weighing(examples: Any) -> Any:
     def train(start: Any, client: int, context: Any) -> Any:
         w, about = moved(start, client, context)
@@ -135,6 +149,27 @@ def test_a_loss_that_is_a_weight_counts_at_most_ten_medians() -> None:
     result = run(strategy, [QuantizeMod(32)], train=losing(1e18), rounds=1)
     random.seed(3)
     assert same(result.arrays, run(flower.QFedAvg(0.1, q=1.0, **ALL), train=losing(30.0), rounds=1).arrays)
+    assert strategy.rounds[0].capped == [LocalGrid(client_app(), 6, seed=1).node_of(BAD)]
+
+
+def test_a_huge_loss_among_losses_of_zero_does_not_end_the_run() -> None:
+    def train(start: Any, client: int, context: Any) -> Any:
+        w, about = moved(start, client, context)
+        return w, about | {"train_loss": 1e300 if client == BAD else 0.0}
+
+    strategy = FedShift(flower.QFedAvg(0.1, q=2.0, **ALL), patience=1)
+    run(strategy, [QuantizeMod(32)], train=train, rounds=2)
+    assert [x.used for x in strategy.rounds] == [5, 5]
+    assert all("must be between 0 and 1e+18" in why for why in strategy.rounds[0].failed.values())
+
+
+def test_where_most_weights_are_zero_a_weight_counts_at_most_ten_medians_of_the_others() -> None:
+    def train(start: Any, client: int, context: Any) -> Any:
+        w, about = moved(start, client, context)
+        return w, about | {"num-examples": {BAD: 10**18, 4: 5, 5: 6}.get(client, 0)}
+
+    strategy = FedShift(FedAvg(**ALL))
+    run(strategy, [QuantizeMod(32)], train=train, rounds=1)
     assert strategy.rounds[0].capped == [LocalGrid(client_app(), 6, seed=1).node_of(BAD)]
 
 
@@ -221,6 +256,28 @@ def test_a_control_of_a_node_that_claims_to_have_hardly_moved_is_left_out() -> N
     assert "control update norm" in strategy.rounds[0].failed[node]
     assert scaffold.control is not None
     assert float(scaffold.control["one.weight"].abs().max()) < 10
+
+
+@pytest.mark.parametrize("bound", [50, 0])
+def test_a_travel_just_within_the_bound_does_not_let_one_control_lead_the_others(bound: float, caplog: Any) -> None:
+    """Of an update nearly as long as the model, divided by 1/49 of the others' travel, 50 medians reach the control."""
+
+    def train(start: Any, client: int, context: Any) -> Any:
+        direction = correction(context)
+        if client == BAD:
+            return {name: 1.9 * w for name, w in start.items()}, {"num-examples": 1, "travel": 0.5 / 49}
+        own = {name: w - 0.5 * (0.02 * w + direction[name]) for name, w in start.items()}
+        return own, {"num-examples": 1, "travel": 0.5}
+
+    def length(record: ArrayRecord) -> float:
+        return math.sqrt(sum(float(x.square().sum()) for x in to_params(record).values()))
+
+    strategy = FedShift(Scaffold(FedAvg(**ALL)), bound=bound)
+    result = run(strategy, [ScaffoldMod(32)], train=train, rounds=2)
+    assert [(x.used, x.failed) for x in strategy.rounds] == [(6, {})] * 2
+    assert (length(result.arrays) < 1.5 * length(model())) == bool(bound)
+    node = LocalGrid(client_app(), 6, seed=1).node_of(BAD)
+    assert (f"round 1: the control update of node {node} is shortened from norm" in caplog.text) == bool(bound)
 
 
 def overflowing(start: Any, client: int, context: Any) -> Any:

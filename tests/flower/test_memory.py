@@ -174,7 +174,7 @@ def test_codecs_that_round_at_random_draw_anew_in_every_round_and_alike_in_every
 
 
 def test_statistics_of_a_normalisation_travel_exactly() -> None:
-    start = to_record({"bn.weight": torch.randn(50), "bn.running_var": torch.rand(50)})
+    start = to_record({"bn.weight": torch.randn(50), "bn.running_var": 1 + torch.rand(50)})
     codec = Codec(KMeans(1), min_axes=1)
     result = run(FedShift(FedAvg(**ALL)), [QuantizeMod(codec=codec)], start=start, rounds=1)
     bare = run(FedAvg(**ALL), start=start, rounds=1)
@@ -246,3 +246,24 @@ def test_nodes_that_say_who_they_are_keep_their_memory_under_new_ids(tmp_path: P
     second, app = make("parts")
     assert same(second.start(LocalGrid(app, 6), model(), num_rounds=6).arrays, expected)
     assert [x.reset for x in second.rounds] == [[]] * 3
+
+
+def test_a_node_that_claims_anothers_partition_does_not_change_what_the_other_is_told(caplog: Any) -> None:
+    """Node 3's upload of round 2 is lost, while that of node 5, which says it is partition 3 too, is used."""
+
+    def tamper(reply: Message) -> Message | None:
+        node, kind = reply.metadata.src_node_id, reply.metadata.message_type
+        if node == grid.node_of(5) and kind.startswith("query"):
+            reply.content["about"] = ConfigRecord({"partition-id": 3})
+        return None if node == grid.node_of(3) and kind == "train" and len(strategy.rounds) == 1 else reply
+
+    grid = LocalGrid(introduce(client_app([QuantizeMod(2, error_feedback=True)])), 6, seed=1, tamper=tamper)
+    strategy, accepted = FedShift(Seeded(FedAvg(**ALL), seed=1)), []
+    for number in (1, 2, 3):
+        messages = list(strategy.configure_train(number, model(), ConfigRecord(), grid))
+        told = {one.metadata.dst_node_id: Told.read(one.content.config_records["config"]) for one in messages}
+        accepted.append([told[grid.node_of(i)].accepted for i in (3, 5)])
+        strategy.aggregate_train(number, grid.send_and_receive(messages))
+    assert accepted == [[-1, -1], [1, 1], [1, 2]]
+    assert [x.reset for x in strategy.rounds] == [[]] * 3
+    assert "have the same partition-id 3; each is known by its node id instead" in caplog.text

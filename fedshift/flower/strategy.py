@@ -19,6 +19,7 @@ from torch import nn
 
 from fedshift.algorithms.fedshift import Shift, patterns, shift
 from fedshift.bounds import BOUND, CAP
+from fedshift.codecs.base import finite
 from fedshift.flower import nested
 from fedshift.flower.arrays import only, to_params, to_record
 from fedshift.flower.memory import Told
@@ -115,6 +116,11 @@ class FedShift(Strategy):
         self._begin({})
 
     def _begin(self, model: Params) -> None:
+        if broken := [name for name, x in model.items() if x.is_floating_point() and not finite(x)]:
+            raise ValueError(
+                f"FedShift: the array {printable(broken[0])!r} of the model holds NaN or infinity, which cannot be "
+                "averaged; leave masks out of the record, for example as buffers with persistent=False"
+            )
         self.session, self.skipped = uuid4().hex[:16], 0
         self.accepted: dict[str, int] = {}  # node -> the round of its last upload that was used, 0 for none
         self.rounds: list[Aggregated] = []

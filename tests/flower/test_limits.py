@@ -441,3 +441,9 @@ def test_what_cannot_be_cast_or_is_not_the_models_is_still_left_out(framed: bool
     survivors(strategy, hostile, rounds=1)
     assert list(strategy.rounds[0].failed) == [hostile.node]
     assert re.search(why, strategy.rounds[0].failed[hostile.node]), strategy.rounds[0].failed
+
+
+def test_a_model_that_holds_infinity_is_refused_before_anything_is_trained() -> None:
+    start = to_record({"fc.weight": torch.ones(2, 2), "mask": torch.tensor([0.0, -torch.inf])})
+    with pytest.raises(ValueError, match="the array 'mask' of the model holds NaN or infinity"):
+        run(FedShift(FedAvg(**ALL)), [], start=start)

@@ -99,7 +99,7 @@ def _comparable(tree: Mapping[str, Any]) -> dict[str, Any]:
     >>> _comparable({"model": {"args": {"norm": {}}}, "uplink": {"group": {"b": {"bits": 4}, "a": {"bits": 8}}}})
     {'uplink.group.b.bits': 4, 'uplink.group.a.bits': 8, 'model.args.norm': {}, 'order of uplink.group': ['b', 'a']}
     """
-    empty = {name: {} for name in _empty(tree.get("model", {}).get("args", {}), "model.args.")}
+    empty: dict[str, Any] = {name: {} for name in _empty(tree.get("model", {}).get("args", {}), "model.args.")}
     return dotted(tree) | empty | {"order of uplink.group": list(tree.get("uplink", {}).get("group", {}))}
 
 

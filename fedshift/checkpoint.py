@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.federation import State
-from fedshift.files import TEMPORARY, RunError, read_about, read_tensors, write_tensors
+from fedshift.files import TEMPORARY, RunError, read_about, read_tensors, remove, write_tensors
 from fedshift.identity import SETTINGS, Identity
 from fedshift.memory import Files, Stored, Version
 from fedshift.types import Broadcast, Params
@@ -67,7 +67,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = [(path.name.split(".")[1], path) for path in folder.glob("checkpoint.*.*.safetensors")]
+        found = [
+            (path.name.split(".")[1], path) for path in folder.glob("checkpoint.*.*.safetensors") if not path.is_dir()
+        ]
         self.newest_first = sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
 
     def save(self, state: State, memory: Stored, identity: Identity, record: str) -> None:
@@ -131,8 +133,7 @@ class Checkpoints:
                 "; ".join(unusable.values()) + "; no checkpoint is left to go on from; start a new run in another "
                 f"folder from {self.folder / SETTINGS}"
             )
-        for rest in self.folder.glob(f"*{TEMPORARY}"):
-            rest.unlink()
+        remove(self.folder, f"*{TEMPORARY}")
         if chosen is None:
             return None
         for other in unusable:

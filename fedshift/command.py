@@ -41,8 +41,10 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
     changes: dict[str, Any] = {}
     for assignment in assignments:
         assign(changes, assignment)
-        if (key := assignment.partition("=")[0].strip()) in grids.keys(raw):
-            raise SettingsError(f"--set {key}: the sweep sets it for each run; --set 'sweep.{key}=[...]' changes that")
+        key = assignment.partition("=")[0].strip()
+        if swept := [name for name in grids.keys(raw) if f"{key}.".startswith(f"{name}.")]:
+            hint = f"--set 'sweep.{swept[0]}=[...]' changes that"
+            raise SettingsError(f"--set {key}: the sweep sets it for each run; {hint}")
     raw = merge(raw, changes)
     with placed("--set"):
         experiments = grids.expand(raw)

@@ -106,6 +106,17 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
         raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
 
+def remove(folder: Path, pattern: str) -> None:
+    """Remove the files in a folder whose names match, not folders; RunError where one cannot be removed."""
+    for path in list(folder.glob(pattern)):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be removed: {problem.strerror or problem}") from None
+
+
 def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
     """Tensors in the safetensors format with `about` and a digest of all bytes in their metadata, and the digest."""
     tensors = {name: x.cpu().contiguous() for name, x in params.items()}

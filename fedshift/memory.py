@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fedshift.files import TEMPORARY, RunError, read_tensors, write_tensors
+from fedshift.files import TEMPORARY, RunError, read_tensors, remove, write_tensors
 from fedshift.types import Params
 
 
@@ -83,8 +83,7 @@ class Stored:
         """The memory that the checkpoint of round `number` needs; what was written later is removed."""
         memory = cls(folder, run, keep)
         memory.newest = dict(needed or {})
-        for path in folder.glob(f"*{TEMPORARY}"):
-            path.unlink()
+        remove(folder, f"*{TEMPORARY}")
         for client, version in sorted(memory.files.found()):
             if version.number > number:
                 memory.files.path(client, version).unlink()

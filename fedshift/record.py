@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from fedshift.columns import client_header, client_rows, header, row
 from fedshift.federation import Federation, Outcome
-from fedshift.files import LOCK, Lock, RunError, content_of, no_link, seal, separate, unseal, write
+from fedshift.files import LOCK, Lock, RunError, content_of, no_link, remove, seal, separate, unseal, write
 from fedshift.identity import SETTINGS as SETTINGS  # of a run directory like the names below
 from fedshift.identity import Identity
 from fedshift.settings import Experiment
@@ -135,10 +135,8 @@ class Folder:
 
     def tidy(self) -> None:
         """Without what was only there to go on from."""
-        for path in self.path.glob("checkpoint.*.*.safetensors*"):
-            path.unlink()
-        for path in (self.path / "memory").glob("*.*.*.safetensors*"):
-            path.unlink()
+        remove(self.path, "checkpoint.*.*.safetensors*")
+        remove(self.path / "memory", "*.*.*.safetensors*")
         with suppress(OSError):  # it is not there, or somebody else keeps something in it
             (self.path / "memory").rmdir()
 

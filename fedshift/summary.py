@@ -80,7 +80,11 @@ def load(folder: Path, experiment: Experiment) -> Result:
         many = f"{found.lost} damaged line{'s' * (found.lost > 1)}"
         raise RunError(f"{found.path}: {many}; `fedshift report {folder}` shows the others")
     up = sum(sum(found.column(f"bytes.{part}")) for part in ("codes", "side", "header"))
-    return result(experiment, found.column(column(experiment)), int(up))
+    scores = found.column(column(experiment))
+    if not scores or not math.isfinite(up):
+        missing = "no evaluated round" if not scores else "no finite number of uploaded bytes"
+        raise RunError(f"{found.path}: damaged: it contains {missing}")
+    return result(experiment, scores, int(up))
 
 
 def result(experiment: Experiment, scores: Sequence[float], bytes_up: int) -> Result:

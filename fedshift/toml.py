@@ -1,7 +1,7 @@
 """Settings as text: TOML files, `key=value` of the command line, and one laid over the other."""
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -44,7 +44,8 @@ def assign(raw: dict[str, Any], assignment: str) -> None:
     if not equals or not key.strip():
         raise SettingsError(f"--set {assignment}: must be key=value, for example train.lr=0.1")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text.strip()  # a further line may not set something else
     except ValueError:
         value = text.strip()
     except RecursionError:
@@ -92,6 +93,23 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def _comparable(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name, with empty tables in model.args and the order of groups, which decides who is in which.
+
+    >>> _comparable({"model": {"args": {"norm": {}}}, "uplink": {"group": {"b": {"bits": 4}, "a": {"bits": 8}}}})
+    {'uplink.group.b.bits': 4, 'uplink.group.a.bits': 8, 'model.args.norm': {}, 'order of uplink.group': ['b', 'a']}
+    """
+    empty: dict[str, Any] = {name: {} for name in _empty(tree.get("model", {}).get("args", {}), "model.args.")}
+    return dotted(tree) | empty | {"order of uplink.group": list(tree.get("uplink", {}).get("group", {}))}
+
+
+def _empty(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Dotted names of the empty tables in a tree."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _empty(value, f"{prefix}{key}.") if value else [f"{prefix}{key}"]
+
+
 def differences(then: str, now: str, by_end: Collection[str] = ()) -> str:
     """What differs between two texts of settings, '' for nothing; of `by_end` only what follows the colon counts.
 
@@ -100,13 +118,13 @@ def differences(then: str, now: str, by_end: Collection[str] = ()) -> str:
     """
     if then == now:
         return ""
-    before, after = (dotted(tomllib.loads(text)) for text in (then, now))
+    before, after = (_comparable(tomllib.loads(text)) for text in (then, now))
     found = []
     for key in dict.fromkeys([*before, *after]):
         one, other = (
             str(side.get(key)).rpartition(":")[2] if key in by_end else side.get(key) for side in (before, after)
         )
-        if one != other:
+        if repr(one) != repr(other):  # 1, 1.0 and true are equal, and {32, 4} and {4, 32} assign other clients
             was, is_now = (shorten(repr(side[key]), 60) if key in side else "not set" for side in (before, after))
             found.append(f"{key}: {was} then, {is_now} now")
     more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []

@@ -1,15 +1,19 @@
 """What can go wrong with the folder of a run: each time a sentence, and nothing is lost that was there."""
 
+import re
 import shutil
 import signal
+import tomllib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
 
 from fedshift.files import RunError
 from fedshift.running import resume
-from fedshift.toml import SettingsError
+from fedshift.toml import SettingsError, plain
 from tests.runs import (
     BOTH,
     DERIVED,
@@ -204,3 +208,48 @@ def test_a_read_only_folder_is_named(disk: Path, tmp_path: Path) -> None:
     assert everything(disk) == before
     assert not mount("-o", "remount,rw", str(disk))
     assert goes_on(disk / "run", experiment, tmp_path / "whole") == []
+
+
+@pytest.mark.parametrize("keep", [1, 0])
+def test_a_finished_run_whose_record_has_no_line_left_is_told_so(keep: int, tmp_path: Path) -> None:
+    go(small(FEDAVG), out := tmp_path / "run")
+    lines = (out / "rounds.csv").read_bytes().splitlines(keepends=True)
+    (out / "rounds.csv").write_bytes(b"".join(lines[:keep]))
+    done = fedshift("resume", out)
+    assert done.exit_code == 2
+    assert f"{out / 'rounds.csv'}: " in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["a.unfinished", "checkpoint.000009.abc.safetensors", "memory/a.unfinished"])
+def test_a_folder_with_the_name_of_a_file_of_the_run_is_left_alone(name: str, tmp_path: Path) -> None:
+    experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
+    (out / name).mkdir()
+    (out / name / "mine").write_text("mine")
+    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert (out / name / "mine").read_text() == "mine"
+
+
+GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.5, "bits": 8}}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "edited", "said"),
+    [
+        (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: {'32': 0.5, '4': 0.5} then"),
+        (GROUPS, {"uplink": {"group": dict(reversed(GROUPS["uplink"]["group"].items()))}}, "order of uplink.group: "),
+        ({"model": {"args": {"hidden": 1}}}, {"model": {"args": {"hidden": True}}}, "model.args.hidden: 1 then, True"),
+        ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: not set then, {} now"),
+    ],
+)
+def test_settings_that_only_look_equal_are_not_resumed_with(
+    changes: dict[str, Any], edited: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    experiment, out = stopped(tmp_path / "run", changes), tmp_path / "run"
+    raw = tomllib.loads(experiment.toml())
+    for table, values in edited.items():
+        raw[table] |= values
+    (out / "settings.toml").write_text(tomli_w.dumps(plain(raw)))
+    before = everything(out)
+    with pytest.raises(RunError, match=f"the settings are not those the run was started with .*{re.escape(said)}"):
+        resume(out, data=digits())
+    assert everything(out) == before

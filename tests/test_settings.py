@@ -292,3 +292,28 @@ def test_a_grid_is_every_combination() -> None:
 def test_an_impossible_grid_is_refused(wrong: Any) -> None:
     with pytest.raises(SettingsError):
         expand({"sweep": wrong})
+
+
+@pytest.mark.parametrize("text", ["0\nx = 1", "0\n[train]\nlr = 1"])
+def test_one_assignment_sets_one_setting(text: str) -> None:
+    raw: dict[str, Any] = {}
+    assign(raw, f"seed={text}")
+    assert raw == {"seed": text}
+    with pytest.raises(SettingsError, match="must be a valid integer"):
+        Experiment(**raw)
+
+
+def test_an_assignment_below_a_setting_that_the_sweep_sets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("[sweep]\nseed = [0, 1]\n")
+    done = fedshift("sweep", tmp_path / "grid.toml", "--set", "seed.x=1", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("fedshift: --set seed.x: the sweep sets ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"train": 1}, {"train": [{}]}, {"model": {"args": [1]}}, {"uplink": {"group": 1}}]
+)
+def test_what_must_be_a_table_is_said_in_words_of_toml(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=r" = .*: must be a table$"):
+        Experiment(**settings)

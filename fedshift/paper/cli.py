@@ -202,7 +202,9 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", autocompletion=among(*MODELS), help="paper-cnn, mlp or module:function."),
     ] = None,
-    weights: Annotated[int | None, typer.Option(min=1, metavar="N", help="Or how many weights it has.")] = None,
+    weights: Annotated[
+        int | None, typer.Option(min=1, max=10**15, metavar="N", help="Or how many weights it has.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which codec and bits reach the server first on a link, and what they cost in error."""

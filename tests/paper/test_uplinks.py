@@ -6,6 +6,7 @@ import torch
 from fedshift.paper.published import TABLE3
 from fedshift.paper.uplinks import Upload, changes, measure, model, plan, table3
 from fedshift.toml import SettingsError
+from tests.runs import fedshift
 
 EXACT = Upload("Identity", 8.421e6, 0.0, None)
 POOR = Upload("KMeans(4)", 1.059e6, 0.179, 20.1)
@@ -60,3 +61,9 @@ def test_a_model_that_is_wrong_gets_a_sentence() -> None:
         model("mlp", 5)
     with pytest.raises(SettingsError, match=r"--model torch\.nn:ReLU: has no weights"):
         model("torch.nn:ReLU", None)
+
+
+def test_more_weights_than_a_model_can_have_are_refused() -> None:
+    done = fedshift("plan", "--uplink", "1MB/s", "--weights", "9" * 400)
+    assert done.exit_code == 2
+    assert isinstance(done.exception, SystemExit)

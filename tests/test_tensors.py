@@ -263,7 +263,7 @@ def computed(by: str) -> nn.Module:
         with pytest.warns(FutureWarning, match="weight_norm"):
             nn.utils.weight_norm(first)
     else:
-        prune.l1_unstructured(first, "weight", 0.5)
+        prune.l1_unstructured(first, "weight", 0.5)  # type: ignore[no-untyped-call]
     return nn.Sequential(first, nn.ReLU(), nn.Linear(3, 2))
 
 

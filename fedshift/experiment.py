@@ -1,6 +1,5 @@
 """Settings become a federation: data, model, algorithm, links."""
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
 from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, StackError, Task, TrainingError
-from fedshift.engines.base import told
+from fedshift.engines.base import duplicate, told
 from fedshift.engines.client import Client
 from fedshift.engines.workers import FORKS
 from fedshift.evaluate import Loss, Metric, accuracy, soft_labels
@@ -51,7 +50,7 @@ def build(
         check_labels(data)
     with setting("model"):
         task = Task(
-            model=(copy.deepcopy(model) if model is not None else named_model(experiment, data)).to(device),
+            model=(duplicate(model) if model is not None else named_model(experiment, data)).to(device),
             data=data.to(device),
             loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else function("train.loss", train.loss)),
             metric=metric or named_metric(experiment),

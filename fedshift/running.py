@@ -1,6 +1,5 @@
 """A run: rounds one after another, recorded and checkpointed, from the start or from where it was stopped."""
 
-import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal, Self
 from torch import nn
 
 from fedshift.data.datasets import Dataset
-from fedshift.engines.base import Engine, one_thread
+from fedshift.engines.base import Engine, duplicate, one_thread
 from fedshift.evaluate import Loss, Metric
 from fedshift.experiment import build, engine, require_goal
 from fedshift.federation import Federation, Outcome
@@ -149,7 +148,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """A copy of the model with these tensors, in evaluation mode."""
-        model = copy.deepcopy(self.fed.task.model)
+        model = duplicate(self.fed.task.unused)
         model.load_state_dict(self.params, strict=False)
         return model.eval()
 

@@ -156,6 +156,8 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "", width: i
     """One row per setting; where the settings' own columns do not fit the width, they share one column."""
     labels = [list(row.label.values()) for row in made]
     wide = _drawn(made, experiment, title, list(words(made[0].label).values()), labels)
+    for settings in wide.columns[: len(made[0].label)]:  # if they wrap, they do so within words
+        settings.no_wrap = True
     roomy = Console(width=1000)
     if width is None or Measurement.get(roomy, roomy.options, wide).minimum <= width:
         return wide
@@ -186,7 +188,7 @@ def _drawn(
         drawn.add_column(name, justify="right", no_wrap=True)
     compared = any(row.gain is not None for row in made)
     if compared:
-        drawn.add_column("difference", overflow="fold")
+        drawn.add_column("difference", overflow="fold", min_width=len("-10.0 against 32"))
     for row, label in zip(made, labels, strict=True):
         show = partial(scored, experiment=row.experiment)
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
@@ -247,33 +249,27 @@ def quality(gain: float, experiment: Experiment) -> str:
 
 def sentences(made: Sequence[Row]) -> list[str]:
     """What the few bits cost and what the shift gave back, where the runs tell."""
-    said = []
-    for row in made:
-        if row.gain is None or not math.isfinite(row.gain):
-            continue
-        if row.experiment.train.metric != "accuracy":
-            said.append(_in_units(row, row.gain))
-            continue
-        verdict = f" ({row.verdict})" if row.verdict else ""
-        much, bits = f"{points(abs(row.gain))} points", row.label.get("uplink.bits", "")
-        where = f" at {bits} bits" if bits else ""
-        if row.against == "32 bits":
-            said.append(f"{bits} bits {'cost' if row.gain < 0 else 'gained'} {much} against 32{verdict}.")
-        elif points(row.gain) in ("0.0", "-0.0"):
-            unknown = "" if row.verdict == "within noise" else verdict
-            said.append(f"The shift made no difference{where}{unknown}.")
-        else:
-            said.append(f"The shift {'gave back' if row.gain > 0 else 'took'} {much}{where}{verdict}.")
-    return said
+    compared = [(row, row.gain) for row in made if row.gain is not None and math.isfinite(row.gain)]
+    keys = dict.fromkeys(key for row, _ in compared for key in row.label if key not in ("shift.on", "uplink.bits"))
+    named = words(key for key in keys if len({row.label.get(key) for row, _ in compared}) > 1)
+    return [_sentence(row, gain, named) for row, gain in compared]
 
 
-def _in_units(row: Row, gain: float) -> str:
-    """Of a metric of one's own, whose numbers are no percentages and whose goal may be either."""
+def _sentence(row: Row, gain: float, named: Mapping[str, str]) -> str:
+    """One comparison; `named` are the further settings in which the comparisons differ, and their names."""
     verdict = f" ({row.verdict})" if row.verdict else ""
     bits = row.label.get("uplink.bits", "")
     subject, rest = ("The shift", f" at {bits} bits" if bits else "")
     if row.against == "32 bits":
         subject, rest = f"{bits} bits", " against 32"
+    if named:
+        rest += " with " + ", ".join(f"{word}={row.label[key]}" for key, word in named.items())
+    if row.experiment.train.metric == "accuracy":
+        if points(gain) in ("0.0", "-0.0"):
+            unknown = "" if row.verdict == "within noise" else verdict
+            return f"{subject} made no difference{rest}{unknown}."
+        lost, won = ("cost", "gained") if row.against == "32 bits" else ("took", "gave back")
+        return f"{subject} {lost if gain < 0 else won} {points(abs(gain))} points{rest}{verdict}."
     if not gain:
         return f"{subject} made no difference{rest}{verdict}."
     verb = "worsened" if (gain > 0) == row.experiment.train.lower else "improved"

@@ -65,6 +65,16 @@ def printed(of: object) -> str:
 # what is trained
 
 
+@pytest.mark.parametrize("metric", [None, mae])
+def test_a_loss_that_is_no_mean_is_refused_before_anything_is_written(metric: Any, tmp_path: Path) -> None:
+    loss = nn.MSELoss(reduction="none")
+    with pytest.raises(
+        SettingsError, match=r"a loss must give one number, the mean over the batch, not shape \(20, 1\)"
+    ):
+        run(Experiment(**SMALL), tmp_path / "run", model=nn.Linear(4, 1), data=sums(1), loss=loss, metric=metric)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("shape", "seen"), [((), "(60,)"), ((1,), "(60, 1)"), ((2,), "(30, 2)")])
 def test_floating_point_targets_are_not_taken_for_probabilities(
     shape: tuple[int, ...], seen: str, tmp_path: Path

@@ -143,3 +143,36 @@ def test_a_dozen_seeds_are_not_judged_more_boldly_than_eleven() -> None:
     plain = dict.fromkeys(range(12), 0.0)
     assert difference({seed: 0.17 * (seed % 2) for seed in plain}, plain)[1] == ""
     assert difference({seed: 0.1 if seed % 2 else -0.024 for seed in plain}, plain)[1] == "within noise"
+
+
+def test_sentences_name_the_settings_in_which_comparisons_differ() -> None:
+    results = [
+        Result(Experiment(uplink={"bits": bits}, algorithm={"name": name}, seed=seed), score, score, 1)
+        for name, of in (("fedavg", (0.9, 0.8)), ("scaffold", (0.9, 0.9)))
+        for bits, score in zip(("32+32", "32+4"), of, strict=True)
+        for seed in range(2)
+    ]
+    assert sentences(rows(results)) == [
+        "32+4 bits cost 10.0 points against 32 with algorithm=fedavg.",
+        "32+4 bits made no difference against 32 with algorithm=scaffold.",
+    ]
+    assert sentences(rows(results[:4])) == ["32+4 bits cost 10.0 points against 32."]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_table_is_not_wrapped_within_words(width: int) -> None:
+    kinds = [
+        {"algorithm": {"name": name}, "shift": {"on": on}, "uplink": {"bits": bits, "send": send}}
+        for name in ("fedavg", "scaffold")
+        for on in (False, True)
+        for bits in ("32+32", "32+4")
+        for send in ("weights", "updates")
+    ]
+    results = [
+        Result(Experiment(**kind, seed=seed), 0.8 + 0.01 * seed, 0.9, 4_630_000) for kind in kinds for seed in (0, 1)
+    ]
+    text = io.StringIO()
+    Console(file=text, width=width).print(table(rows(results), results[0].experiment, "digits", width))
+    seen = set(text.getvalue().replace("=", " ").split())
+    assert seen >= {"algorithm", "scaffold", "weights", "32+32", "difference", "against", "(within", "noise)"}
+    assert max(map(len, text.getvalue().splitlines())) <= width

@@ -1,12 +1,14 @@
 """Models with tensors that not every frame can carry: each is trained, or refused before anything is written."""
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from fedshift import Experiment, dataset, resume, run
 from fedshift.data.datasets import Dataset
@@ -252,3 +254,49 @@ def test_a_lazy_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_not_for_stacked_clients_leaves_no_folder(tmp_path: Path) -> None:
     said = refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "batched", tmp_path / "run")
     assert said.startswith("engine.name = 'batched': Sequential cannot be trained for many clients at once: 1 (Batch")
+
+
+def computed(by: str) -> nn.Module:
+    """Two layers, where the first stores a weight that it computes from its parameters."""
+    first = nn.Linear(4, 3)
+    if by == "weight_norm":
+        with pytest.warns(FutureWarning, match="weight_norm"):
+            nn.utils.weight_norm(first)
+    else:
+        prune.l1_unstructured(first, "weight", 0.5)  # type: ignore[no-untyped-call]
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("by", ["weight_norm", "pruning"])
+def test_a_model_that_stores_a_computed_weight_is_trained_and_copied(by: str, engine: str, tmp_path: Path) -> None:
+    model = computed(by)
+    copied = trained(model, engine, tmp_path / "run").model
+    x = points().test_x
+    assert copied.state_dict().keys() == model.state_dict().keys()
+    assert not torch.equal(copied(x), model(x))
+    copied.load_state_dict(model.state_dict())
+    assert torch.equal(copied(x), model(x))
+
+
+class Watched(Masked):
+    """Stores what its layers put out, for someone to look at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(x)
+        self.outputs, self.history = outputs, [outputs]
+        return outputs
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_that_stores_its_outputs_is_trained_and_copied(engine: str, tmp_path: Path) -> None:
+    whole = trained(Watched(torch.zeros(3)), engine, tmp_path / "run")
+    assert all(torch.equal(x, whole.params[name]) for name, x in whole.model.state_dict().items())
+
+
+def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    model = Masked(torch.zeros(3))
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    said = refused(model, "sequential", tmp_path / "run")
+    assert said.startswith("model: Masked cannot be copied: TypeError: cannot pickle '_thread.lock' object")

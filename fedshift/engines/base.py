@@ -4,6 +4,7 @@ An engine is given jobs, one for each run it works for, and gives back what the 
 upload, in the order of the cohort. It also scores models, because it has the model and the data.
 """
 
+import copy
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,7 @@ class Task:
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
     params: Params = field(init=False)  # what travels, as it was given: what is trained, and buffers
     held: dict[str, str] = field(init=False)  # buffers of the state that cannot travel, and why
+    unused: nn.Module = field(init=False)  # a copy that is never called: a forward pass may store what cannot be copied
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()
@@ -82,6 +84,7 @@ class Task:
         params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in moving}
         object.__setattr__(self, "params", params)
         object.__setattr__(self, "held", held)
+        object.__setattr__(self, "unused", duplicate(self.model))
 
     @property
     def trained(self) -> list[str]:
@@ -135,6 +138,24 @@ def _check_storable(name: str, x: Tensor) -> None:
 
 class TrainingError(RuntimeError):
     """What a model, a loss or a metric raised, and where."""
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """Deep copy of a model; tensors that it computed from its parameters are detached.
+
+    `torch.nn.utils.weight_norm` and pruning store such a tensor in the module, and compute it again in each forward
+    pass; `copy.deepcopy` alone refuses it.
+
+    >>> model = nn.Linear(2, 3)
+    >>> model.doubled = 2 * model.weight
+    >>> duplicate(model).doubled.requires_grad
+    False
+    """
+    computed = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf]
+    try:
+        return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
+    except Exception as problem:
+        raise ValueError(f"{type(model).__name__} cannot be copied: {told(problem)}") from problem
 
 
 def told(problem: BaseException) -> str:

@@ -1,6 +1,7 @@
 """K models at once: weights, inputs and outputs with a leading axis of clients."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch.func import functional_call, vmap
 from fedshift.data.augment import cropped
 from fedshift.data.datasets import Dataset
 from fedshift.engines import convpool, kernels
-from fedshift.engines.base import Task, arithmetic, told
+from fedshift.engines.base import Task, arithmetic, duplicate, told
 from fedshift.evaluate import Loss
 from fedshift.models import PaperCNN
 from fedshift.tree import same
@@ -121,6 +122,8 @@ def stacked(task: Task, precision: str) -> Net:
     try:
         with arithmetic("fp32"):
             problem = _different(task)
+            if problem and task.data.dtype in (torch.float16, torch.bfloat16):  # which rounding alone may cause
+                problem = _different(replace(task, model=duplicate(task.unused).float()))
     except Exception as raised:
         raise StackError(_refusal(task, told(raised))) from raised
     if problem:

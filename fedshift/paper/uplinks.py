@@ -24,6 +24,9 @@ MOST = 4_000_000  # weights that are encoded to measure; of a larger model, as m
 # K-means at 4 bits (20 dB on the paper's CNN) trains as well as the paper says; uniform codes at 5 bits (18 dB)
 # lose up to twenty points there, and at 4 bits (12 dB) fail
 TRAINS_DB = 19.0
+# below, whole weights cost accuracy that updates with error feedback do not: on digits, 36.7 dB cost 0.1 points,
+# 24.6 dB 1.6 and 20.1 dB 10.7 (docs/guides/choosing-bits.md)
+WHOLE_DB = 30.0
 
 
 class Upload(NamedTuple):
@@ -162,6 +165,8 @@ def plan(uploads: Sequence[Upload], at: float) -> tuple[Listing, list[str]]:
         f"Send {best.codec}: there in {time(best.seconds(at))} s where fp32 takes {time(exact.seconds(at))} s, "
         f"with an error of {100 * best.error:.2g} % of the weights."
     )
+    if best.snr_db is not None and best.snr_db < WHOLE_DB:
+        advice += " Use it on updates, with error feedback: on whole weights, such an error costs accuracy."
     if (quickest := first(uploads, at)).codec != best.codec:
         advice += f" {quickest.codec} is there in {time(quickest.seconds(at))} s, but its error of "
         advice += f"{100 * quickest.error:.2g} % is more than training on whole weights bears."

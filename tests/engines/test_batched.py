@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import Dataset, dataset
-from fedshift.engines import Batched, Sequential, TrainingError
+from fedshift.engines import Batched, Sequential, StackError, Task, TrainingError
 from fedshift.engines.base import Upload
 from fedshift.experiment import build
 from fedshift.federation import Federation
@@ -217,3 +217,21 @@ def test_what_a_model_raises_is_told() -> None:
     engine: Any = Batched(fed.task)
     with pytest.raises(TrainingError, match="round 1: KeyError: 'not today'"):
         train(fed, engine=engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_does_not_refuse_a_model_of_half_precision(dtype: torch.dtype) -> None:
+    for seed in range(40):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        y = (x[:, 0] > 0).long()
+        Batched(Task(model.to(dtype), dataset(x, y, x, y), F.cross_entropy, None))
+
+
+def test_a_loss_that_is_a_sum_is_refused_in_half_precision() -> None:
+    x, y = torch.ones(16, 4), torch.ones(16, 2)
+    task = Task(nn.Linear(4, 2).bfloat16(), dataset(x, y, x, y), nn.MSELoss(reduction="sum"), None)
+    with pytest.raises(StackError, match="depends on who else is in the batch"):
+        Batched(task)

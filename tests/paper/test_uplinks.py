@@ -33,6 +33,15 @@ def test_codecs_come_in_the_order_they_arrive() -> None:
     assert fast.rows[0][0] == "Identity"
 
 
+def test_a_coarse_codec_is_recommended_for_updates_only() -> None:
+    note = "Use it on updates, with error feedback: on whole weights, such an error costs accuracy."
+    for codec, coarse in ((POOR, True), (POOR._replace(snr_db=36.7), False)):
+        _, (advice, _) = plan([EXACT, codec], 1e6)
+        assert (note in advice) == coarse
+    _, (advice, _) = plan([EXACT], 1e6)
+    assert note not in advice
+
+
 def test_a_codec_that_is_never_first_is_not_named() -> None:
     """Of lines 1 + 4x, 2 + 2x and 4 + x all are first somewhere; 3 + 3x is above the second throughout."""
     lines = [Upload("a", 4, 1, None), Upload("b", 2, 2, None), Upload("c", 1, 4, None), Upload("d", 3, 3, None)]

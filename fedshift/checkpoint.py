@@ -25,7 +25,7 @@ KEPT = 2
 
 
 class Saved(NamedTuple):
-    """What a checkpoint says beside its tensors."""
+    """Metadata of a checkpoint."""
 
     identity: Identity
     number: int  # rounds done
@@ -130,7 +130,7 @@ class Checkpoints:
                 unusable[path] = warnings[-1]
         if chosen is None and unusable:
             raise RunError(
-                "; ".join(unusable.values()) + "; no checkpoint is left to go on from; start a new run in another "
+                "; ".join(unusable.values()) + "; no usable checkpoint is left; start a new run in another "
                 f"folder from {self.folder / SETTINGS}"
             )
         remove(self.folder, f"*{TEMPORARY}")
@@ -163,7 +163,7 @@ class Checkpoints:
 
 
 def known(folder: Path) -> Identity | None:
-    """Which run a folder holds, by `identity.json` or, where that is missing or damaged, by the newest checkpoint."""
+    """Identity of the run in a folder: that of `identity.json`, or of the newest checkpoint if the file is damaged."""
     return Identity.read(folder) or Checkpoints(folder).identity()
 
 

@@ -27,7 +27,7 @@ def header(experiment: Experiment, fed: Federation) -> list[str]:
 
 
 def column(experiment: Experiment) -> str:
-    """What the score is called: accuracy, loss, or metric.NAME for one of the user's own."""
+    """Column of the score: accuracy, loss, or metric.NAME for a metric of the user."""
     metric = experiment.train.metric
     return metric if metric in ("accuracy", "loss") else f"metric.{metric.rpartition(':')[2]}"
 
@@ -51,7 +51,7 @@ def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
 
 
 def _caps(experiment: Experiment) -> bool:
-    """Whether a weight may be capped; equal ones never are."""
+    """True where a weight may be capped; equal weights never are."""
     return experiment.algorithm.weights == "examples" and experiment.bounds.weight > 0
 
 

@@ -34,7 +34,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def soft_labels(y: Tensor) -> bool:
-    """Whether floating point targets are probabilities of classes: (n, classes, ...), none negative, with sums of 1.
+    """True for floating point targets that are class probabilities: (n, classes, ...), none negative, with sums of 1.
 
     >>> soft_labels(torch.tensor([[0.8, 0.2]])), soft_labels(torch.tensor([[1.0]])), soft_labels(torch.tensor([1.0]))
     (True, False, False)
@@ -55,7 +55,7 @@ def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metr
 
 
 def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Metric | None) -> Score:
-    """What outputs are worth; without a metric the loss is the score."""
+    """Score of outputs; without a metric, the loss is the score."""
     n, device, sums = len(targets), targets.device, []
     if metric is not None:
         each = metric(outputs, targets)

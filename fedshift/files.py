@@ -203,7 +203,7 @@ def content_of(path: Path) -> bytes:
 
 
 def _holder(lock: IO[str]) -> str:
-    """Who holds a lock, as far as that is known: ' (process 12: fedshift sweep grid.toml)'."""
+    """Holder of a lock, as far as it is known: ' (process 12: fedshift sweep grid.toml)'."""
     try:
         lock.seek(0)
         pid, _, host = lock.read(300).partition(" ")

@@ -1,4 +1,4 @@
-"""Which run a folder holds: its id, its settings, its data and what the model began with, in `identity.json`.
+"""Identity of the run in a folder: its id, its settings, its data and what the model began with, in `identity.json`.
 
 Each checkpoint holds the same, so that the files of one run are not taken for those of another, and a run does not
 resume with something else than it was started with.

@@ -52,7 +52,7 @@ class Journal:
         return self.fed.start()
 
     def restore(self, tell: Callable[[str], None], latest: int | None = None) -> State:
-        """The state to go on from: that of the newest checkpoint up to the latest, or the first where there is none.
+        """The state to resume from: that of the newest checkpoint up to the latest, or the first where there is none.
 
         All is checked before anything is changed: RunError leaves the folder as it was.
         """
@@ -70,7 +70,7 @@ class Journal:
         if found:
             state = found.state
             for warning in found.warnings:
-                tell(f"{warning}; going on from round {state.number}")
+                tell(f"{warning}; resuming from round {state.number}")
         else:
             self._check_start(was, len(records) - 1, tell)
         if found and self.folder.model.exists():
@@ -86,7 +86,7 @@ class Journal:
         return state
 
     def _check_start(self, was: Identity, recorded: int, tell: Callable[[str], None]) -> None:
-        """Whether a run without a checkpoint can begin again with its first round, to the same end."""
+        """RunError where a run without a checkpoint cannot start again from round 0 to the same result."""
         where = self.folder.path
         if self.folder.model.exists():
             raise RunError(
@@ -99,7 +99,7 @@ class Journal:
                 "with; give it the same model, or start a new run in another folder"
             )
         if recorded >= self.experiment.record.checkpoint:
-            tell(f"{where}: the checkpoints are missing; going on from round 0")
+            tell(f"{where}: the checkpoints are missing; resuming from round 0")
 
     def add(self, state: State, outcome: Outcome) -> None:
         """A round: its line, and a checkpoint when it is time for one."""
@@ -140,7 +140,7 @@ def require(folder: Path, experiment: Experiment, own: Collection[str]) -> None:
 
 
 def taken(folder: Path) -> RunError:
-    """What to do about a folder in which a run cannot be started, because it holds one."""
+    """Error for a folder that already contains a run."""
     if finished(folder):
         return RunError(
             f"{folder}: already contains a finished run; `fedshift report {folder}` shows it, and a new run needs "
@@ -148,7 +148,7 @@ def taken(folder: Path) -> RunError:
         )
     if (was := known(folder)) and (names := _missing(was, ())):
         return RunError(f"{folder}: already contains a run; resume it in Python with {_call(folder, names)}")
-    return RunError(f"{folder}: holds a run already; `fedshift resume {folder}` goes on with it")
+    return RunError(f"{folder}: already contains a run; resume it with `fedshift resume {folder}`")
 
 
 def _missing(was: Identity, own: Collection[str]) -> list[str]:

@@ -14,7 +14,7 @@ from fedshift.types import Params
 
 
 class Version(NamedTuple):
-    """Which file holds the memory of a client."""
+    """File that holds the memory of a client."""
 
     number: int  # the round it was written in
     checksum: str  # in its name

@@ -187,7 +187,7 @@ def settings_of(path: Path) -> Experiment:
 
 
 def finished(path: Path) -> bool:
-    """Whether the final model is there, whole, and the one that the run ended with."""
+    """True if the final model is complete and is the one the run ended with."""
     if not (path / MODEL).exists():
         return False
     try:

@@ -56,7 +56,7 @@ def named_after(
 
 
 def _rebuilt(experiment: Experiment, name: str, thing: object) -> bool:
-    """Whether the settings alone lead to this very object: a loss or a metric that another process can import."""
+    """True if the settings alone lead to this object, as for a loss or a metric that can be imported."""
     setting = {"loss": experiment.train.loss, "metric": experiment.train.metric}.get(name, "")
     if not setting or setting.startswith("__main__:"):
         return False

@@ -190,7 +190,7 @@ class Uploads:
         return self.lost[uplink]
 
     def _add(self, one: Waiting, job: Job, weight: float) -> bool:
-        """Whether it could be used."""
+        """Add an upload to the mean; False if it cannot be used."""
         upload, i = one.upload, one.place
         try:
             extra = self._with(one, job) if job.rule.extra != "none" else {}
@@ -272,7 +272,7 @@ class Uploads:
         return Round(number, arrived, population, self.sent, mean, extra, self.mean.share)
 
     def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
-        """What there is to tell of each layer, and the name of a tensor that the server's rules made infinite."""
+        """Statistics of each layer, and the name of a tensor that the server's rules made infinite, or ''."""
         rule = shift_of(self.fed.algorithm)
         share = rule.share(rnd) if rule else rnd.share
         params, figures = out.params, []

@@ -138,12 +138,12 @@ class Train(Table):
 
     @property
     def lower(self) -> bool:
-        """Whether a lower score is the better one; records without a goal are of metrics to be maximised."""
+        """True if lower scores are better; records without a goal count as maximised."""
         return self.direction == "min"
 
 
 class Bounds(Table):
-    """How far one upload may be from the others of its round, as a multiple of their median; 0: no limit."""
+    """Limits on one upload, as multiples of the round's median; 0: no limit."""
 
     norm: NotNegative = BOUND  # of the update; an upload beyond it is left out
     weight: NotNegative = CAP  # of algorithm.weights = "examples"; a weight beyond it is lowered to it

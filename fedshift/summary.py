@@ -163,7 +163,7 @@ def table(made: Sequence[Row], experiment: Experiment, title: str = "", width: i
         return wide
     named = [[" ".join(f"{word}={row.label[key]}" for key, word in words(row.label).items())] for row in made]
     narrow = _drawn(made, experiment, title, ["settings"], named)
-    for figures in narrow.columns[1:]:  # settings get the room that figures can do without
+    for figures in narrow.columns[1:]:  # give settings the width that figures do not need
         figures.header = str(figures.header).replace("last round", "last\nround")
         figures.max_width = 16
     return narrow
@@ -237,7 +237,7 @@ def told(row: Row, experiment: Experiment) -> str:
 
 
 def quality(gain: float, experiment: Experiment) -> str:
-    """What a difference means, where its sign would be misread: of metrics to be minimised.
+    """Meaning of a difference where its sign could be misread: for metrics that are minimised.
 
     >>> quality(0.1, Experiment(train={"metric": "mine:mae"})), quality(0.1, Experiment())
     (' (worse)', '')

@@ -36,7 +36,7 @@ class Sweep:
         self.out = out.absolute()
         self.runs = [One(*one, self.out / one[0]) for one in zip(labels, experiments, strict=True)]
         if begun(self.out):
-            raise RunError(f"{out}: holds a run already; choose another --out")
+            raise RunError(f"{out}: already contains a run; choose another --out")
         for one in self.runs:
             said = one.experiment.engine
             if said.deterministic and packable(one.experiment) and not said.pack and len(self.runs) > 1:

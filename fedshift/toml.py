@@ -111,7 +111,7 @@ def _empty(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def differences(then: str, now: str, by_end: Collection[str] = ()) -> str:
-    """What differs between two texts of settings, '' for nothing; of `by_end` only what follows the colon counts.
+    """Differences between two texts of settings, '' for none; of `by_end` only what follows the colon counts.
 
     >>> differences("seed = 1\\n[model]\\nname = 'a:f'", "seed = 2\\n[model]\\nname = 'b:f'", ["model.name"])
     'seed: 1 then, 2 now'

@@ -31,7 +31,7 @@ def over(x: Tensor, like: Tensor) -> Tensor:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same bytes, NaN and dtypes without arithmetic included.
+    """True if two tensors hold the same bytes, NaN and dtypes without arithmetic included.
 
     >>> same(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])), same(torch.ones(2), torch.ones(2).int())
     (True, False)

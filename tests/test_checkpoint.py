@@ -84,7 +84,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path: Path) -> None:
     done = fedshift("resume", out, "--quiet")
     assert done.exit_code == 0, done.output
     told = " ".join(done.stderr.split())
-    assert f"{newest}: damaged: its content does not match its checksum; going on from round 4" in told
+    assert f"{newest}: damaged: its content does not match its checksum; resuming from round 4" in told
     assert record(out) == undisturbed(experiment, tmp_path / "whole")
 
 
@@ -118,7 +118,7 @@ def test_with_a_clients_newest_memory_gone_the_round_before_is_used(how: str, tm
     damage(new) if how == "damaged" else new.unlink()
     (told,) = goes_on(out, experiment, tmp_path / "whole")
     assert (f"{new}: damaged" if how == "damaged" else f"{new}: cannot be read: No such file") in told
-    assert told.endswith("; going on from round 1")
+    assert told.endswith("; resuming from round 1")
 
 
 def test_leftovers_of_a_write_that_was_cut_short_are_removed(tmp_path: Path) -> None:

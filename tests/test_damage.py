@@ -70,7 +70,7 @@ def test_the_memory_of_another_client_or_run_is_noticed(how: str, tmp_path: Path
         shutil.copy(foreign, one.parent)
     (told,) = goes_on(out, experiment, tmp_path / "whole")
     assert "cannot be used without" in told
-    assert told.endswith("; going on from round 1")
+    assert told.endswith("; resuming from round 1")
 
 
 def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
     shutil.copy(newest, out)
     (told,) = goes_on(out, experiment, tmp_path / "whole")
     assert f"{out / newest.name}: is of another run (id " in told
-    assert told.endswith("; going on from round 4")
+    assert told.endswith("; resuming from round 4")
 
 
 def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Pat
     newest.unlink()
     shutil.copy(older, older.with_name(older.name.replace("000004", "000005")))
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "is the checkpoint of round 4, which is not the one its name says; going on from round 4" in told
+    assert "is the checkpoint of round 4, which is not the one its name says; resuming from round 4" in told
 
 
 def test_the_model_of_another_run_does_not_finish_a_run(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_changed_settings_are_listed_with_what_to_do(tmp_path: Path) -> None:
     assert "(train.rounds: 8 then, 9 now; train.lr: 0.05 then, 0.5 now)" in refused(out)
     path.write_text(f"# the same values\n{text}")
     (told,) = goes_on_with(out, tmp_path / "whole", experiment)
-    assert "the checkpoints are missing; going on from round 0" in told
+    assert "the checkpoints are missing; resuming from round 0" in told
 
 
 def goes_on_with(out: Path, whole: Path, experiment: object) -> list[str]:
@@ -215,7 +215,7 @@ def test_a_field_that_is_too_long_ends_the_record_there(tmp_path: Path) -> None:
     *lines, last = path.read_text().splitlines()
     path.write_text("\n".join([*lines, last + "1" * 200_000, ""]))
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record ends before it, at round 4; going on from round 4" in told
+    assert "the record ends before it, at round 4; resuming from round 4" in told
 
 
 def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path)
     path.write_text("\n".join([*lines[:-1], ",".join(changed), ""]))
     shutil.copytree(out, tmp_path / "first")
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record up to round 5 is not what was written; going on from round 4" in told
+    assert "the record up to round 5 is not what was written; resuming from round 4" in told
     path = tmp_path / "first" / "rounds.csv"
     path.write_text("\n".join([lines[0], lines[1].replace(".", ".0", 1), *lines[2:], ""]))
     (told,) = goes_on_with(tmp_path / "first", tmp_path / "whole", experiment)
-    assert "the record is not what was written up to round 5; going on from round 5" in told
+    assert "the record is not what was written up to round 5; resuming from round 5" in told
 
 
 def test_what_follows_from_the_settings_is_repaired(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_where_the_record_lacks_the_last_round_it_is_trained_again(tmp_path: Pat
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text[:-40])
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record ends before it, at round 4; going on from round 4" in told
+    assert "the record ends before it, at round 4; resuming from round 4" in told
 
 
 def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_folder_that_holds_a_run_is_not_run_into(tmp_path: Path) -> None:
     before = everything(tmp_path / "run")
     done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", tmp_path / "run")
     assert done.exit_code == 2
-    assert f"holds a run already; `fedshift resume {tmp_path / 'run'}` goes on with it" in done.stderr
+    assert f"already contains a run; resume it with `fedshift resume {tmp_path / 'run'}`" in done.stderr
     assert everything(tmp_path / "run") == before
 
 

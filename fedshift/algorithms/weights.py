@@ -1,4 +1,4 @@
-"""Which tensors of a model are weights: the ones a shift may change.
+"""Weights of a model: the tensors that a shift may change.
 
 A layer's weights are many numbers around a mean that carries no meaning of its own. The scale of a
 normalisation, a class token, a positional table or the magnitude of a reparametrised weight are not:
@@ -92,6 +92,6 @@ def _named(name: str) -> bool:
 
 
 def _elementwise(name: str, w: Tensor, params: Params) -> bool:
-    """Whether it comes with a bias for each of its values, as the scale of a normalisation does."""
+    """True for a tensor with one bias per value, as the scale of a normalisation has."""
     bias = params.get(f"{name.removesuffix('weight')}bias")
     return bias is not None and bias.shape == w.shape

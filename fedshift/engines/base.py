@@ -122,7 +122,7 @@ def obstacle(x: Tensor) -> str:
 
 
 def _check_storable(name: str, x: Tensor) -> None:
-    """What a file of tensors cannot hold would be missed at the end of the run."""
+    """ValueError for a tensor that the final model file could not hold."""
     try:
         if x.layout != torch.strided:
             raise KeyError(x.layout)

@@ -174,7 +174,7 @@ def addressed(reply: Message, message: Message) -> Message:
 
 
 def _clipped_outside() -> bool:
-    """Whether one of Flower's clipping mods called this one: it cannot read a frame, and its error would be dropped."""
+    """True if one of Flower's clipping mods called this one: it cannot read a frame, and its error would be dropped."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code not in CLIPPING:
         frame = frame.f_back  # type: ignore[assignment]

@@ -71,7 +71,7 @@ def alike(strategies: list[Strategy]) -> bool:
 
 
 def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Distance]]]:
-    """What else an upload must pass, a ValueError otherwise; they return more distances to compare with the others'."""
+    """Further checks of an upload: ValueError, or more distances to compare with those of the others."""
     found: list[Callable[[Message], dict[str, Distance]]] = []
     for strategy in strategies:
         if isinstance(strategy, Scaffold):
@@ -158,7 +158,7 @@ def _finite(x: Any) -> bool:
 
 
 def private(strategies: list[Strategy]) -> bool:
-    """Whether noise is added for differential privacy, which nothing may bypass."""
+    """True if noise is added for differential privacy, which nothing may bypass."""
     return any(type(strategy).__name__.startswith("DifferentialPrivacy") for strategy in strategies)
 
 

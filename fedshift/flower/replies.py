@@ -30,7 +30,7 @@ CONTROL_UPDATE, INVERSE_TRAVEL = "control update", "inverse travel"  # of SCAFFO
 
 
 class Limits(NamedTuple):
-    """How far one reply may be from the others of its round, in multiples of their median; 0 for no limit."""
+    """Limits on one reply, in multiples of the round's median; 0 for no limit."""
 
     bound: float  # of the norm of an update: a longer one is left out
     max_weight: float  # of a weight: a larger one is lowered
@@ -108,7 +108,7 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
 
 
 def _decoded(record: ArrayRecord, frame: bytes | None, sent: Sequence[Params]) -> tuple[Params, Params]:
-    """What was sent in the dtypes of the reply, and what came back of it: all tensors, or some of them.
+    """The broadcast in the dtypes of the reply, and the tensors of the reply: all of the model's, or some.
 
     A reply in other floating dtypes than were sent is brought to those of the model.
     """

@@ -95,7 +95,7 @@ class Saver:
                 continue
             saved = self._set(path, tensors, about, like)
             for other, why in damaged.items():
-                LOG.warning("%s; going on from round %d", why, saved.number)
+                LOG.warning("%s; resuming from round %d", why, saved.number)
                 other.rename(other.with_suffix(".damaged"))
             for rest in self.folder.glob(f"flower.*{TEMPORARY}"):
                 rest.unlink()

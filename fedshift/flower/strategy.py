@@ -204,7 +204,7 @@ class FedShift(Strategy):
         return found
 
     def _name(self, node: int) -> str:
-        """What a node is known by from one start of the server to the next: its partition-id, if that is its alone."""
+        """Name of a node across restarts of the server: its partition-id, if no other node has the same."""
         return f"partition {self.names[node]}" if node in self.names else str(node)
 
     def _open(self, number: int) -> Callable[[Message], Usable]:

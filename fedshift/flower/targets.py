@@ -1,4 +1,4 @@
-"""Which arrays of an app are shifted.
+"""Arrays of an app that are shifted.
 
 The names that may be are known at the start: chosen by patterns, by the app's module, or by names and shapes. Of these,
 a round shifts the ones that some client changed: what no client changes is a buffer or frozen.
@@ -49,7 +49,7 @@ def targets(model: Params, tensors: Sequence[str] | None, module: nn.Module | No
 
 
 def _all_alike(x: Tensor) -> bool:
-    """Whether all values are one number other than 0, as those of a new scale are and those of a weight are not."""
+    """True if all values are the same number other than 0, as in a new scale and never in a weight."""
     low, high = ends(x)
     return low == high != 0
 
@@ -89,7 +89,7 @@ class Arrived:
         return Reader(described(self.frame, like)).open(self.frame)[1]
 
     def differs(self, name: str, known: dict[tuple[int, str, Codec], Coded]) -> bool:
-        """Whether it is the upload of an array that its client changed; `known` keeps what was encoded for others."""
+        """True if the client changed this array; `known` keeps what was encoded for others."""
         sent, decoded = (torch.from_numpy(record[name].numpy()) for record in (self.sent, self.decoded))
         if torch.equal(sent.to(decoded.dtype), decoded):
             return False
@@ -121,7 +121,7 @@ def changed(names: Sequence[str], uploads: Sequence[Arrived]) -> list[str]:
 
 
 def _same(coded: Coded, part: Part, codec: Codec, decoded: Tensor) -> bool:
-    """Whether a part of a frame is of the tensor that was coded."""
+    """True if a part of a frame holds the tensor that was coded."""
     sides = [side for _, side in coded if side.numel()]
     if len(sides) != len(part.sides) or not all(map(torch.equal, sides, part.sides)):
         return False

@@ -45,7 +45,7 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
 
 
 def _reached(done: Sequence[Strand]) -> str:
-    """What the only line came to, or the best of several."""
+    """Final score of the only line, or of the best of several."""
     lower = done[0].experiment.train.lower
     best = (min if lower else max)(done, key=lambda one: one.row.mean if one.row else 0.0)
     assert best.row

@@ -93,7 +93,7 @@ def test_nodes_remember_what_an_older_checkpoint_needs(tmp_path: Path) -> None:
     damage(checkpoints(tmp_path / "run")[-1])
     list(on_flower(experiment(name), grid, tmp_path / "run", tell=said.append))
     assert len(said) == 1
-    assert "going on from round 5" in said[0]
+    assert "resuming from round 5" in said[0]
     assert told(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
 
 

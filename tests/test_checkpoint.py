@@ -105,7 +105,7 @@ def test_when_all_is_damaged_it_says_so_each_time_and_changes_nothing(what: str,
         damage(path)
     before = everything(tmp_path / "run")
     for _ in range(2):
-        with pytest.raises(RunError, match=r"damaged: .*damaged: .*; no checkpoint is left to go on from"):
+        with pytest.raises(RunError, match=r"damaged: .*damaged: .*; no usable checkpoint is left"):
             resume(tmp_path / "run", data=digits())
         assert everything(tmp_path / "run") == before
 

@@ -58,7 +58,7 @@ def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path)
     stopped(tmp_path / "run", BOTH)
     (tmp_path / "run" / "rounds.csv").write_text((tmp_path / "run" / "rounds.csv").read_text().partition("\n")[0])
     before = everything(tmp_path / "run")
-    with pytest.raises(RunError, match="the record ends before it, at round 0; no checkpoint is left"):
+    with pytest.raises(RunError, match="the record ends before it, at round 0; no usable checkpoint is left"):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 

@@ -1,5 +1,8 @@
 """Trackers have as long as they need: a busy machine is no reason for a word about one that is late."""
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 
 from fedshift.track import threads
@@ -11,3 +14,11 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "WAIT", 600.0)
     for name in ("WANDB_INIT_TIMEOUT", "WANDB__SERVICE_WAIT"):  # seconds, of W&B's own process
         monkeypatch.setenv(name, "600")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as Python handles it: a shell starts background jobs with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -145,6 +145,7 @@ def test_training_does_not_wait_for_one_that_hangs(
     assert sorted(number for part in rounds for number in part) == [1, 2, 3]  # the rest came when it could
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "SILENT", 0.1)
     free, waiting = Event(), Event()

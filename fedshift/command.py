@@ -212,8 +212,7 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     """The table, what it says, and where the rest is; `of` are the runs there should be."""
     rows, experiment = summary.rows(results, of), of[0]
     if as_json:
-        told = [_json(row) for row in rows]
-        echo(strict_json({"out": str(out), "rows": told, "report": report(out)}))
+        echo(strict_json({"out": str(out), "rows": [_json(row) for row in rows], "report": report(out)}))
         return
     console = Console(markup=False, emoji=False)
     console.print(summary.table(rows, experiment, experiment.data.name, console.width))
@@ -230,8 +229,8 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
 def _json(row: summary.Row) -> dict[str, Any]:
     """A row for programs: `gain` is the difference of the metrics, whatever the goal."""
     train = row.experiment.train
-    told = {key: value for key, value in row._asdict().items() if key != "experiment"}
-    return told | {"mean": row.mean, "spread": row.spread, "metric": train.metric, "goal": train.direction}
+    fields = {key: value for key, value in row._asdict().items() if key != "experiment"}
+    return fields | {"mean": row.mean, "spread": row.spread, "metric": train.metric, "goal": train.direction}
 
 
 def look_at(out: Path) -> None:

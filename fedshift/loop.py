@@ -94,14 +94,14 @@ class Turn:
         A round whose result is not finite is skipped: state and clients' memory stay as they were.
         """
         fed, state, broken = self.fed, self.state, ""
-        told: dict[str, Layer] = {}
+        layer_stats: dict[str, Layer] = {}
         if self.uploads.mean.count:
             rnd = self.uploads.round(self.number, fed.partition.clients)
             out, server = fed.algorithm.server.apply(state.out, state.server, rnd)
-            told, broken = self.uploads.layers(rnd, out, server, state.server)
+            layer_stats, broken = self.uploads.layers(rnd, out, server, state.server)
         if broken:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
-            self.uploads, told = self.uploads.skipped(why), {}
+            self.uploads, layer_stats = self.uploads.skipped(why), {}
         if self.uploads.mean.count:
             state = State(self.number, out, server, 0)
             for client, memory in self.uploads.memory.items():
@@ -116,7 +116,7 @@ class Turn:
         self.clock.lap("aggregate")
         found = score(state.out.params) if score else None
         self.clock.lap("evaluate")
-        return state, self.uploads.outcome(self.number, found, told, len(self.dropped), self.clock.seconds)
+        return state, self.uploads.outcome(self.number, found, layer_stats, len(self.dropped), self.clock.seconds)
 
 
 def run_round(

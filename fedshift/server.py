@@ -1,7 +1,7 @@
 """The server's side of a round: uploads are checked, measured against each other, and averaged."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import median_low
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from fedshift.evaluate import Score
 from fedshift.federation import Federation, Layer, Outcome, shift_of
 from fedshift.frame import WireError
 from fedshift.names import printable
+from fedshift.tree import norm
 from fedshift.types import Broadcast, Decoded, Params, Round
 from fedshift.uplink import Uplink, code, quantized, read
 from fedshift.wire import EXACT, Choice, fixed, size, unpack
@@ -324,12 +325,6 @@ class Uploads:
             histograms=next((upload.histograms for upload in self.taken if upload.histograms), ()),
             capped=self.capped,
         )
-
-
-def norm(tensors: Iterable[Tensor]) -> float:
-    """|x| over all floating tensors, added up in float64"""
-    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors if x.is_floating_point()]
-    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
 
 
 def largest(x: Tensor) -> Tensor:

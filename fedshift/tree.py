@@ -30,6 +30,16 @@ def over(x: Tensor, like: Tensor) -> Tensor:
     return x.view(-1, *[1] * (like.ndim - 1)) if x.ndim else x
 
 
+def norm(tensors: Iterable[Tensor]) -> float:
+    """|x| over all floating tensors, added up in float64.
+
+    >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]]), torch.tensor([7])])
+    5.0
+    """
+    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors if x.is_floating_point()]
+    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     """True if two tensors hold the same bytes, NaN and dtypes without arithmetic included.
 

@@ -32,7 +32,7 @@ FARTHEST = {torch.float32: 1e30, torch.float64: 1e300, torch.float16: 3e4, torch
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is trained, on what, and how: the same for every client and round.
+    """Model, data and local optimizer: the same for every client and round.
 
     Parameters that are trained and the buffers of the model's state travel. Frozen weights, tensors without
     elements, and buffers that no frame can carry (-inf of an attention mask, float8, complex) stay in the

@@ -64,10 +64,10 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        said = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
-        if (text := said.toml()) not in built:  # once a process
+        settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
+        if (text := settings.toml()) not in built:  # once a process
             built.clear()
-            built[text] = Node(said, build(said, model, data, loss, metric))
+            built[text] = Node(settings, build(settings, model, data, loss, metric))
         return built[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
     return app

@@ -4,7 +4,7 @@ An upload is one `Array` that holds a frame, with a serialisation type of its ow
 not know it fails loudly, and one object is one request where many small ones are many.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, Literal, TypeVar
 
@@ -34,12 +34,6 @@ def to_params(record: ArrayRecord) -> Params:
 
 def to_record(params: Params) -> ArrayRecord:
     return ArrayRecord({name: Array(x.detach().cpu().numpy()) for name, x in params.items()})
-
-
-def norm(tensors: Iterable[Tensor]) -> float:
-    """|x| over tensors laid end to end, in float64."""
-    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors]
-    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
 
 
 def enclose(frame: bytes) -> Array:

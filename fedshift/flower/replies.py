@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fedshift.bounds import VARIANCES, capped, median_integers, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import finite
-from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, norm, only, to_record
+from fedshift.flower.arrays import BUFFERS, as_model, checked, described, frame_of, only, to_record
 from fedshift.frame import Header, WireError
 from fedshift.names import printable
+from fedshift.tree import norm
 from fedshift.types import Params
 from fedshift.uplink import read
 from fedshift.wire import header

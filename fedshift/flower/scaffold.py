@@ -24,10 +24,10 @@ from torch import Tensor
 from fedshift.algorithms.scaffold import Controlled
 from fedshift.bounds import BOUND, shortened
 from fedshift.codecs.base import finite
-from fedshift.flower.arrays import BUFFERS, CONTROL, frame_of, norm, only, to_params, to_record
+from fedshift.flower.arrays import BUFFERS, CONTROL, frame_of, only, to_params, to_record
 from fedshift.flower.mod import QuantizeMod
 from fedshift.flower.replies import CONTROL_UPDATE, INVERSE_TRAVEL, Distance
-from fedshift.tree import take, tmap, zeros
+from fedshift.tree import norm, take, tmap, zeros
 from fedshift.types import Broadcast, Params
 from fedshift.uplink import Sent
 

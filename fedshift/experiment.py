@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedshift import rng
+from fedshift import rng, tree
 from fedshift.algorithms import Algorithm, Shift, chain, fedavg, fedprox, scaffold
 from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
@@ -88,8 +88,9 @@ def build(
         cap=experiment.bounds.weight,
     )
     if (tensors := experiment.shift.tensors) is not None and experiment.shift.on and not fed.shifted:
-        there = ", ".join(task.trained)
-        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor among the trained ones: {there}")
+        there = Shift(experiment.shift.per, tensors=("*",)).chosen(tree.take(task.params, task.trained))
+        kind = "trained ones" if experiment.shift.per == "layer" else "trained ones with filters of two inputs or more"
+        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor among the {kind}: {', '.join(there)}")
     return fed
 
 

@@ -34,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": {"name": "cifar10", "clients": 100, "partition": "shards", "augment": True},
         "model": {"name": "paper-cnn"},
         "algorithm": {"name": "fedavg", "mu": 0.01, "control": "sent", "weights": "equal"},
-        "shift": {"on": True, "per": "layer", "share": "uploads", "max_share": 1.0},
+        "shift": {"on": True, "per": "layer", "max_share": 1.0},
         "train": {
             "rounds": 800,
             "cohort": 10,

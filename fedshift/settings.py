@@ -37,8 +37,15 @@ def _file_name(name: str) -> str:
     return name
 
 
+def _not_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number from 0 to 1, or 'uploads'")  # Python takes it for one
+    return value
+
+
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=1e-3, le=1e15), BeforeValidator(_rate)]  # bytes per second, or "10Mbit/s"
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
@@ -103,8 +110,8 @@ class Shift(Table):
 
     on: bool = True
     per: Literal["filter", "layer"] = "filter"
-    share: Annotated[float, Field(ge=0, le=1)] | Literal["uploads"] = 1.0  # uploads: that of quantized uploads
-    max_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # at most, of share = "uploads"
+    share: Annotated[Fraction | Literal["uploads"], BeforeValidator(_not_boolean)] = 1.0  # uploads: of quantized ones
+    max_share: Fraction = 0.5  # at most, of share = "uploads"
     warmup: Whole = 0  # rounds until the whole share is taken
     tensors: tuple[str, ...] | None = None  # names or patterns; the weights of layers otherwise
 
@@ -359,7 +366,9 @@ def explain(error: ValidationError) -> str:
         if message.startswith("must"):  # of one value
             return f"{where} = {seen!r}: {message}"
         return f"{where}.{message}" if where else message
-    if parts[-1:] == ["per"]:
+    if parts == ["shift", "share"]:
+        return f"{where} = {seen!r}: must be a number from 0 to 1, or 'uploads'"
+    if parts[-1:] == ["per"] and parts != ["shift", "per"]:
         return f"{where} = {seen!r}: must be 'tensor', 'channel', or how many values share one codebook"
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
         return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one for each client"

@@ -14,7 +14,8 @@ and weight standardization (Qiao et al., 2019) compute with w_f - mean(w_f), and
 quantized uploads. Here the model stays as it is, and the mean is subtracted once per round.
 
 A filter of few inputs needs its mean: without it, a 3x3 kernel on one channel cannot see brightness. Weights with
-fewer than `FAN_IN` inputs per filter are left alone, unless they are named.
+fewer than `FAN_IN` inputs per filter are left alone, unless they are named. A filter of one input is its own mean, and
+so is each value of a bias: these are never centred.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ def centre(params: Params, share: float = 1.0, filters: Mapping[str, Filters] | 
     return {name: chosen[name].centred(w, share) if share and name in chosen else w for name, w in params.items()}
 
 
-def wide(params: Params, filters: Mapping[str, Filters]) -> dict[str, Filters]:
-    """Those of the weights whose filters have enough inputs to be centred without being named."""
-    return {name: at for name, at in filters.items() if at.fan_in(params[name].shape) >= FAN_IN}
+def wide(params: Params, filters: Mapping[str, Filters], least: int = FAN_IN) -> dict[str, Filters]:
+    """Those of the weights whose filters have at least so many inputs (default: to be centred without being named)."""
+    there = {name: at for name, at in filters.items() if name in params}
+    return {name: at for name, at in there.items() if at.fan_in(params[name].shape) >= least}

@@ -70,7 +70,7 @@ class Shift:
     `share` is a number, or "uploads" for the share of the quantized uploads, at most `max_share`; not given, it is
     "uploads" per layer and 1 per filter. `tensors` are names or patterns of what is shifted; without them, the weights
     of layers, of at least `FAN_IN` inputs where it is per filter. `filters` tells where the filters of a weight are;
-    without it, names and shapes do.
+    without it, names and shapes do. Tensors without filters of two inputs, like biases, are never centred.
     """
 
     per: Per = "layer"
@@ -78,7 +78,7 @@ class Shift:
     max_share: float = 0.5
     warmup: int = 0  # rounds until the whole share is taken
     tensors: tuple[str, ...] | None = None
-    filters: Mapping[str, Filters] | None = field(default=None, repr=False)
+    filters: Mapping[str, Filters] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         if self.per not in ("layer", "filter"):
@@ -87,7 +87,8 @@ class Shift:
             object.__setattr__(self, "share", default_share(self.per))
         if not 0 <= self.max_share <= 1:
             raise ValueError(f"Shift(max_share={self.max_share}): max_share must be between 0 and 1")
-        if self.share != "uploads" and not (isinstance(self.share, (int, float)) and 0 <= self.share <= 1):
+        number = isinstance(self.share, (int, float)) and not isinstance(self.share, bool)
+        if self.share != "uploads" and not (number and 0 <= self.share <= 1):
             raise ValueError(f"Shift(share={self.share!r}): share must be between 0 and 1, or 'uploads'")
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
@@ -101,12 +102,14 @@ class Shift:
 
     def chosen(self, params: Params) -> list[str]:
         """Names of the tensors that are shifted."""
-        if self.per == "filter" and self.tensors is None:
-            return list(wide(params, self._filters(params)))
-        return layers(params, self.tensors)
+        return layers(params, self.tensors) if self.per == "layer" else list(self._chosen_filters(params))
 
-    def _filters(self, params: Params) -> Mapping[str, Filters]:
-        return likely_filters(params) if self.filters is None else self.filters
+    def _chosen_filters(self, params: Params) -> dict[str, Filters]:
+        """Position of the filters in each tensor that is centred."""
+        known = likely_filters(params) if self.filters is None else self.filters
+        if self.tensors is None:
+            return wide(params, known)
+        return wide(params, {name: known.get(name, Filters()) for name in layers(params, self.tensors)}, least=2)
 
     def init(self, params: Params) -> Params:
         return {}
@@ -116,11 +119,10 @@ class Shift:
 
     def shifted(self, params: Params, rnd: Round) -> Params:
         """The parameters after the shift of a round."""
-        share, names = self.share_in(rnd), self.chosen(params)
+        share = self.share_in(rnd)
         if self.per == "layer":
-            return shift(params, share, names)
-        known = self._filters(params)
-        return centre(params, share, {name: known.get(name, Filters()) for name in names})
+            return shift(params, share, self.tensors)
+        return centre(params, share, self._chosen_filters(params))
 
 
 def shifted(

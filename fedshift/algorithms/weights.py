@@ -55,7 +55,7 @@ class Filters(NamedTuple):
         return self._means(self._grouped(w)).flatten()
 
     def centred(self, w: Tensor, share: float) -> Tensor:
-        """w_f - share * mean(w_f) for each filter f.
+        """w_f - share * mean(w_f) for each filter f, computed in float32 or wider.
 
         >>> Filters().centred(torch.tensor([[1.0, 3.0], [4.0, 6.0]]), 1.0).tolist()
         [[-1.0, 1.0], [-1.0, 1.0]]
@@ -64,14 +64,17 @@ class Filters(NamedTuple):
         """
         wide = torch.promote_types(w.dtype, torch.float32)
         grouped = self._grouped(w)
-        return (grouped.to(wide) - (share * self._means(grouped)).to(wide)).view_as(w).to(w.dtype)
+        return (grouped.to(wide) - (share * self._means(grouped)).to(wide)).reshape(w.shape).to(w.dtype)
 
     def fan_in(self, shape: torch.Size) -> int:
-        """Number of weights in one filter."""
-        return shape.numel() // (shape[self.axis] * self.groups) if shape.numel() else 0
+        """Number of weights in one filter; 1 where a tensor has one axis or none."""
+        if not shape.numel() or len(shape) < 2:
+            return min(shape.numel(), 1)
+        return shape.numel() // (shape[self.axis] * self.groups)
 
     def _grouped(self, w: Tensor) -> Tensor:
-        return w.reshape(self.groups, -1, *w.shape[1:])
+        w = torch.atleast_1d(w)
+        return w.reshape(self.groups, len(w) // self.groups, *w.shape[1:])
 
     def _means(self, grouped: Tensor) -> Tensor:
         output = 1 + self.axis % (grouped.ndim - 1)
@@ -98,28 +101,34 @@ def all_names(module: nn.Module) -> list[str]:
 
 
 def filters(module: nn.Module) -> dict[str, Filters]:
-    """Position of the filters in each weight, by all its names; embeddings have a row per symbol and no filters.
+    """Position of the filters in each weight, by all its names.
+
+    Embeddings have a row per symbol and no filters. A weight that an embedding shares, or that layers of different
+    kinds share such that their filters are on different axes, is left out too.
 
     >>> filters(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Embedding(5, 8)))
     {'0.weight': Filters(axis=0, groups=1), '1.weight': Filters(axis=1, groups=2)}
     """
     found = _among(module, module.named_parameters(remove_duplicate=False)).items()
-    return {name: _filters_of(part) for name, part in found if not isinstance(part, (nn.Embedding, nn.EmbeddingBag))}
+    positions = {name: {_filters_of(part) for part in parts} for name, parts in found}
+    return {name: at for name, (at, *others) in positions.items() if at is not None and not others}
 
 
-def _filters_of(part: nn.Module) -> Filters:
+def _filters_of(part: nn.Module) -> Filters | None:
+    if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+        return None
     return Filters(1, part.groups) if isinstance(part, nn.modules.conv._ConvTransposeNd) else Filters()
 
 
-def _among(module: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Module]:
-    """The weights among named parameters, and the layer that holds each."""
-    held, factors = dict[int, nn.Module](), set[int]()  # by identity: a tensor may have several names
+def _among(module: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, list[nn.Module]]:
+    """The weights among named parameters, and the layers that hold each."""
+    held, factors = dict[int, list[nn.Module]](), set[int]()  # by identity: a tensor may have several names
     for path, part in module.named_modules(remove_duplicate=False):
         for name, p in part.named_parameters(recurse=False):
             if FACTOR.search(f"{path}.{name}"):
                 factors.add(id(p))
             elif any(isinstance(part, kinds) and pattern.fullmatch(name) for kinds, pattern in LAYERS):
-                held.setdefault(id(p), part)
+                held.setdefault(id(p), []).append(part)
     return {
         name: held[id(p)]
         for name, p in named
@@ -166,7 +175,9 @@ def likely_filters(params: Params) -> dict[str, Filters]:
     """Position of the filters in each likely weight, as far as names and shapes tell; embeddings are left out.
 
     Output units are on the first axis of a `weight` and on the last of a `kernel`; in a list of arrays, on the axis
-    that fits the lengths of more biases. A bias that fits only the axis beside it belongs to a transposed convolution.
+    that fits the lengths of more biases. A bias that fits only the axis beside it belongs to a transposed convolution,
+    or to a linear layer that keeps its matrix transposed. Left out are also weights with the values of an embedding,
+    which share its tensor, and weights whose output units take several axes, like the queries of Keras' attention.
 
     >>> w, up = torch.ones(3, 4), torch.ones(6, 3, 2, 2)
     >>> likely_filters({"fc.weight": w, "fc.bias": torch.ones(3), "up.weight": up, "up.bias": torch.ones(3)})
@@ -174,27 +185,50 @@ def likely_filters(params: Params) -> dict[str, Filters]:
     >>> likely_filters({"0": torch.ones(4, 3), "1": torch.ones(3)})
     {'0': Filters(axis=-1, groups=1)}
     """
-    names = [name for name in likely(params) if not any(word.startswith(EMBEDDING) for word in _words(name))]
+    names, tables = list[str](), list[Tensor]()
+    for name in likely(params):
+        if any(word.startswith(EMBEDDING) for word in _words(name)):
+            tables.append(params[name])
+        else:
+            names.append(name)
+    names = [name for name in names if not _several_axes(name, params) and not _one_of(params[name], tables)]
     biases = {name: _bias(name, params) for name in names}
     known = [(params[name].shape, len(bias)) for name, bias in biases.items() if bias is not None]
-    kernels = sum(shape[-1] == n for shape, n in known) > sum(shape[0] == n for shape, n in known)
-    return {
-        name: _position(params[name], bias, kernels if name.isdigit() else name.endswith("kernel"))
-        for name, bias in biases.items()
-    }
+    known = [(shape, n) for shape, n in known if len(shape) == 2 or all(name.isdigit() for name in names)]
+    last = sum(shape[-1] == n for shape, n in known) > sum(shape[0] == n for shape, n in known)
+    return {name: _position(name, params[name], bias, last) for name, bias in biases.items()}
+
+
+def _several_axes(name: str, params: Params) -> bool:
+    """True for a weight whose bias has several axes, those of its output units."""
+    bias = params.get(_bias_name(name))
+    return bias is not None and bias is not params[name] and bias.ndim >= 2 and bias.shape == params[name].shape[1:]
+
+
+def _one_of(w: Tensor, tables: list[Tensor]) -> bool:
+    return any(w.shape == table.shape and torch.equal(w, table) for table in tables)
+
+
+def _bias_name(name: str) -> str:
+    """Name of the bias that belongs to a weight; in a list, the place of the array that follows it."""
+    return str(int(name) + 1) if name.isdigit() else re.sub("(weight|kernel)$", "bias", name)
 
 
 def _bias(name: str, params: Params) -> Tensor | None:
-    """The bias that belongs to a weight: of the same name, or the array that follows it in a list."""
-    other = str(int(name) + 1) if name.isdigit() else re.sub("(weight|kernel)$", "bias", name)
-    bias = params.get(other)
+    bias = params.get(_bias_name(name))
     return bias if bias is not None and bias.ndim == 1 else None
 
 
-def _position(w: Tensor, bias: Tensor | None, last: bool) -> Filters:
+def _position(name: str, w: Tensor, bias: Tensor | None, turned: bool) -> Filters:
+    """`turned`: most biases fit the last axes of their weights."""
+    last = turned if name.isdigit() else name.endswith("kernel")
     axis, other = (-1, -2) if last else (0, 1)
-    if w.ndim >= 3 and bias is not None and len(bias) != w.shape[axis]:
-        groups, rest = divmod(len(bias), w.shape[other])
-        if not rest and w.shape[axis] % groups == 0 and (groups == 1 or not last):
-            return Filters(other, groups)
-    return Filters(axis)
+    groups, rest = divmod(0 if bias is None else len(bias), w.shape[other])
+    if bias is None or not groups or rest:
+        return Filters(axis)
+    fits = len(bias) == w.shape[axis]
+    if w.ndim == 2:  # in a list, what follows a weight may belong to the next layer
+        beside = groups == 1 and not name.isdigit() and (not fits or (turned and not last))
+    else:
+        beside = not fits and w.shape[axis] % groups == 0 and (groups == 1 or not last)
+    return Filters(other, groups) if beside else Filters(axis)

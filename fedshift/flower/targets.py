@@ -51,7 +51,8 @@ def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
     if rule.tensors is None:
         found = [name for name in found if not _all_alike(model[name])]
     elif not found:
-        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {', '.join(model)}")
+        there = ", ".join(replace(rule, tensors=("*",)).chosen(model)) if rule.per == "filter" else ", ".join(model)
+        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {there}")
     return replace(rule, tensors=tuple(found))
 
 
@@ -62,7 +63,7 @@ def _all_alike(x: Tensor) -> bool:
 
 
 def _of_module(model: Params, module: nn.Module) -> dict[str, Filters | None]:
-    """Weights among the arrays and where their filters are, None for embeddings.
+    """Weights among the arrays and where their filters are, None for those without, like embeddings.
 
     Arrays are found by their names in the module's state, or, of a list of arrays, by their places among its tensors.
     """

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
+from fedshift.algorithms.weights import FAN_IN
 from fedshift.data.datasets import Dataset
 from fedshift.engines.base import Engine, duplicate, one_thread
 from fedshift.evaluate import Loss, Metric
@@ -118,8 +119,7 @@ class Run:
         shared = like.fed.task.data if like else None
         self.fed: Federation = build(experiment, model, data or shared, loss, metric)
         if experiment.shift.on and not self.fed.shifted:
-            kind = type(self.fed.task.model).__name__
-            tell(f"shift.on = true: nothing is shifted: no trained tensor of {kind} is the weight of a known layer")
+            tell(f"shift.on = true: nothing is shifted: {why_nothing(self.fed)}")
         self.journal = Journal(Path(out), experiment, self.fed, given) if out is not None else None
         self.closed = False
         try:
@@ -280,6 +280,15 @@ def resume(
         raise RunError(f"{out}: this run is finished; `fedshift report {out}` shows it")
     experiment = settings_of(folder)
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)
+
+
+def why_nothing(fed: Federation) -> str:
+    """Reason why a shift finds no tensor to shift, and what to do about it."""
+    kind = type(fed.task.model).__name__
+    if not fed.layers:
+        return f"no trained tensor of {kind} is the weight of a known layer"
+    few = f"no weight of {kind} has filters of {FAN_IN} inputs or more"
+    return f"{few}; name weights in shift.tensors, or choose shift.per = 'layer'"
 
 
 def nothing_in(folder: Path) -> str:

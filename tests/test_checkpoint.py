@@ -34,6 +34,8 @@ from tests.test_files import disk
 
 __all__ = ["disk"]  # a fixture
 
+LAYER, FILTER = ({"shift": {"per": per}} for per in ("layer", "filter"))
+
 
 # what is kept
 
@@ -57,7 +59,11 @@ def test_two_checkpoints_are_kept_and_only_the_cohort_is_written(tmp_path: Path)
     assert names | {"model.safetensors"} == {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
 
 
-@pytest.mark.parametrize("changes", [[BOTH], [BOTH, DISK, SELDOM]], ids=["ram", "disk"])
+@pytest.mark.parametrize(
+    "changes",
+    [[BOTH, LAYER], [BOTH, DISK, SELDOM, LAYER], [BOTH, FILTER], [FEDAVG, SELDOM, FILTER]],
+    ids=["ram", "disk", "per filter", "per filter, without memory"],
+)
 def test_a_run_that_was_stopped_goes_on_to_the_bit(changes: list[dict[str, Any]], tmp_path: Path) -> None:
     experiment = stopped(tmp_path / "run", *changes)
     assert goes_on(tmp_path / "run", experiment, tmp_path / "whole") == []

@@ -27,8 +27,8 @@ GRID: dict[str, Any] = BATCHED | {
     "sweep": {
         "runs": [
             {"uplink": {"bits": "32+32"}, "shift": {"on": False}},
-            {"uplink": {"bits": "32+4"}},
-            {"uplink": {"bits": "32+4"}, "algorithm": {"name": "scaffold"}},
+            {"uplink": {"bits": "32+4"}, "shift": {"per": "layer"}},
+            {"uplink": {"bits": "32+4"}, "algorithm": {"name": "scaffold"}, "shift": {"per": "filter"}},
             {"uplink": {"bits": "32+4", "feedback": True}, "algorithm": {"name": "fedprox"}},
         ],
         "seed": [0, 1],

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from fedshift import Codec, Experiment, KMeans, PerBlock, PerChannel, Stochastic, Uniform, Uplink, Zstd, run
-from fedshift.experiment import build
+from fedshift.algorithms import Chain, Shift
+from fedshift.experiment import algorithm, build
 from fedshift.files import RunError
 from fedshift.grid import expand
 from fedshift.links import interleave, links
 from fedshift.presets import PRESETS
 from fedshift.settings import check_used
-from fedshift.toml import SettingsError, assign, merge, read
+from fedshift.toml import SettingsError, assign, dotted, merge, read
 from fedshift.wire import EXACT
 from tests.federations import points
 from tests.runs import fedshift
@@ -40,16 +41,71 @@ def test_a_file_says_what_an_experiment_is_and_the_other_way_round(tmp_path: Pat
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
     experiments = expand(PRESETS[name])
-    assert len(experiments) == (9 if name == "demo" else 1)
+    assert len(experiments) == (15 if name == "demo" else 1)
 
 
 def test_the_paper_preset_has_the_papers_values() -> None:
     (paper,) = expand(PRESETS["paper"])
     train = paper.train
+    assert (paper.shift.on, paper.shift.per, paper.shift.share, paper.shift.warmup) == (True, "layer", "uploads", 0)
     assert (paper.data.clients, train.cohort, train.rounds, train.epochs, train.batch) == (100, 10, 800, 10, 50)
     assert (train.lr, train.momentum, paper.algorithm.mu, paper.shift.max_share) == (0.005, 0.9, 0.01, 1.0)
     assert (paper.algorithm.control, paper.algorithm.weights, train.selection) == ("sent", "equal", "stratified")
     assert links(paper)[1].tolist() == [0, 1] * 50  # even ids superior
+
+
+SHIFTS: list[tuple[str, tuple[str, float | str, float]]] = [  # TOML, then per, share and max_share
+    ("", ("filter", 1.0, 0.5)),
+    ("on = true", ("filter", 1.0, 0.5)),
+    ("share = 0.25", ("filter", 0.25, 0.5)),
+    ("share = 1", ("filter", 1.0, 0.5)),
+    ('share = "uploads"', ("filter", "uploads", 0.5)),
+    ('tensors = ["fc*"]', ("filter", 1.0, 0.5)),
+    ('per = "layer"', ("layer", "uploads", 0.5)),
+    ('per = "layer"\nshare = 0.75', ("layer", 0.75, 0.5)),
+    ("max_share = 1.0", ("layer", "uploads", 1.0)),
+    ("warmup = 3", ("layer", "uploads", 0.5)),
+    ("max_share = 0.5\nwarmup = 0\nshare = 0.75", ("layer", 0.75, 0.5)),
+    ('per = "filter"\nwarmup = 3', ("filter", 1.0, 0.5)),
+    ('per = "filter"\nmax_share = 0.3', ("filter", 1.0, 0.3)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SHIFTS)
+def test_a_shift_is_per_filter_unless_it_is_per_layer_or_has_settings_of_the_papers_rule(
+    text: str, expected: tuple[str, float | str, float]
+) -> None:
+    experiment = Experiment(shift=tomllib.loads(text))
+    for one in (experiment, Experiment(**tomllib.loads(experiment.toml())), experiment.changed(seed=3)):
+        assert (one.shift.per, one.shift.share, one.shift.max_share) == expected
+    rule = algorithm(experiment).server
+    assert isinstance(rule, Chain)
+    assert isinstance(rule.rules[-1], Shift)
+    assert (rule.rules[-1].per, rule.rules[-1].share, rule.rules[-1].max_share) == expected
+
+
+def test_a_change_of_per_fills_in_the_share_that_was_not_given_anew() -> None:
+    layer = Experiment(shift={"per": "layer"})
+    assert layer.changed(**{"shift.per": "filter"}).shift == Experiment().shift
+    assert Experiment().changed(**{"shift.per": "layer"}).shift == layer.shift
+    assert Experiment(shift={"share": 0.25}).changed(**{"shift.per": "layer"}).shift.share == 0.25
+    (paper,) = expand(merge(PRESETS["paper"], {"shift": {"per": "filter"}}))
+    assert (paper.shift.per, paper.shift.share) == ("filter", 1.0)
+
+
+PUBLISHED = sorted((Path(__file__).parents[1] / "results").glob("*/settings.toml"))
+
+
+def test_records_of_earlier_versions_are_read_as_the_papers_rule_and_keep_all_their_settings() -> None:
+    old = [raw for raw in map(read, PUBLISHED) if "per" not in raw["shift"]]
+    assert len(old) > 20
+    for raw in old:
+        experiment = Experiment(**raw)
+        assert experiment.shift.per == "layer"
+        assert experiment.shift.share == raw["shift"].get("share", "uploads")
+        now = dotted(tomllib.loads(experiment.toml()))
+        assert {key: now[key] for key in dotted(raw)} == dotted(raw)
+        assert Experiment(**tomllib.loads(experiment.toml())) == experiment
 
 
 def test_links_alike_in_parts_by_fraction_and_one_by_one() -> None:
@@ -109,6 +165,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train": {"dropout": 1}}, "train.dropout = 1: must be less than 1"),
     ({"data": {"partition": "shard"}}, "data.partition = 'shard': must be 'shards', 'dirichlet', 'iid' or 'labels'"),
     ({"shift": {"max_share": 2}}, "shift.max_share = 2: must be less than or equal to 1"),
+    ({"shift": {"per": "unit"}}, "shift.per = 'unit': must be 'filter' or 'layer'"),
+    ({"shift": {"per": 3}}, "shift.per = 3: must be 'filter' or 'layer'"),
+    ({"shift": {"share": "all"}}, "shift.share = 'all': must be a number from 0 to 1, or 'uploads'"),
+    ({"shift": {"share": 1.5}}, "shift.share = 1.5: must be a number from 0 to 1, or 'uploads'"),
+    ({"shift": {"share": -1}}, "shift.share = -1: must be a number from 0 to 1, or 'uploads'"),
+    ({"shift": {"share": float("nan")}}, "shift.share = nan: must be a number from 0 to 1, or 'uploads'"),
+    ({"shift": {"share": True}}, "shift.share = True: must be a number from 0 to 1, or 'uploads'"),
+    ({"shift": {"share": [1.0]}}, "shift.share = [1.0]: must be a number from 0 to 1, or 'uploads'"),
+    ({"shift": {"tensors": "fc*"}}, "shift.tensors = 'fc*': must be"),
     ({"seed": "x"}, "seed = 'x': must be a valid integer"),
     ({"train": {"rounds": True}}, "train.rounds = True: must be a valid integer"),
     ({"train": {"batch": 10**15}}, "train.batch = 1000000000000000: must be less than or equal to 100000000"),
@@ -172,8 +237,13 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
     (
-        {"shift": {"tensors": ["nothing*"]}},
+        {"shift": {"tensors": ["nothing*"], "per": "layer"}},
         "shift.tensors = ('nothing*',): there is no such tensor among the trained ones: fc1.weight",
+    ),
+    (
+        {"shift": {"tensors": ["fc1.bias"]}},
+        "shift.tensors = ('fc1.bias',): there is no such tensor among the trained ones with filters of two inputs or "
+        "more: fc1.weight, fc2.weight",
     ),
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
     ({"train": {"metric": "tests.test_settings:one"}}, "a metric must give one number for each of 60 examples"),

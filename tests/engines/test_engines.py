@@ -11,9 +11,14 @@ from fedshift.experiment import build
 from fedshift.federation import Federation
 from tests.federations import Normed, federation, points, processes, same, settings, train
 
+CENTRED: dict[str, Any] = {"on": True, "per": "filter", "tensors": ["*weight"]}  # filters have only 6 to 8 inputs
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "fedpaq": {"uplink": {"bits": "32+4"}, "shift": {"on": True}},
+    "fedpaq": {"uplink": {"bits": "32+4"}, "shift": {"on": True, "per": "layer"}},
+    "centred": {"shift": CENTRED},
+    "centred by half": {"uplink": {"bits": "32+4"}, "shift": CENTRED | {"share": "uploads", "warmup": 2}},
+    "centred scaffold": {"algorithm": {"name": "scaffold"}, "uplink": {"bits": "32+4"}, "shift": CENTRED},
+    "centred feedback": {"uplink": {"bits": 4, "feedback": True}, "shift": CENTRED},
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.1}},
     "scaffold": {"algorithm": {"name": "scaffold"}, "uplink": {"bits": 8}},
     "scaffold sent": {"algorithm": {"name": "scaffold", "control": "sent"}, "uplink": {"bits": "32+4"}},
@@ -40,6 +45,17 @@ def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
         assert all(same(memory.held[k], remembered.held[k]) for k in memory.held)
         plain = [outcome._replace(seconds={}, uplink_seconds=None) for outcome in outcomes]
         assert plain == [outcome._replace(seconds={}, uplink_seconds=None) for outcome in told]
+
+
+def test_centred_weights_have_filters_of_mean_zero_and_the_record_says_so() -> None:
+    state, outcomes, _ = train(federation(Normed(), **CASES["centred scaffold"]))
+    for name in ("first.weight", "last.weight", "unused.weight"):
+        assert state.out.params[name].mean(1).abs().max() < 1e-7
+        for outcome in outcomes:
+            layer = outcome.layers[name]
+            assert layer.filters_before > 1e-4 or name == "unused.weight"  # nothing trains it
+            assert max(layer.filters_after, abs(layer.mean_after)) < 1e-7
+    assert state.out.params["norm.weight"].mean() > 0.5
 
 
 def test_a_large_test_set_is_scored_alike_by_all_engines() -> None:

@@ -51,8 +51,9 @@ def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
     if rule.tensors is None:
         found = [name for name in found if not _all_alike(model[name])]
     elif not found:
-        there = ", ".join(replace(rule, tensors=("*",)).chosen(model)) if rule.per == "filter" else ", ".join(model)
-        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {there}")
+        kind = "the model's" if rule.per == "layer" else "those with filters of two inputs or more"
+        there = ", ".join(replace(rule, tensors=("*",)).chosen(model))
+        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {kind}: {there}")
     return replace(rule, tensors=tuple(found))
 
 

@@ -87,9 +87,10 @@ class Shift:
             object.__setattr__(self, "share", default_share(self.per))
         if not 0 <= self.max_share <= 1:
             raise ValueError(f"Shift(max_share={self.max_share}): max_share must be between 0 and 1")
-        number = isinstance(self.share, (int, float)) and not isinstance(self.share, bool)
-        if self.share != "uploads" and not (number and 0 <= self.share <= 1):
-            raise ValueError(f"Shift(share={self.share!r}): share must be between 0 and 1, or 'uploads'")
+        share = self.share
+        number = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share <= 1
+        if share != "uploads" and not number:
+            raise ValueError(f"Shift(share={share!r}): share must be between 0 and 1, or 'uploads'")
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
         if self.tensors is not None and not all(isinstance(name, str) for name in self.tensors):

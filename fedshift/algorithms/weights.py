@@ -73,7 +73,7 @@ class Filters(NamedTuple):
         return shape.numel() // (shape[self.axis] * self.groups)
 
     def _grouped(self, w: Tensor) -> Tensor:
-        w = torch.atleast_1d(w)
+        w = w if w.ndim else w.reshape(1)
         return w.reshape(self.groups, len(w) // self.groups, *w.shape[1:])
 
     def _means(self, grouped: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from fedshift.types import Broadcast, Params, Round
 from tests.algorithms.test_weights import CASES, Adapted, Tied, Vision, parameters
 
 
-def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def seeded(make: Callable[[], nn.Module]) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make()
@@ -49,7 +49,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def units(layer: nn.Module, x: Tensor) -> list[Tensor]:
+def units(layer: Any, x: Tensor) -> list[Tensor]:
     """Which weights each output unit uses: those that its output depends on."""
     y = layer(x[None])
     return [torch.autograd.grad(y[:, u].sum(), layer.weight, retain_graph=True)[0] != 0 for u in range(y.shape[1])]

@@ -18,8 +18,11 @@ from common import (
     Centre,
     CentredSteps,
     KeepMeans,
+    KeepNorms,
     MeanDecay,
-    Project,
+    OffInputs,
+    OffRandom,
+    OffUpdates,
     ResetBias,
     Scheduled,
     Variant,
@@ -30,7 +33,7 @@ from common import (
 
 from fedshift.progress import echo
 
-EXACT, MIXED, COARSE = "32+32", "32+4", "4"
+EXACT, MIXED, COARSE = "32+32", "32+4", "4+4"
 
 
 def pair(name: str, **changed: object) -> list[Variant]:
@@ -90,20 +93,19 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
         [
             *BASE,
             *(Variant(f"decay of filter means {rate:g}", client=MeanDecay(rate)) for rate in (0.1, 1.0, 5.0)),
-            *(
-                Variant(f"weight decay {rate:g}", settings={"train": {"weight_decay": rate}})
-                for rate in (1e-3, 5e-3)
-            ),
+            *(Variant(f"weight decay {rate:g}", settings={"train": {"weight_decay": rate}}) for rate in (1e-3, 5e-3)),
         ],
     ),
     "direction": (
         (EXACT,),
         [
             *BASE,
-            Variant("off a random direction", (Project("random"),)),
-            Variant("off random signs", (Project("signs"),)),
+            Variant("off a random direction", (OffRandom(signs=False),)),
+            Variant("off random signs", (OffRandom(signs=True),)),
             Variant("fc1 alone, off the ones", (Centre(tensors=("fc1.weight",)),)),
-            Variant("fc1 alone, off the mean input", (Project("inputs"),)),
+            Variant("fc1 alone, off the mean input", (OffInputs(("fc1.weight",)),)),
+            Variant("off the mean input of each layer", (OffInputs(("fc1.weight", "fc2.weight")),)),
+            Variant("off the main direction of updates", (OffUpdates(),)),
             Variant("bias of the last layer 0 after each round", (ResetBias(),)),
             Variant("the same and filter 1", (ResetBias(), Centre())),
         ],
@@ -123,6 +125,26 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
             *pair("tanh, inputs minus pixel means", net={"activation": "tanh"}, data="minus pixel means"),
             *pair("no biases", net={"bias": False}),
             *pair("iid clients", settings={"data": {"partition": "iid"}}),
+        ],
+    ),
+    "kin": (
+        (EXACT, MIXED),
+        [
+            *BASE,
+            Variant("model computes with normalised w", net={"kind": "normalised"}),
+            Variant("model computes with standardised w", net={"kind": "standardised"}),
+            Variant("server keeps the first norms", (KeepNorms(),)),
+            Variant("server keeps the first norms, filter 1", (Centre(), KeepNorms())),
+        ],
+    ),
+    "speed": (
+        (EXACT,),
+        [
+            Variant("centred, speeds 1", net={"kind": "centred"}),
+            *(
+                Variant(f"centred, speeds {a:g} and {b:g}", net={"kind": "centred", "speeds": (a, b)})
+                for a, b in ((2.6, 1.0), (1.0, 4.0), (2.6, 4.0), (4.0, 4.0))
+            ),
         ],
     ),
     "rates": (

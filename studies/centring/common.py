@@ -9,6 +9,7 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -43,6 +44,11 @@ def means(w: Tensor) -> Tensor:
     return w.mean(-1, keepdim=True)
 
 
+def norms(w: Tensor) -> Tensor:
+    """Norm of each filter, like `means`."""
+    return w.norm(dim=-1, keepdim=True)
+
+
 def filters(params: Params) -> list[str]:
     """Names of the tensors that have filters: weights, not biases or gains."""
     return [name for name in params if name.endswith("weight")]
@@ -52,21 +58,38 @@ def filters(params: Params) -> list[str]:
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes with w ('free'), w - mean(w_f) ('centred') or gain (w - mean(w_f)) / std(w_f)."""
+    """z = w_hat x + speed b: a linear layer whose weights are computed from w, by `kind`
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, kind: str) -> None:
+        free          w_hat = w
+        centred       w_hat = w - mean(w_f)
+        normalised    w_hat = gain w / rms(w_f)
+        standardised  w_hat = gain (w - mean(w_f)) / std(w_f)
+
+    A bias with speed s learns s^2 times as fast. At the start gains and biases make the same function as `free` or
+    `centred` weights of the same draw.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, kind: str, speed: float) -> None:
         super().__init__(inputs, outputs, bias)
-        self.kind = kind
-        if kind == "standardised":
-            self.gain = nn.Parameter(self.weight.detach().std(1, correction=0))  # the same function at the start
+        self.kind, self.speed = kind, speed
+        with torch.no_grad():
+            if bias:
+                self.bias.div_(speed)
+            if self.scaled:
+                self.gain = nn.Parameter(self._centred().square().mean(1).sqrt())
+
+    @property
+    def scaled(self) -> bool:
+        return self.kind in ("normalised", "standardised")
+
+    def _centred(self) -> Tensor:
+        return self.weight - means(self.weight) if self.kind in ("centred", "standardised") else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        w = self.weight
-        if self.kind != "free":
-            w = w - means(w)
-        if self.kind == "standardised":
+        w = self._centred()
+        if self.scaled:
             w = w * (self.gain / (w.square().mean(1) + 1e-10).sqrt())[:, None]
-        return F.linear(x, w, self.bias)
+        return F.linear(x, w, None if self.bias is None else self.speed * self.bias)
 
 
 class Net(nn.Module):
@@ -78,13 +101,12 @@ class Net(nn.Module):
         activation: str = "relu",
         kind: str = "free",
         bias: bool = True,
-        offset: float = 0.0,
+        speeds: Sequence[float] = (),
     ) -> None:
         super().__init__()
-        self.activation, self.offset = getattr(torch, activation), offset
-        self.count = len(sizes) - 1
-        for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
-            setattr(self, f"fc{i + 1}", Linear(inputs, outputs, bias, kind))
+        self.activation, self.count = getattr(torch, activation), len(sizes) - 1
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+            setattr(self, f"fc{i + 1}", Linear(inputs, outputs, bias, kind, speeds[i] if speeds else 1.0))
 
     def hidden(self, x: Tensor) -> Iterator[Tensor]:
         """Input of every layer, then the logits."""
@@ -93,7 +115,7 @@ class Net(nn.Module):
             yield x
             x = getattr(self, f"fc{i + 1}")(x)
             if i + 1 < self.count:
-                x = self.activation(x) + self.offset
+                x = self.activation(x)
         yield x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,7 +155,9 @@ class Centre:
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         chosen = self.tensors or filters(out.params)
-        return out._replace(params=out.params | {n: (w := out.params[n]) - self.share * means(w) for n in chosen}), state
+        return out._replace(
+            params=out.params | {n: (w := out.params[n]) - self.share * means(w) for n in chosen}
+        ), state
 
 
 @dataclass(frozen=True)
@@ -149,31 +173,75 @@ class KeepMeans:
         return out._replace(params=out.params | kept), state
 
 
-@dataclass(frozen=True)
-class Project:
-    """w_f - (w_f . u) u, u a unit vector per tensor: a direction other than that of the filter means."""
+def off(w: Tensor, u: Tensor) -> Tensor:
+    """w_f - (w_f . u) u / |u|^2 for every filter f."""
+    return w - torch.outer(w @ u, u) / u.square().sum()
 
-    kind: str  # 'random': normal numbers; 'signs': half of them +1, half -1; 'inputs': mean training input, fc1 alone
+
+@dataclass(frozen=True)
+class OffRandom:
+    """Centring in another direction: off a vector of normal numbers, or of random signs, half of them -1."""
+
+    signs: bool
 
     def init(self, params: Params) -> Params:
         g = torch.Generator().manual_seed(0)
-        found: Params = {}
-        for name in filters(params):
-            n = params[name][0].numel()
-            if self.kind == "signs":
-                u = torch.ones(n)
-                u[torch.randperm(n, generator=g)[: n // 2]] = -1
-            elif self.kind == "random":
-                u = torch.randn(n, generator=g)
-            elif name == "fc1.weight":
-                u = datasets.load("digits").x.mean(0)
-            else:
-                continue
-            found[name] = u / u.norm()
-        return found
+        sizes = {name: params[name].shape[1] for name in filters(params)}
+        if self.signs:
+            return {name: torch.ones(n) - 2 * (torch.randperm(n, generator=g) < n // 2) for name, n in sizes.items()}
+        return {name: torch.randn(n, generator=g) for name, n in sizes.items()}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        kept = {name: (w := out.params[name]) - torch.outer(w @ u, u) for name, u in state.items()}
+        return out._replace(params=out.params | {name: off(out.params[name], u) for name, u in state.items()}), state
+
+
+@dataclass(frozen=True)
+class OffInputs:
+    """Off the mean input of each layer over the training set, which no real server knows."""
+
+    tensors: tuple[str, ...]
+
+    def init(self, params: Params) -> Params:
+        return {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        params, x = dict(out.params), prepared("raw").x
+        for name in filters(params):
+            if name in self.tensors:
+                params[name] = off(params[name], x.mean(0))
+            x = torch.relu(x @ params[name].T + params[name.replace("weight", "bias")])
+        return out._replace(params=params), state
+
+
+@dataclass(frozen=True)
+class OffUpdates:
+    """Off the first eigenvector of the decayed second moments of a layer's updates."""
+
+    decay: float = 0.9
+
+    def init(self, params: Params) -> Params:
+        return {name: torch.zeros(params[name].shape[1], params[name].shape[1]) for name in filters(params)}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        params, moments = dict(out.params), {}
+        for name, moment in state.items():
+            update = rnd.mean[name] - rnd.start.params[name]
+            moments[name] = self.decay * moment + update.T @ update
+            params[name] = off(params[name], torch.linalg.eigh(moments[name])[1][:, -1])
+        return out._replace(params=params), moments
+
+
+@dataclass(frozen=True)
+class KeepNorms:
+    """w_f |w_f^0| / |w_f|: every filter of the named tensors, all weights without names, keeps its first norm."""
+
+    tensors: tuple[str, ...] = ()
+
+    def init(self, params: Params) -> Params:
+        return {name: norms(params[name]) for name in self.tensors or filters(params)}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        kept = {name: (w := out.params[name]) * (norm / norms(w)) for name, norm in state.items()}
         return out._replace(params=out.params | kept), state
 
 

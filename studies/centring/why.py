@@ -3,7 +3,7 @@
     python studies/centring/why.py [rounds] [inputs] [curvature] [theorem] [--seeds 3] [--rounds 150]
 
 For a layer with n inputs, the part of a weight vector v_f in the direction of the filter mean is
-1/n (sum_i v_fi) 1, with squared norm n mean(v_f)^2; a vector without a preferred direction has 1/n of its squared norm there.
+mean(v_f) 1, with squared norm n mean(v_f)^2; a vector without a preferred direction has 1/n of its squared norm there.
 
     rounds     per round: accuracy, swing of the predictions, recall of labels with and without a client
                per layer, mean over rounds: drift of the clients, its part along the means, what averaging leaves of it
@@ -21,7 +21,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import CENTRED, PLAIN, Centre, CentredSteps, Net, Step, Variant, filters, layer, means, prepared, train, write
+from common import (
+    CENTRED,
+    PLAIN,
+    Centre,
+    CentredSteps,
+    Net,
+    Step,
+    Variant,
+    filters,
+    layer,
+    means,
+    prepared,
+    train,
+    write,
+)
 from torch import Tensor
 from torch.func import functional_call, grad, jvp
 
@@ -30,6 +44,7 @@ from fedshift.progress import echo
 from fedshift.types import Decoded
 
 Row = dict[str, Any]
+POWER = 30  # iterations
 WATCHED = [
     PLAIN,
     Variant("layer 0.5", (layer(0.5),)),
@@ -79,6 +94,8 @@ def movement(step: Step) -> Iterator[tuple[str, Row]]:
                 "weights_along": along(w) / square(w),
                 "drift_along": ones / (ones + rest),
                 "update_along": along(update) / square(update),
+                # of the update's part along the filter means, what a shift per layer can reach
+                "layer_part": update.numel() * float(update.double().mean()) ** 2 / max(along(update), 1e-30),
                 "times_expected": n * ones / (ones + rest),
                 "spread_along": along(drift - update) / square(drift - update),
                 # |mean of d_k|^2 / mean of |d_k|^2: 1 where clients agree, 1/K where they are independent
@@ -88,10 +105,12 @@ def movement(step: Step) -> Iterator[tuple[str, Row]]:
         )
 
 
-def lean(step: Step) -> Row:
-    """How the new model leans towards the labels of the round's clients."""
-    data, out = step.fed.task.data, step.after.out.params
-    logits = functional_call(step.fed.task.model, out, (data.test_x,))
+def lean(step: Step, net: Net) -> Row:
+    """How the new model leans towards the labels of the round's clients, and how large its hidden activations are."""
+    data = step.fed.task.data
+    net.load_state_dict(step.after.out.params)
+    with torch.no_grad():
+        _, hidden, logits = net.hidden(data.test_x)
     predicted = logits.argmax(1)
     hits = predicted == data.test_y
     recall = torch.stack([hits[data.test_y == c].double().mean() for c in range(data.classes)])
@@ -109,6 +128,9 @@ def lean(step: Step) -> Row:
         "recall_even": 100 * float(recall[even].mean()),
         "recall_odd": 100 * float(recall[~even].mean()),
         "offset": float(logits.mean(0).std()),  # between classes, of the mean logit
+        "hidden": square(hidden) / len(hidden),  # E |h|^2
+        "hidden_factor": hidden.shape[1] * square(means(hidden)) / len(hidden),  # E (sum_i h_i)^2 / n
+        "active": float((hidden > 0).double().mean()),
         "correlation": float(torch.corrcoef(torch.stack([held, logits.mean(0)]))[0, 1]),
         "predicted": torch.bincount(predicted, minlength=data.classes) / len(predicted),
     }
@@ -122,9 +144,10 @@ def watch_rounds(seeds: Sequence[int], count: int) -> None:
             label = {"variant": variant.name, "bits": bits}
             seen: dict[tuple[int, str], list[Row]] = {}
             last: dict[int, Tensor] = {}
+            net = Net(**variant.net)
             for steps in train(variant, bits, seeds, count):
                 for step in steps:
-                    found = lean(step)
+                    found = lean(step, net)
                     predicted = found.pop("predicted")
                     swing = 50 * float((predicted - last.get(step.seed, predicted)).abs().sum())
                     last[step.seed] = predicted
@@ -135,7 +158,9 @@ def watch_rounds(seeds: Sequence[int], count: int) -> None:
             for (seed, name), rows in seen.items():
                 averages = {key: average(row[key] for row in rows[1:]) for key in rows[0]}
                 per_layer.append(label | {"seed": seed, "layer": name} | averages)
-                echo(f"{bits:6} {variant.name:22} {seed} {name} " + " ".join(f"{k} {x:.3g}" for k, x in averages.items()))
+                echo(
+                    f"{bits:6} {variant.name:22} {seed} {name} " + " ".join(f"{k} {x:.3g}" for k, x in averages.items())
+                )
     write("why_rounds", per_round)
     write("why_layers", per_layer)
 
@@ -196,7 +221,9 @@ def inputs(seeds: Sequence[int], count: int) -> None:
             with torch.no_grad():
                 *entering, _logits = net.hidden(x)
             for i, entered in enumerate(entering):
-                found = {"variant": variant.name, "seed": seed, "model": when, "layer": f"fc{i + 1}.weight"} | spectrum(entered)
+                found = {"variant": variant.name, "seed": seed, "model": when, "layer": f"fc{i + 1}.weight"} | spectrum(
+                    entered
+                )
                 rows.append(found)
                 echo(" ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in found.values()))
     write("why_inputs", rows)
@@ -213,12 +240,23 @@ def on_means(v: Params) -> Params:
     return {name: means(x).expand_as(x) if name in filters(v) else torch.zeros_like(x) for name, x in v.items()}
 
 
-def largest(loss: Callable[[Params], Tensor], params: Params, within: Callable[[Params], Params], steps: int = 30) -> float:
+SPACES: dict[str, Callable[[Params], Params]] = {
+    "whole": lambda v: v,
+    "along_means": on_means,
+    "off_means": off_means,
+}
+
+
+def largest(step: Step, examples: Tensor, params: Params, within: Callable[[Params], Params]) -> float:
     """Largest eigenvalue of the Hessian within a subspace, by power iteration; `within` projects onto it."""
-    g = torch.Generator().manual_seed(0)
+    data, g = step.fed.task.data, torch.Generator().manual_seed(0)
+
+    def loss(w: Params) -> Tensor:
+        return F.cross_entropy(functional_call(step.fed.task.model, w, (data.x[examples],)), data.y[examples])
+
     v = within({name: torch.randn(x.shape, generator=g) for name, x in params.items()})
     value = 0.0
-    for _ in range(steps):
+    for _ in range(POWER):
         norm = sum(square(x) for x in v.values()) ** 0.5
         v = {name: x / norm for name, x in v.items()}
         product = within(jvp(grad(loss), (params,), (v,))[1])
@@ -230,18 +268,13 @@ def curvature(seeds: Sequence[int], count: int) -> None:
     rows: list[Row] = []
     for variant in (PLAIN, CENTRED):
         for seed, when, step, params in final(variant, seeds, count):
-            data, net = step.fed.task.data, step.fed.task.model
-            held = {"all clients": torch.arange(len(data.x))}
-            held |= {f"client {u.client}": step.fed.partition.of(u.client) for u in step.uploads}
+            held = {"all clients": torch.arange(len(step.fed.task.data.x))}
+            held |= {f"client {upload.client}": step.fed.partition.of(upload.client) for upload in step.uploads}
             for owner, examples in held.items():
-
-                def loss(w: Params, examples: Tensor = examples) -> Tensor:
-                    return F.cross_entropy(functional_call(net, w, (data.x[examples],)), data.y[examples])
-
-                spaces = {"whole": lambda v: v, "along_means": on_means, "off_means": off_means}
-                found = {space: largest(loss, params, within) for space, within in spaces.items()}
+                found = {space: largest(step, examples, params, within) for space, within in SPACES.items()}
                 rows.append({"variant": variant.name, "seed": seed, "model": when, "data": owner} | found)
-            echo(f"{variant.name} {seed} {when} " + " ".join(f"{k} {x:.2f}" for k, x in rows[-11].items() if isinstance(x, float)))
+            numbers = " ".join(f"{space} {rows[-len(held)][space]:.2f}" for space in SPACES)
+            echo(f"{variant.name} {seed} {when} {numbers}")
     write("why_curvature", rows)
 
 

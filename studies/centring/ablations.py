@@ -154,6 +154,17 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
             *(v for e in (1, 20) for v in pair(f"{e} epochs", settings={"train": {"epochs": e}})),
         ],
     ),
+    "length": (
+        (EXACT,),
+        [
+            *(
+                v
+                for lr in (0.05, 0.2)
+                for v in pair(f"600 rounds, lr {lr:g}", settings={"train": {"rounds": 600, "lr": lr}})
+            ),
+            *pair("lr 0.4", settings={"train": {"lr": 0.4}}),
+        ],
+    ),
 }
 
 

@@ -372,7 +372,11 @@ def train(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> Iter
 
 
 def scores(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> dict[int, float]:
-    """Mean accuracy in percent over the last ten rounds, per seed; NaN for a run that diverged."""
+    """Mean accuracy in percent over the last ten rounds, per seed; NaN for a run that diverged.
+
+    A variant that sets the number of rounds itself trains for that long.
+    """
+    count = variant.settings.get("train", {}).get("rounds", count)
     seen: dict[int, list[float]] = {seed: [] for seed in seeds}
     for steps in train(variant, bits, seeds, count):
         for step in steps:

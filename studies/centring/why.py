@@ -27,6 +27,7 @@ from common import (
     Centre,
     CentredSteps,
     Net,
+    Scheduled,
     Step,
     Variant,
     filters,
@@ -50,6 +51,13 @@ WATCHED = [
     Variant("layer 0.5", (layer(0.5),)),
     CENTRED,
     Variant("clients, every step", (Centre(),), client=CentredSteps()),
+]
+WATCHED_EXACT = [  # at 32+32 alone
+    Variant("every 25 rounds", (Scheduled(Centre(), every=25),)),
+    Variant("fc1 alone", (Centre(tensors=("fc1.weight",)),)),
+    Variant("fc2 alone", (Centre(tensors=("fc2.weight",)),)),
+    Variant("lr 0.2", settings={"train": {"lr": 0.2}}),
+    Variant("lr 0.2, filter 1", (Centre(),), settings={"train": {"lr": 0.2}}),
 ]
 KINDS = [
     PLAIN,
@@ -140,7 +148,7 @@ def watch_rounds(seeds: Sequence[int], count: int) -> None:
     per_round: list[Row] = []
     per_layer: list[Row] = []
     for bits in ("32+32", "32+4"):
-        for variant in WATCHED:
+        for variant in WATCHED + (WATCHED_EXACT if bits == "32+32" else []):
             label = {"variant": variant.name, "bits": bits}
             seen: dict[tuple[int, str], list[Row]] = {}
             last: dict[int, Tensor] = {}

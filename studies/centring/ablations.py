@@ -15,7 +15,6 @@ import torch
 from common import (
     CENTRED,
     PLAIN,
-    Centre,
     CentredSteps,
     KeepMeans,
     KeepNorms,
@@ -26,6 +25,7 @@ from common import (
     ResetBias,
     Scheduled,
     Variant,
+    centring,
     layer,
     scores,
     write,
@@ -52,17 +52,17 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
         [
             PLAIN,
             *(Variant(f"layer {share:g}", (layer(share),)) for share in (0.5, 1.0)),
-            *(Variant(f"filter {share:g}", (Centre(share),)) for share in (0.25, 0.5, 0.75, 1.0)),
+            *(Variant(f"filter {share:g}", (centring(share),)) for share in (0.25, 0.5, 0.75, 1.0)),
         ],
     ),
     "tensors": (
         (EXACT, MIXED),
         [
             *BASE,
-            *(Variant(f"{name} alone", (Centre(tensors=(f"{name}.weight",)),)) for name in ("fc1", "fc2")),
+            *(Variant(f"{name} alone", (centring(1.0, f"{name}.weight"),)) for name in ("fc1", "fc2")),
             *pair("three layers", net=DEEP),
             *(
-                Variant(f"three layers, {name} alone", (Centre(tensors=(f"{name}.weight",)),), net=DEEP)
+                Variant(f"three layers, {name} alone", (centring(1.0, f"{name}.weight"),), net=DEEP)
                 for name in ("fc1", "fc2", "fc3")
             ),
         ],
@@ -71,9 +71,9 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
         (EXACT,),
         [
             *BASE,
-            *(Variant(f"every {k} rounds", (Scheduled(Centre(), every=k),)) for k in (2, 5, 10, 25)),
-            *(Variant(f"rounds 1 to {last}", (Scheduled(Centre(), last=last),)) for last in (10, 25, 50)),
-            Variant("from round 51", (Scheduled(Centre(), first=51),)),
+            *(Variant(f"every {k} rounds", (Scheduled(centring(), every=k),)) for k in (2, 5, 10, 25)),
+            *(Variant(f"rounds 1 to {last}", (Scheduled(centring(), last=last),)) for last in (10, 25, 50)),
+            Variant("from round 51", (Scheduled(centring(), first=51),)),
         ],
     ),
     "place": (
@@ -81,7 +81,7 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
         [
             *BASE,
             Variant("clients, before encoding", upload=True),
-            Variant("clients, every step", (Centre(),), client=CentredSteps()),
+            Variant("clients, every step", (centring(),), client=CentredSteps()),
             Variant("clients, every step, first means kept", client=CentredSteps()),
             Variant("server, first means kept", (KeepMeans(),)),
             Variant("model computes with w - mean(w_f)", net={"kind": "centred"}),
@@ -102,12 +102,12 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
             *BASE,
             Variant("off a random direction", (OffRandom(signs=False),)),
             Variant("off random signs", (OffRandom(signs=True),)),
-            Variant("fc1 alone, off the ones", (Centre(tensors=("fc1.weight",)),)),
+            Variant("fc1 alone, off the ones", (centring(1.0, "fc1.weight"),)),
             Variant("fc1 alone, off the mean input", (OffInputs(("fc1.weight",)),)),
             Variant("off the mean input of each layer", (OffInputs(("fc1.weight", "fc2.weight")),)),
             Variant("off the main direction of updates", (OffUpdates(),)),
             Variant("bias of the last layer 0 after each round", (ResetBias(),)),
-            Variant("the same and filter 1", (ResetBias(), Centre())),
+            Variant("the same and filter 1", (ResetBias(), centring())),
         ],
     ),
     "bits": (
@@ -134,7 +134,7 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
             Variant("model computes with normalised w", net={"kind": "normalised"}),
             Variant("model computes with standardised w", net={"kind": "standardised"}),
             Variant("server keeps the first norms", (KeepNorms(),)),
-            Variant("server keeps the first norms, filter 1", (Centre(), KeepNorms())),
+            Variant("server keeps the first norms, filter 1", (centring(), KeepNorms())),
         ],
     ),
     "speed": (

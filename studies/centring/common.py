@@ -144,23 +144,6 @@ class Scheduled:
 
 
 @dataclass(frozen=True)
-class Centre:
-    """w_f - share * mean(w_f) for every filter f of the named tensors, all weights without names."""
-
-    share: float = 1.0
-    tensors: tuple[str, ...] = ()
-
-    def init(self, params: Params) -> Params:
-        return {}
-
-    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        chosen = self.tensors or filters(out.params)
-        return out._replace(
-            params=out.params | {n: (w := out.params[n]) - self.share * means(w) for n in chosen}
-        ), state
-
-
-@dataclass(frozen=True)
 class KeepMeans:
     """w^{t+1} - mean_f(w^{t+1} - w^t): every filter keeps the mean it had at the start."""
 
@@ -329,11 +312,16 @@ class Variant:
 
 def layer(share: float) -> Shift:
     """The paper's rule at a fixed share."""
-    return Shift(fixed=share)
+    return Shift(share=share)
+
+
+def centring(share: float = 1.0, *tensors: str) -> Shift:
+    """Filter centring, of all weights without names."""
+    return Shift(per="filter", share=share, tensors=tensors or None)
 
 
 PLAIN = Variant("no shift")
-CENTRED = Variant("filter 1", (Centre(),))
+CENTRED = Variant("filter 1", (centring(),))
 
 
 class Step(NamedTuple):

@@ -22,6 +22,7 @@ Row = dict[str, str]
 MAKER = "studies/centring/figures.py"
 FREE, CENTRED, PAPER = COLOURS[1], COLOURS[0], COLOURS[2]  # no shift, filter centring, the paper's rule
 WINDOW = 10
+OTHER = ("weight decay", "off ")  # controls, drawn in the colour of no shift
 # what the first figure shows: a heading, a file, and variants
 SHOWN: list[tuple[str, str, Sequence[str]]] = [
     ("rule and share", "share", ("layer 0.5", "layer 1", "filter 0.25", "filter 0.5", "filter 1")),
@@ -72,13 +73,7 @@ def ablations() -> Figure:
         axes.text(-3.15, at, heading, fontsize=6.5, color=EXACT, va="center", ha="left", style="italic")
         at += 0.9
         for variant in variants:
-            ink = (
-                PAPER
-                if variant.startswith("layer")
-                else CENTRED
-                if heading != "decay" and "off" not in variant
-                else FREE
-            )
+            ink = PAPER if variant.startswith("layer") else FREE if variant.startswith(OTHER) else CENTRED
             dots(axes, at, paired(read(file), variant, "no shift", "32+32"), ink)
             ticks.append(at)
             names.append(variant)
@@ -117,11 +112,12 @@ def directions() -> Figure:
         found = [[float(row[key]) for row in rows if row["layer"] == name] for name in layers]
         bars(right, i, [fmean(x) for x in found], label, COLOURS[3 + i])
     right.axhline(0.1, color=EXACT, linewidth=0.7, linestyle=":")
-    right.text(1.5, 0.105, "independent clients", fontsize=6, color=EXACT, ha="right", va="bottom")
+    right.text(0.5, 0.101, "independent", fontsize=6, color=EXACT, ha="center", va="bottom")
+    right.set_ylim(0, 0.17)
     right.set_ylabel("|mean drift|$^2$ / mean |drift|$^2$")
     for axes in (left, right):
         axes.set_xticks([0, 1], ["first layer (64 inputs)", "last layer (128 inputs)"])
-        axes.legend(loc="best")
+        axes.legend(loc="upper left")
         axes.set_xlim(-0.55, 1.55)
     return figure
 
@@ -143,8 +139,8 @@ def over_rounds() -> Figure:
     rows = [row for row in read("why_rounds") if row["bits"] == "32+32"]
     panels = {
         "accuracy": "accuracy, %",
-        "swing": "predictions that change label\nshare between rounds, %",
-        "hidden_factor": "speed of the hidden bias\nof the last layer, E$(\\Sigma h)^2/n$",
+        "swing": "change of predicted label\nshares per round, %",
+        "hidden_factor": "factor of the last layer,\nE $s^2/n$",
     }
     inks = {"no shift": FREE, "layer 0.5": PAPER, "filter 1": CENTRED}
     for axes, (key, label) in zip(figure.subplots(1, 3), panels.items(), strict=True):

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from common import (
     CENTRED,
     PLAIN,
-    Centre,
     CentredSteps,
     Net,
     Scheduled,
     Step,
     Variant,
+    centring,
     filters,
     layer,
     means,
@@ -50,14 +50,14 @@ WATCHED = [
     PLAIN,
     Variant("layer 0.5", (layer(0.5),)),
     CENTRED,
-    Variant("clients, every step", (Centre(),), client=CentredSteps()),
+    Variant("clients, every step", (centring(),), client=CentredSteps()),
 ]
 WATCHED_EXACT = [  # at 32+32 alone
-    Variant("every 25 rounds", (Scheduled(Centre(), every=25),)),
-    Variant("fc1 alone", (Centre(tensors=("fc1.weight",)),)),
-    Variant("fc2 alone", (Centre(tensors=("fc2.weight",)),)),
+    Variant("every 25 rounds", (Scheduled(centring(), every=25),)),
+    Variant("fc1 alone", (centring(1.0, "fc1.weight"),)),
+    Variant("fc2 alone", (centring(1.0, "fc2.weight"),)),
     Variant("lr 0.2", settings={"train": {"lr": 0.2}}),
-    Variant("lr 0.2, filter 1", (Centre(),), settings={"train": {"lr": 0.2}}),
+    Variant("lr 0.2, filter 1", (centring(),), settings={"train": {"lr": 0.2}}),
 ]
 KINDS = [
     PLAIN,
@@ -294,7 +294,7 @@ def theorem(seeds: Sequence[int], count: int) -> None:
     rows: list[Row] = []
     for bits in ("32+32", "32+4"):
         for share in (0.25, 0.5, 0.75, 1.0):
-            variant = Variant(f"filter {share:g}", (Centre(share),))
+            variant = Variant(f"filter {share:g}", (centring(share),))
             for steps in train(variant, bits, seeds, count):
                 for step in steps:
                     arrived = decoded(step)

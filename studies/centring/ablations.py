@@ -85,7 +85,6 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
             Variant("clients, every step, first means kept", client=CentredSteps()),
             Variant("server, first means kept", (KeepMeans(),)),
             Variant("model computes with w - mean(w_f)", net={"kind": "centred"}),
-            Variant("model computes with standardised w", net={"kind": "standardised"}),
         ],
     ),
     "decay": (

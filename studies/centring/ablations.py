@@ -153,6 +153,10 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
             *(v for e in (1, 20) for v in pair(f"{e} epochs", settings={"train": {"epochs": e}})),
         ],
     ),
+    "mixed_rates": (
+        (MIXED,),
+        [v for lr in (0.2, 0.4) for v in pair(f"lr {lr:g}", settings={"train": {"lr": lr}})],
+    ),
     "length": (
         (EXACT,),
         [

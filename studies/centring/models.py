@@ -184,6 +184,11 @@ def words(width: int = 8, hidden: int = 64) -> nn.Module:
 class Unrolled(nn.LSTM):
     """One layer of nn.LSTM written out step by step, which gives its last state and can be trained as a stack."""
 
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         w, u, bias = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0 + self.bias_hh_l0
         h = c = x.new_zeros(len(x), self.hidden_size)

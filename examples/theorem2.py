@@ -48,7 +48,7 @@ def watched(experiment: Experiment) -> tuple[Run, Watch]:
 def main() -> None:
     uplink = {"bits": {32: 0.5, 5: 0.5}, "quantizer": "uniform"}
     train = {"rounds": 30, "selection": "stratified", "epochs": 5, "batch": 15, "lr": 0.1}
-    training, watch = watched(Experiment(train=train, uplink=uplink))
+    training, watch = watched(Experiment(train=train, uplink=uplink, shift={"per": "layer"}))
     outcomes, i, s, k = list(training), 5, 5, 10
     print(f"{'layer':<10} {'FedShift shorter':>16} {'FedAvg shorter':>15} {'fence right':>12} {'sides apart':>12}")
     for name in training.fed.layers:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedshift.accumulate import Mean
-    from fedshift.algorithms import Algorithm, chain, fedavg, fedprox, scaffold, shift, shifted
+    from fedshift.algorithms import Algorithm, centre, centred, chain, fedavg, fedprox, scaffold, shift, shifted
     from fedshift.codecs import (
         BitPack,
         Cast,
@@ -57,6 +57,8 @@ __all__ = [
     "WireError",
     "Zstd",
     "__version__",
+    "centre",
+    "centred",
     "chain",
     "dataset",
     "fedavg",
@@ -75,7 +77,7 @@ __all__ = [
 # A name is imported when it is first used: `fedshift --help` need not wait for torch.
 _NAMES = {
     "fedshift.accumulate": "Mean",
-    "fedshift.algorithms": "Algorithm chain fedavg fedprox scaffold shift shifted",
+    "fedshift.algorithms": "Algorithm centre centred chain fedavg fedprox scaffold shift shifted",
     "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor Range Stochastic Uniform Zstd",
     "fedshift.data": "Dataset dataset",
     "fedshift.frame": "Header WireError",

@@ -8,7 +8,7 @@ from fedshift.federation import Federation, Outcome
 from fedshift.settings import Experiment
 
 PHASES = ("train", "encode", "aggregate", "evaluate", "round", "save")
-LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded")
+LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded", "filters_before", "filters_after")
 
 
 def header(experiment: Experiment, fed: Federation) -> list[str]:

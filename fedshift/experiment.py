@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedshift import rng
-from fedshift.algorithms import Algorithm, fedavg, fedprox, scaffold, shifted
+from fedshift.algorithms import Algorithm, Shift, chain, fedavg, fedprox, scaffold
 from fedshift.data import cohorts, datasets, partition
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
@@ -201,7 +201,10 @@ def algorithm(experiment: Experiment) -> Algorithm:
             chosen = fedprox(said.mu)
         case "scaffold":
             chosen = scaffold(said.control)
-    return shifted(chosen, shift.max_share, shift.warmup, shift.tensors, shift.share) if shift.on else chosen
+    if not shift.on:
+        return chosen
+    rule = Shift(shift.per, shift.share, shift.max_share, shift.warmup, shift.tensors)
+    return Algorithm(chosen.client, chain(chosen.server, rule))
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:

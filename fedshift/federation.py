@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedshift import tree
-from fedshift.algorithms import Algorithm, Chain, ServerRule, Shift, layers, weights
+from fedshift.algorithms import Algorithm, Chain, Filters, ServerRule, Shift, filters, weights
 from fedshift.bounds import BOUND, CAP
 from fedshift.data.cohorts import Cohorts, Rate
 from fedshift.data.partition import Partition
@@ -31,7 +31,7 @@ class Federation:
     """Everything about a run that does not change from round to round.
 
     The model is known here, so here it is decided which tensors are shifted: those that a `Shift` names, if they are
-    trained, or else the model's weights. Its rule is given their names.
+    trained, or else the model's weights. Its rule is given their names, and where their filters are.
     """
 
     task: Task
@@ -49,28 +49,32 @@ class Federation:
     patience: int = 5  # rounds without a usable upload before the run stops
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
     cap: float = CAP  # largest weight, likewise
-    layers: list[str] = field(init=False)  # shifted tensors, or those that would be; the record has columns for them
+    layers: list[str] = field(init=False)  # weights and shifted tensors: the record has columns for them
+    filters: dict[str, Filters] = field(init=False)  # of the model's weights
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "filters", filters(self.task.model))
         object.__setattr__(self, "algorithm", self.algorithm._replace(server=self._named(self.algorithm.server)))
-        rule = shift_of(self.algorithm)
-        object.__setattr__(self, "layers", self._chosen(rule.tensors if rule else None))
+        recorded = {*weights(self.task.model), *self.shifted}
+        object.__setattr__(self, "layers", [name for name in self.task.trained if name in recorded])
 
     def _named(self, rule: ServerRule) -> ServerRule:
         """Every shift with the names of the tensors that it changes; other rules as they are."""
         if isinstance(rule, Chain):
             return Chain(tuple(map(self._named, rule.rules)))
-        return replace(rule, tensors=tuple(self._chosen(rule.tensors))) if isinstance(rule, Shift) else rule
-
-    def _chosen(self, tensors: Sequence[str] | None) -> list[str]:
-        if tensors is None:
-            return weights(self.task.model)
-        return layers(tree.take(self.task.params, self.task.trained), tensors)
+        if not isinstance(rule, Shift):
+            return rule
+        trained = tree.take(self.task.params, self.task.trained)
+        if rule.tensors is None and rule.per == "layer":
+            return replace(rule, tensors=tuple(weights(self.task.model)))
+        rule = replace(rule, filters={name: at for name, at in self.filters.items() if name in trained})
+        return replace(rule, tensors=tuple(rule.chosen(trained)))
 
     @property
     def shifted(self) -> list[str]:
         """The tensors that are shifted; none without a shift."""
-        return self.layers if shift_of(self.algorithm) else []
+        rule = shift_of(self.algorithm)
+        return list(rule.tensors or ()) if rule else []
 
     def start(self) -> "State":
         params = self.task.params
@@ -103,6 +107,8 @@ class Layer(NamedTuple):
     step: float  # |w^{t+1} - w^t|
     drift: float  # mean over clients of |w_k - w^t|
     drift_coded: float  # and of |Q(w_k) - w^t|
+    filters_before: float  # root mean square of the means of filters, before the shift
+    filters_after: float
 
 
 class Outcome(NamedTuple):

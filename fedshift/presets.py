@@ -3,7 +3,7 @@
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # what 4 bits cost on digits, and what the shift gives back: nine runs
+    # what 4 bits cost on digits, and what the paper's shift and filter centring give back: fifteen runs
     "demo": {
         "name": "demo",
         "data": {"name": "digits", "clients": 100, "partition": "shards"},
@@ -13,8 +13,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sweep": {
             "runs": [
                 {"name": "32+32", "uplink": {"bits": "32+32"}, "shift": {"on": False}},
+                {"name": "32+32 per filter", "uplink": {"bits": "32+32"}, "shift": {"on": True, "per": "filter"}},
                 {"name": "32+4", "uplink": {"bits": "32+4"}, "shift": {"on": False}},
-                {"name": "32+4 shifted", "uplink": {"bits": "32+4"}, "shift": {"on": True}},
+                {"name": "32+4 per layer", "uplink": {"bits": "32+4"}, "shift": {"on": True, "per": "layer"}},
+                {"name": "32+4 per filter", "uplink": {"bits": "32+4"}, "shift": {"on": True, "per": "filter"}},
             ],
             "seed": [0, 1, 2],
         },
@@ -32,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": {"name": "cifar10", "clients": 100, "partition": "shards", "augment": True},
         "model": {"name": "paper-cnn"},
         "algorithm": {"name": "fedavg", "mu": 0.01, "control": "sent", "weights": "equal"},
-        "shift": {"on": True, "max_share": 1.0},
+        "shift": {"on": True, "per": "layer", "share": "uploads", "max_share": 1.0},
         "train": {
             "rounds": 800,
             "cohort": 10,

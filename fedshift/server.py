@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedshift import rng, tree
 from fedshift.accumulate import Frame, Mean, Measured, Ruler
-from fedshift.algorithms import shorter
-from fedshift.algorithms.fedshift import mean
+from fedshift.algorithms import Filters, Shift
+from fedshift.algorithms.fedshift import shortening
 from fedshift.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import CHUNK, finite
 from fedshift.data.cohorts import Plan, travel
@@ -274,23 +274,25 @@ class Uploads:
 
     def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
         """Statistics of each layer, and the name of a tensor that the server's rules made infinite, or ''."""
-        rule = shift_of(self.fed.algorithm)
-        share = rule.share(rnd) if rule else rnd.share
-        params, figures = out.params, []
+        rule = shift_of(self.fed.algorithm) or Shift(max_share=1.0)
+        share, known, figures = rule.share_in(rnd), self.fed.filters, list[Tensor]()
         for name in self.fed.layers:
-            start, new = self.sent.params[name], params[name]
-            figures += [mean(start), mean(rnd.mean[name]), mean(new), torch.linalg.vector_norm(new - start).double()]
+            start, new = self.sent.params[name], out.params[name]
+            means = [known.get(name, Filters()).means(w) for w in (start, rnd.mean[name], new)]
+            whole = [m.mean() for m in means]  # filters of a layer have equally many weights
+            of_parts = means if rule.per == "filter" else whole
+            figures += [whole[1], whole[2], shortening(share, of_parts[0], of_parts[1])]
+            figures += [torch.linalg.vector_norm(new - start).double(), rms(means[1]), rms(means[2])]
         checked = self._checked(out, server, before)
         figures += [largest(x) for pair in checked.values() for x in pair]
-        seen = torch.stack(figures).tolist()  # at once: a GPU answers slowly
+        seen = iter(torch.stack(figures).tolist())  # at once: a GPU answers slowly
         told: dict[str, Layer] = {}
         for i, name in enumerate(self.fed.layers):
-            began, before_shift, after, step = seen[4 * i : 4 * i + 4]
+            before_shift, after, gain, step, *spread = (next(seen) for _ in range(6))
             drifts = zip(*(upload.drift[i] for upload in self.taken), strict=True)
             far = [sum(column) / len(self.taken) for column in drifts]
-            told[name] = Layer(before_shift, after, shorter(share, began, before_shift), step, *far)
-        ends = iter(seen[4 * len(self.fed.layers) :])
-        reach = {name: [next(ends) for _ in pair] for name, pair in checked.items()}
+            told[name] = Layer(before_shift, after, gain > 0, step, *far, *spread)
+        reach = {name: [next(seen) for _ in pair] for name, pair in checked.items()}
         broken = (n for n, (new, *old) in reach.items() if not math.isfinite(new) and all(map(math.isfinite, old)))
         return told, next(broken, "")
 
@@ -325,6 +327,10 @@ class Uploads:
             histograms=next((upload.histograms for upload in self.taken if upload.histograms), ()),
             capped=self.capped,
         )
+
+
+def rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()
 
 
 def largest(x: Tensor) -> Tensor:

@@ -95,11 +95,27 @@ class Algorithm(Table):
 
 
 class Shift(Table):
+    """Per filter: filter centring, with share 1 unless given. Per layer: the paper's rule, with the uploads' share.
+
+    `max_share` and `warmup` came with the paper's rule: given without `per`, as in records of earlier versions, they
+    mean `per = "layer"`.
+    """
+
     on: bool = True
-    max_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    share: Annotated[float, Field(ge=0, le=1)] | None = None  # in place of the quantized uploads' own
-    warmup: Whole = 0
+    per: Literal["filter", "layer"] = "filter"
+    share: Annotated[float, Field(ge=0, le=1)] | Literal["uploads"] = 1.0  # uploads: that of quantized uploads
+    max_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # at most, of share = "uploads"
+    warmup: Whole = 0  # rounds until the whole share is taken
     tensors: tuple[str, ...] | None = None  # names or patterns; the weights of layers otherwise
+
+    @model_validator(mode="after")
+    def _completed(self) -> Self:
+        """Fill in what was not given without counting it as given, so that `changed` fills it in anew."""
+        if "per" not in self.model_fields_set and self.model_fields_set & {"max_share", "warmup"}:
+            object.__setattr__(self, "per", "layer")
+        if "share" not in self.model_fields_set and self.per == "layer":
+            object.__setattr__(self, "share", "uploads")
+        return self
 
 
 class Train(Table):

@@ -88,11 +88,11 @@ def test_histograms_count_weights_before_and_after_the_quantizer(tmp_path: Path)
         assert sum(n > 0 for n in one["after"]) <= 4 < sum(n > 0 for n in one["before"])
 
 
-def test_a_record_of_the_paper_stays_below_300_kb() -> None:
+def test_a_record_of_the_paper_stays_below_380_kb() -> None:
     """800 rounds of the paper's CNN, with numbers that take as much room as they can."""
     experiment = Experiment(data={"partition": "iid"}, model={"name": "paper-cnn"}, uplink={"bits": "32+4"})
     fed = build(experiment, PaperCNN(), images())
-    layer = Layer(-0.00123456, -0.000612345, True, 12.3456, 12.3457, 12.3458)
+    layer = Layer(-0.00123456, -0.000612345, True, 12.3456, 12.3457, 12.3458, 0.00123456, 0.000612345)
     score = build_score()
     seconds = dict.fromkeys(("train", "encode", "aggregate", "evaluate", "round", "save"), 0.0123456)
     told = Outcome(
@@ -111,7 +111,7 @@ def test_a_record_of_the_paper_stays_below_300_kb() -> None:
     )
     line, head = ",".join(row(experiment, fed, told)) + "\n", ",".join(header(experiment, fed)) + "\n"
     assert line.count(",") == head.count(",")
-    assert len(head) + 800 * len(line) <= 300_000
+    assert len(head) + 800 * len(line) <= 380_000
 
 
 def images() -> Any:

@@ -143,13 +143,13 @@ def test_a_model_trains_as_well_with_the_shift_as_without(make: type[nn.Module])
 def test_a_shift_is_given_the_names_of_the_models_weights_wherever_it_comes_from() -> None:
     """BatchNorm's statistics, a frozen matrix and biases are none."""
     expected = ["first.weight", "last.weight", "unused.weight"]
-    built = federation(Normed(), shift={"on": True})
+    built = federation(Normed(), shift={"on": True, "per": "layer"})
     plain = federation(Normed())
     given = Federation(
         **{
             name: getattr(plain, name)
             for name in Federation.__dataclass_fields__
-            if name not in ("layers", "algorithm")
+            if name not in ("layers", "filters", "algorithm")
         },
         algorithm=shifted(fedavg()),
     )

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from examples.least_squares import D, gap, slope
@@ -47,10 +48,10 @@ def test_the_floor_is_the_gap_of_the_best_weights_with_mean_zero_whatever_the_sh
 
 UNIFORM = {"quantizer": "uniform"}  # K-means keeps the mean, and that of the output layer would decay into rounding
 SHARES: list[tuple[float, int, dict[str, Any]]] = [  # I/K that counts, rounds until it does, settings
-    (0.5, 0, {"uplink": {"bits": {32: 0.5, 5: 0.5}} | UNIFORM}),
-    (0.2, 0, {"uplink": {"bits": {32: 0.8, 4: 0.2}} | UNIFORM}),
+    (0.5, 0, {"uplink": {"bits": {32: 0.5, 5: 0.5}} | UNIFORM, "shift": {"per": "layer"}}),
+    (0.2, 0, {"uplink": {"bits": {32: 0.8, 4: 0.2}} | UNIFORM, "shift": {"per": "layer"}}),
     (0.8, 0, {"uplink": {"bits": {32: 0.2, 6: 0.8}} | UNIFORM, "shift": {"max_share": 1.0}}),
-    (0.5, 0, {"uplink": {"bits": 6} | UNIFORM}),  # all of them, capped
+    (0.5, 0, {"uplink": {"bits": 6} | UNIFORM, "shift": {"per": "layer"}}),  # all of them, capped
     (1.0, 15, {"uplink": {"bits": 8} | UNIFORM, "shift": {"max_share": 1.0, "warmup": 15}}),
 ]
 
@@ -73,3 +74,19 @@ def test_the_step_is_as_much_shorter_as_theorem_2_says_and_the_fence_tells_which
             assert fence == (gain > 0) == layer.shorter == shorter(share, m, new)
             sides.add(layer.shorter)
     assert sides == {True, False}
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_theorem_2_holds_filter_by_filter_and_a_layer_has_the_sum(share: float) -> None:
+    train = {"rounds": 8, "epochs": 5, "batch": 15, "lr": 0.1}
+    shift = {"per": "filter", "share": share}
+    training, watch = watched(Experiment(train=train, shift=shift, engine={"name": "sequential"}))
+    for outcome, (start, mean, shifted) in zip(list(training), watch.seen, strict=True):
+        for name, layer in outcome.layers.items():
+            m, new = start[name].mean(1), mean[name].mean(1)  # (filters,)
+            gains = (mean[name] - start[name]).square().sum(1) - (shifted[name] - start[name]).square().sum(1)
+            expected = share * mean[name].shape[1] * new * ((2 - share) * new - 2 * m)
+            assert torch.allclose(gains, expected, rtol=1e-9, atol=1e-12)
+            assert layer.shorter == bool(gains.sum() > 0) == shorter(share, m, new)
+            assert layer.filters_before == pytest.approx(float(new.square().mean().sqrt()))
+            assert layer.filters_after == pytest.approx((1 - share) * layer.filters_before, abs=1e-12)

@@ -1,11 +1,12 @@
 """One paper, one file."""
 
 from fedshift.algorithms.base import Algorithm, Chain, ClientRule, ServerRule, chain
+from fedshift.algorithms.centring import centre
 from fedshift.algorithms.fedavg import Average, Plain, fedavg
 from fedshift.algorithms.fedprox import Prox, fedprox
-from fedshift.algorithms.fedshift import Shift, layers, shift, shifted, shorter
+from fedshift.algorithms.fedshift import Shift, centred, layers, shift, shifted, shorter
 from fedshift.algorithms.scaffold import Control, Controlled, scaffold
-from fedshift.algorithms.weights import weights
+from fedshift.algorithms.weights import Filters, filters, weights
 
 __all__ = [
     "Algorithm",
@@ -14,13 +15,17 @@ __all__ = [
     "ClientRule",
     "Control",
     "Controlled",
+    "Filters",
     "Plain",
     "Prox",
     "ServerRule",
     "Shift",
+    "centre",
+    "centred",
     "chain",
     "fedavg",
     "fedprox",
+    "filters",
     "layers",
     "scaffold",
     "shift",

@@ -13,18 +13,25 @@ Only weights of layers are shifted: a bias, the scale of a normalisation, a clas
 table has a mean that means something. `weights` decides which tensors of a module are weights, and a
 federation hands their names to the rule as `tensors`; the rule itself only knows names. Where there are
 arrays and no module, and no `tensors`, names and shapes decide.
+
+`Shift(per="filter")` subtracts the mean of each filter instead: see `fedshift.algorithms.centring`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, chain
-from fedshift.algorithms.weights import likely
+from fedshift.algorithms.centring import centre, wide
+from fedshift.algorithms.weights import Filters, likely, likely_filters
 from fedshift.types import Broadcast, Params, Round
+
+Per = Literal["layer", "filter"]
+Share = float | Literal["uploads"]
 
 
 def layers(params: Params, tensors: Sequence[str] | None = None) -> list[str]:
@@ -50,34 +57,70 @@ def shift(params: Params, share: float, tensors: Sequence[str] | None = None) ->
     return {name: (w - share * mean(w)).to(w.dtype) if name in chosen else w for name, w in params.items()}
 
 
+def default_share(per: Per) -> Share:
+    return 1.0 if per == "filter" else "uploads"
+
+
 @dataclass(frozen=True)
 class Shift:
-    """w_hat = w - min(share, max_share) * min(1, t / warmup) * mean(w)"""
+    """Subtract a share of the mean of each layer (FedShift, the paper's rule) or of each filter (filter centring).
 
+        w_hat = w - share * min(1, t / warmup) * mean(w)      for every layer, or for every filter
+
+    `share` is a number, or "uploads" for the share of the quantized uploads, at most `max_share`; not given, it is
+    "uploads" per layer and 1 per filter. `tensors` are names or patterns of what is shifted; without them, the weights
+    of layers, of at least `FAN_IN` inputs where it is per filter. `filters` tells where the filters of a weight are;
+    without it, names and shapes do.
+    """
+
+    per: Per = "layer"
+    share: Share | None = None
     max_share: float = 0.5
     warmup: int = 0  # rounds until the whole share is taken
-    tensors: tuple[str, ...] | None = None  # names and patterns; None: likely weights
-    fixed: float | None = None  # instead of min(share, max_share), whatever was quantized
+    tensors: tuple[str, ...] | None = None
+    filters: Mapping[str, Filters] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.per not in ("layer", "filter"):
+            raise ValueError(f"Shift(per={self.per!r}): per must be 'layer' or 'filter'")
+        if self.share is None:
+            object.__setattr__(self, "share", default_share(self.per))
         if not 0 <= self.max_share <= 1:
             raise ValueError(f"Shift(max_share={self.max_share}): max_share must be between 0 and 1")
-        if self.fixed is not None and not 0 <= self.fixed <= 1:
-            raise ValueError(f"Shift(fixed={self.fixed}): a share must be between 0 and 1")
+        if self.share != "uploads" and not (isinstance(self.share, (int, float)) and 0 <= self.share <= 1):
+            raise ValueError(f"Shift(share={self.share!r}): share must be between 0 and 1, or 'uploads'")
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
         if self.tensors is not None and not all(isinstance(name, str) for name in self.tensors):
             raise TypeError(f"Shift(tensors={self.tensors!r}): needs names of tensors or patterns, like 'fc*.weight'")
 
-    def share(self, rnd: Round) -> float:
+    def share_in(self, rnd: Round) -> float:
+        """The share of the mean that is subtracted in a round."""
         ramp = min(1.0, rnd.number / self.warmup) if self.warmup else 1.0
-        return (min(rnd.share, self.max_share) if self.fixed is None else self.fixed) * ramp
+        return (self.share if isinstance(self.share, (int, float)) else min(rnd.share, self.max_share)) * ramp
+
+    def chosen(self, params: Params) -> list[str]:
+        """Names of the tensors that are shifted."""
+        if self.per == "filter" and self.tensors is None:
+            return list(wide(params, self._filters(params)))
+        return layers(params, self.tensors)
+
+    def _filters(self, params: Params) -> Mapping[str, Filters]:
+        return likely_filters(params) if self.filters is None else self.filters
 
     def init(self, params: Params) -> Params:
         return {}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        return out._replace(params=shift(out.params, self.share(rnd), self.tensors)), state
+        return out._replace(params=self.shifted(out.params, rnd)), state
+
+    def shifted(self, params: Params, rnd: Round) -> Params:
+        """The parameters after the shift of a round."""
+        share, names = self.share_in(rnd), self.chosen(params)
+        if self.per == "layer":
+            return shift(params, share, names)
+        known = self._filters(params)
+        return centre(params, share, {name: known.get(name, Filters()) for name in names})
 
 
 def shifted(
@@ -85,16 +128,26 @@ def shifted(
     max_share: float = 0.5,
     warmup: int = 0,
     tensors: Sequence[str] | None = None,
-    fixed: float | None = None,
+    share: Share = "uploads",
 ) -> Algorithm:
-    """The algorithm, and then the shift.
+    """The algorithm, and then the paper's shift per layer.
 
     >>> from fedshift.algorithms.fedprox import fedprox
     >>> shifted(fedprox(0.01)).server.rules
-    (Average(), Shift(max_share=0.5, warmup=0, tensors=None, fixed=None))
+    (Average(), Shift(per='layer', share='uploads', max_share=0.5, warmup=0, tensors=None))
     """
-    rule = Shift(max_share, warmup, patterns(tensors), fixed)
+    rule = Shift("layer", share, max_share, warmup, patterns(tensors))
     return Algorithm(algorithm.client, chain(algorithm.server, rule))
+
+
+def centred(algorithm: Algorithm, share: Share = 1.0, tensors: Sequence[str] | None = None) -> Algorithm:
+    """The algorithm, and then filter centring.
+
+    >>> from fedshift.algorithms.fedavg import fedavg
+    >>> centred(fedavg()).server.rules[-1].share
+    1.0
+    """
+    return Algorithm(algorithm.client, chain(algorithm.server, Shift("filter", share, tensors=patterns(tensors))))
 
 
 def patterns(tensors: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -106,15 +159,25 @@ def patterns(tensors: Sequence[str] | None) -> tuple[str, ...] | None:
     return (tensors,) if isinstance(tensors, str) else None if tensors is None else tuple(tensors)
 
 
-def shorter(share: float, before: float, after: float) -> bool:
+def shorter(share: float, before: float | Tensor, after: float | Tensor) -> bool:
     """Theorem 2, corrected: whether the shift makes the step from w^t to w^{t+1} the shorter one.
 
         |w^{t+1} - w^t|^2 - |w_hat^{t+1} - w^t|^2 = share P m' ((2 - share) m' - 2 m)
 
     for a layer of P weights with mean m = m^t before and m' = m^{t+1} after aggregation, so exactly
-    when (2 - share) / 2 > m / m', which the paper writes (K + S) / 2K > m^t / m^{t+1}.
+    when (2 - share) / 2 > m / m', which the paper writes (K + S) / 2K > m^t / m^{t+1}. The same holds for every filter
+    with its own mean, and a layer whose filters are centred has the sum over them: `before` and `after` are then
+    tensors, one mean per filter.
 
     >>> shorter(0.5, before=1.0, after=1.3), shorter(0.5, before=1.0, after=1.4)  # the fence is at 4/3
     (False, True)
+    >>> shorter(0.5, before=torch.tensor([1.0, 0.0]), after=torch.tensor([1.3, 1.0]))
+    True
     """
-    return share * after * ((2 - share) * after - 2 * before) > 0
+    return bool(shortening(share, before, after) > 0)
+
+
+def shortening(share: float, before: float | Tensor, after: float | Tensor) -> Tensor:
+    """share * sum_f m'_f ((2 - share) m'_f - 2 m_f), for filters of one weight each."""
+    new, old = torch.as_tensor(after), torch.as_tensor(before)
+    return share * (new * ((2 - share) * new - 2 * old)).sum()

@@ -7,11 +7,16 @@ apart (`LayerNorm([8, 8])`, a token of shape (1, 1, 16)), the module that holds 
 
     weights(module)     decides by the type of the module that holds each parameter
     likely(params)      decides by names and shapes, where there is no module
+
+A weight consists of filters, one for each output unit. `filters` and `likely_filters` find those that may be
+centred: a filter of few inputs, such as a 3x3 kernel on one channel, needs its mean and is left alone.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fedshift.types import Params
@@ -31,6 +36,47 @@ OTHERS = {
     *("bn", "ln", "gn", "gain", "gamma", "beta", "scale", "scales", "scaling", "magnitude", "temperature"),
     *("token", "tokens", "cls", "pos", "position", "positions", "positional", "pe", "wpe", "mask", "masks", "running"),
 }
+EMBEDDING = ("embed", "wte")  # how words in the names of embeddings begin
+FAN_IN = 32  # inputs of a filter, at least, for its mean to be taken out unasked
+
+
+class Filters(NamedTuple):
+    """Position of the filters in a weight: the axis of output units, and in how many groups inputs are connected.
+
+    Linear, convolution, recurrent and attention layers have output units on the first axis, transposed convolutions
+    on the second, `(inputs, outputs / groups, ...)`, and those of Keras on the last.
+    """
+
+    axis: int = 0
+    groups: int = 1
+
+    def means(self, w: Tensor) -> Tensor:
+        """Mean of each filter, (filters,), added up in float64."""
+        return self._means(self._grouped(w)).flatten()
+
+    def centred(self, w: Tensor, share: float) -> Tensor:
+        """w_f - share * mean(w_f) for each filter f.
+
+        >>> Filters().centred(torch.tensor([[1.0, 3.0], [4.0, 6.0]]), 1.0).tolist()
+        [[-1.0, 1.0], [-1.0, 1.0]]
+        >>> Filters(axis=1).centred(torch.tensor([[1.0, 3.0], [4.0, 6.0]]), 1.0).tolist()
+        [[-1.5, -1.5], [1.5, 1.5]]
+        """
+        wide = torch.promote_types(w.dtype, torch.float32)
+        grouped = self._grouped(w)
+        return (grouped.to(wide) - (share * self._means(grouped)).to(wide)).view_as(w).to(w.dtype)
+
+    def fan_in(self, shape: torch.Size) -> int:
+        """Number of weights in one filter."""
+        return shape.numel() // (shape[self.axis] * self.groups) if shape.numel() else 0
+
+    def _grouped(self, w: Tensor) -> Tensor:
+        return w.reshape(self.groups, -1, *w.shape[1:])
+
+    def _means(self, grouped: Tensor) -> Tensor:
+        output = 1 + self.axis % (grouped.ndim - 1)
+        inputs = [dim for dim in range(1, grouped.ndim) if dim != output]
+        return grouped.mean(inputs, keepdim=True, dtype=torch.float64) if inputs else grouped.double()
 
 
 def weights(module: nn.Module) -> list[str]:
@@ -51,18 +97,34 @@ def all_names(module: nn.Module) -> list[str]:
     return list(_among(module, module.named_parameters(remove_duplicate=False)))
 
 
-def _among(module: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> Iterator[str]:
-    held, factors = set[int](), set[int]()  # by identity: a tensor may have several names
+def filters(module: nn.Module) -> dict[str, Filters]:
+    """Position of the filters in each weight, by all its names; embeddings have a row per symbol and no filters.
+
+    >>> filters(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Embedding(5, 8)))
+    {'0.weight': Filters(axis=0, groups=1), '1.weight': Filters(axis=1, groups=2)}
+    """
+    found = _among(module, module.named_parameters(remove_duplicate=False)).items()
+    return {name: _filters_of(part) for name, part in found if not isinstance(part, (nn.Embedding, nn.EmbeddingBag))}
+
+
+def _filters_of(part: nn.Module) -> Filters:
+    return Filters(1, part.groups) if isinstance(part, nn.modules.conv._ConvTransposeNd) else Filters()
+
+
+def _among(module: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Module]:
+    """The weights among named parameters, and the layer that holds each."""
+    held, factors = dict[int, nn.Module](), set[int]()  # by identity: a tensor may have several names
     for path, part in module.named_modules(remove_duplicate=False):
         for name, p in part.named_parameters(recurse=False):
             if FACTOR.search(f"{path}.{name}"):
                 factors.add(id(p))
             elif any(isinstance(part, kinds) and pattern.fullmatch(name) for kinds, pattern in LAYERS):
-                held.add(id(p))
-    held -= factors
-    for name, p in named:
-        if id(p) in held and p.requires_grad and p.is_floating_point() and p.numel() > 1:
-            yield name
+                held.setdefault(id(p), part)
+    return {
+        name: held[id(p)]
+        for name, p in named
+        if id(p) in held.keys() - factors and p.requires_grad and p.is_floating_point() and p.numel() > 1
+    }
 
 
 def likely(params: Params) -> list[str]:
@@ -85,9 +147,12 @@ def likely(params: Params) -> list[str]:
     return [name for name, w in floats.items() if w.numel() > 1 and _named(name) and not _elementwise(name, w, params)]
 
 
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in WORDS.split(name)]
+
+
 def _named(name: str) -> bool:
-    words = [word.lower() for word in WORDS.split(name)]
-    other = any(word in OTHERS or "norm" in word for word in words)
+    other = any(word in OTHERS or "norm" in word for word in _words(name))
     return bool(LIKELY.fullmatch(name)) and not other and not FACTOR.search(name)
 
 
@@ -95,3 +160,41 @@ def _elementwise(name: str, w: Tensor, params: Params) -> bool:
     """True for a tensor with one bias per value, as the scale of a normalisation has."""
     bias = params.get(f"{name.removesuffix('weight')}bias")
     return bias is not None and bias.shape == w.shape
+
+
+def likely_filters(params: Params) -> dict[str, Filters]:
+    """Position of the filters in each likely weight, as far as names and shapes tell; embeddings are left out.
+
+    Output units are on the first axis of a `weight` and on the last of a `kernel`; in a list of arrays, on the axis
+    that fits the lengths of more biases. A bias that fits only the axis beside it belongs to a transposed convolution.
+
+    >>> w, up = torch.ones(3, 4), torch.ones(6, 3, 2, 2)
+    >>> likely_filters({"fc.weight": w, "fc.bias": torch.ones(3), "up.weight": up, "up.bias": torch.ones(3)})
+    {'fc.weight': Filters(axis=0, groups=1), 'up.weight': Filters(axis=1, groups=1)}
+    >>> likely_filters({"0": torch.ones(4, 3), "1": torch.ones(3)})
+    {'0': Filters(axis=-1, groups=1)}
+    """
+    names = [name for name in likely(params) if not any(word.startswith(EMBEDDING) for word in _words(name))]
+    biases = {name: _bias(name, params) for name in names}
+    known = [(params[name].shape, len(bias)) for name, bias in biases.items() if bias is not None]
+    kernels = sum(shape[-1] == n for shape, n in known) > sum(shape[0] == n for shape, n in known)
+    return {
+        name: _position(params[name], bias, kernels if name.isdigit() else name.endswith("kernel"))
+        for name, bias in biases.items()
+    }
+
+
+def _bias(name: str, params: Params) -> Tensor | None:
+    """The bias that belongs to a weight: of the same name, or the array that follows it in a list."""
+    other = str(int(name) + 1) if name.isdigit() else re.sub("(weight|kernel)$", "bias", name)
+    bias = params.get(other)
+    return bias if bias is not None and bias.ndim == 1 else None
+
+
+def _position(w: Tensor, bias: Tensor | None, last: bool) -> Filters:
+    axis, other = (-1, -2) if last else (0, 1)
+    if w.ndim >= 3 and bias is not None and len(bias) != w.shape[axis]:
+        groups, rest = divmod(len(bias), w.shape[other])
+        if not rest and w.shape[axis] % groups == 0 and (groups == 1 or not last):
+            return Filters(other, groups)
+    return Filters(axis)

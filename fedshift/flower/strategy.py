@@ -8,6 +8,7 @@ Uploads are decoded and checked before the strategy aggregates them; what it mak
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
 from uuid import uuid4
@@ -17,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from fedshift.algorithms.fedshift import Shift, patterns, shift
+from fedshift.algorithms.fedshift import Per, Share, Shift, patterns
 from fedshift.bounds import BOUND, CAP
 from fedshift.codecs.base import finite
 from fedshift.flower import nested
@@ -40,7 +41,6 @@ from fedshift.flower.saved import Saved, Saver
 from fedshift.flower.seeded import Seeded
 from fedshift.flower.targets import Arrived, changed, check_module, targets
 from fedshift.names import printable
-from fedshift.tree import take
 from fedshift.types import Broadcast, Params, Round
 
 LOG = getLogger("flwr.fedshift")
@@ -50,7 +50,9 @@ BitsFor = Callable[[int, int], int | None]  # of a node and a round
 class FedShift(Strategy):
     """Decode, aggregate, and then w_hat = w - share * mean(w) for every layer, after any strategy.
 
-    The share is that of the quantized uploads under the strategy's own weights. A bad upload is
+    The share is that of the quantized uploads under the strategy's own weights, or `share`. With `per="filter"`
+    the mean is that of each filter, and the share 1 unless another is given (`fedshift.algorithms.centring`): better
+    on most networks, and not the paper's rule. A bad upload is
     left out, named in the log and counted in `rounds`; after `patience` rounds in a row without one
     that could be used, NoUploadsError, and at once when every reply of the first round fails for the
     same reason.
@@ -61,7 +63,7 @@ class FedShift(Strategy):
     the elementwise median or majority of the uploads. 0 switches a limit off; with fewer than three
     uploads there is none. Small poisoned updates pass.
 
-    With 32 bits everywhere nothing is shifted, and floating tensors are the strategy's own to the
+    With 32 bits everywhere, per layer, nothing is shifted, and floating tensors are the strategy's own to the
     bit, for replies in the order of the messages and unless a limit applied. Exceptions: integers
     and booleans, see above, have the model's dtype; replies in another floating dtype are cast to
     the model's; uploads of `QuantizeMod(updates=True)` are rounded when they are added to the model.
@@ -76,7 +78,9 @@ class FedShift(Strategy):
 
     >>> from flwr.serverapp.strategy import FedAdam
     >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
-    Shift(max_share=1.0, warmup=0, tensors=None, fixed=None)
+    Shift(per='layer', share='uploads', max_share=1.0, warmup=0, tensors=None)
+    >>> FedShift(FedAdam(), per="filter").rule  # filter centring
+    Shift(per='filter', share=1.0, max_share=0.5, warmup=0, tensors=None)
     """
 
     def __init__(
@@ -86,6 +90,8 @@ class FedShift(Strategy):
         warmup: int = 0,
         tensors: Sequence[str] | None = None,
         *,
+        per: Per = "layer",
+        share: Share | None = None,
         module: nn.Module | None = None,
         bits_for: BitsFor | None = None,
         patience: int = 5,
@@ -103,7 +109,7 @@ class FedShift(Strategy):
             raise TypeError(f"FedShift(bits_for={bits_for!r}): needs a function of a node and a round")
         check_module(module, tensors)
         self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
-        self.rule = Shift(max_share, warmup, patterns(tensors))
+        self.rule = Shift(per, share, max_share, warmup, patterns(tensors))
         self.chain = nested.layers_of(strategy)
         nested.set_bound(self.chain, bound)
         self.key = nested.weighting_key(self.chain)
@@ -125,13 +131,13 @@ class FedShift(Strategy):
         self.accepted: dict[str, int] = {}  # node -> the round of its last upload that was used, 0 for none
         self.rounds: list[Aggregated] = []
         self.dtypes = {name: x.dtype for name, x in model.items()}  # of the model at the start
-        self.targets = targets(model, self.rule.tensors, self.module) if model else []
-        self.shifted: list[str] | None = None  # in the last round with quantized uploads; None before it
+        self.targeted = targets(model, self.rule, self.module) if model else self.rule
+        self.shifted: list[str] | None = None  # in the last round that was shifted; None before it
 
     def summary(self) -> None:
         LOG.info("\t├──> FedShift settings:")
         LOG.info("\t│\t├── %s", self.rule)
-        LOG.info("\t│\t├── Tensors to shift: %s", printable(", ".join(self.targets)) or "none")
+        LOG.info("\t│\t├── Tensors to shift: %s", printable(", ".join(self.targeted.tensors or ())) or "none")
         LOG.info("\t│\t├── Weights of uploads: %s", self.key or "equal")
         LOG.info("\t│\t└── %s, in medians of a round (0: no limit)", self.limits)
         self.strategy.summary()
@@ -223,24 +229,24 @@ class FedShift(Strategy):
         return open_
 
     def _changed(self, usable: Sequence[Usable]) -> list[str]:
-        """The targets that some client changed in a round with quantized uploads."""
-        if not any(one.lossy for one in usable):
+        """Of the arrays that may be shifted those that some client changed; none where the share will be zero."""
+        if self.rule.share == "uploads" and not any(one.lossy for one in usable):
             return []
         asked = [only(self.asked[one.message.metadata.src_node_id], ArrayRecord)[1] for one in usable]
         replies = [only(one.message, ArrayRecord)[1] for one in usable]
         frames = [one.frame for one in usable]
-        return changed(self.targets, list(map(Arrived, asked, replies, frames)))
+        return changed(self.targeted.tensors or (), list(map(Arrived, asked, replies, frames)))
 
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
-        if not share:
+        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
+        if not self.rule.share_in(rnd):
             return arrays
         if names != self.shifted:
             LOG.info("\t└──> FedShift: shifted tensors: %s", printable(", ".join(names)) or "none")
             self.shifted = names
         if not names:
             return arrays
-        params, rnd = to_params(arrays), Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
-        shifted = to_record(params | shift(take(params, names), self.rule.share(rnd), ["*"]))
+        shifted = to_record(replace(self.targeted, tensors=tuple(names)).shifted(to_params(arrays), rnd))
         nested.write_back(self.chain, shifted)
         return shifted
 

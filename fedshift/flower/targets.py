@@ -5,6 +5,7 @@ a round shifts the ones that some client changed: what no client changes is a bu
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -12,8 +13,8 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from fedshift import rng
-from fedshift.algorithms.fedshift import layers
-from fedshift.algorithms.weights import all_names
+from fedshift.algorithms import Filters, Shift, filters
+from fedshift.algorithms.weights import all_names, likely_filters
 from fedshift.codecs import Codec, KMeans
 from fedshift.codecs.base import Side, ends
 from fedshift.flower.arrays import described
@@ -36,16 +37,22 @@ def check_module(module: object, tensors: object) -> None:
         raise ValueError(f"FedShift(tensors={tensors!r}, module=...): only one of them can choose what is shifted")
 
 
-def targets(model: Params, tensors: Sequence[str] | None, module: nn.Module | None) -> list[str]:
-    """Names of the arrays that may be shifted; ValueError where patterns or a module do not fit the arrays."""
+def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
+    """The rule with the names of the arrays that it may shift, and where their filters are.
+
+    ValueError where patterns or a module do not fit the arrays.
+    """
     if module is not None:
-        return _of_module(model, module)
-    found = layers(model, tensors)
-    if tensors is None:
-        return [name for name in found if not _all_alike(model[name])]
-    if not found:
-        raise ValueError(f"FedShift(tensors={tuple(tensors)}): there is no such tensor among {', '.join(model)}")
-    return found
+        known = _of_module(model, module)
+        rule = replace(rule, filters={name: at for name, at in known.items() if at is not None})
+        return replace(rule, tensors=tuple(known if rule.per == "layer" else rule.chosen(model)))
+    rule = replace(rule, filters=likely_filters(model))
+    found = rule.chosen(model)
+    if rule.tensors is None:
+        found = [name for name in found if not _all_alike(model[name])]
+    elif not found:
+        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {', '.join(model)}")
+    return replace(rule, tensors=tuple(found))
 
 
 def _all_alike(x: Tensor) -> bool:
@@ -54,15 +61,19 @@ def _all_alike(x: Tensor) -> bool:
     return low == high != 0
 
 
-def _of_module(model: Params, module: nn.Module) -> list[str]:
-    """Arrays by their names in the module's state, or, of a list of arrays, by their places among its tensors."""
-    chosen, state = set(all_names(module)), dict(module.state_dict())
+def _of_module(model: Params, module: nn.Module) -> dict[str, Filters | None]:
+    """Weights among the arrays and where their filters are, None for embeddings.
+
+    Arrays are found by their names in the module's state, or, of a list of arrays, by their places among its tensors.
+    """
+    state, known = dict(module.state_dict()), filters(module)
+    chosen = {name: known.get(name) for name in all_names(module)}
     if all(name in state and state[name].shape == x.shape for name, x in model.items()):
-        return [name for name in model if name in chosen]
+        return {name: chosen[name] for name in model if name in chosen}
     if all(name.isdigit() for name in model):
         for ordered in state, dict(module.named_parameters()):
             if [tuple(x.shape) for x in ordered.values()] == [tuple(x.shape) for x in model.values()]:
-                return [name for name, known in zip(model, ordered, strict=True) if known in chosen]
+                return {name: chosen[own] for name, own in zip(model, ordered, strict=True) if own in chosen}
     wrong = next(name for name, x in model.items() if name not in state or state[name].shape != x.shape)
     raise ValueError(
         f"FedShift(module={type(module).__name__}): array {wrong!r} of shape {tuple(model[wrong].shape)} is none of "

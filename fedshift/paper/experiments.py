@@ -130,6 +130,45 @@ def _ablation(what: str, name: str, bits: str, shift: dict[str, Any], send: str 
     return Cell(name, (what, bits, _yes(shift["on"])), {"uplink": {"bits": bits, "send": send}, "shift": shift})
 
 
+class Contrast(NamedTuple):
+    """The same setting without a shift, with the paper's rule, and with filter centring."""
+
+    plain: Cell
+    layer: Cell
+    filter: Cell
+
+
+def contrasts(choice: Choice = EVERYTHING) -> list[Contrast]:
+    """What filter centring is compared with, in the order in which it is worth running."""
+    extra = {cell.name: cell for cell in ablations()}
+    found = [Contrast(fedavg := mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"], filtered(fedavg))]
+    for name, bits in (("fedpaq", 4), ("fedpaq", 8), ("fedef", 4), ("scaffold", 8)):
+        plain, layer = mixed(name, bits, False), mixed(name, bits, True)
+        found.append(Contrast(plain, layer, filtered(plain)))
+    for alpha in (0.1, 100.0):
+        plain, layer = dirichlet("kmeans", alpha, 4, False), dirichlet("kmeans", alpha, 4, True)
+        found.append(Contrast(plain, layer, filtered(plain)))
+    found.append(Contrast(extra["fedpaq_4+4"], extra["fedpaq_4+4_cap"], filtered(extra["fedpaq_4+4"])))
+    return [one for one in found if one.plain.name.startswith((*choice.algorithms, "kmeans"))]
+
+
+def filtered(plain: Cell) -> Cell:
+    """The cell with filter centring, with or without quantization.
+
+    >>> filtered(mixed("fedpaq", 4, False)).name
+    'fedpaq_32+4_filter'
+    """
+    shift = {"shift": {"on": True, "per": "filter", "share": 1.0}}
+    return Cell(f"{plain.name}_filter", (*plain.label[:-1], "per filter"), merge(plain.settings, shift))
+
+
+def beyond(choice: Choice = EVERYTHING) -> list[Cell]:
+    """Filter centring, which the paper does not have, and the cells it is compared with."""
+    found = contrasts(choice)
+    kinds = [[one.filter for one in found], [one.layer for one in found]] if True in choice.shifts else []
+    return [cell for cells in (*kinds, [one.plain for one in found] * (False in choice.shifts)) for cell in cells]
+
+
 def gate(choice: Choice = EVERYTHING) -> list[Cell]:
     """FedPAQ 32+4 for 250 rounds: whether it is worth going on."""
     cells = [mixed("fedpaq", 4, shift) for shift in choice.shifts]
@@ -144,7 +183,7 @@ def figures() -> list[Cell]:
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
-TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "gate": gate}
+TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "gate": gate, "beyond": beyond}
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:

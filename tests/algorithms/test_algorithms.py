@@ -95,11 +95,11 @@ def test_without_lossy_uploads_the_shift_is_the_identity() -> None:
 
 def test_the_share_is_capped_and_ramped_up() -> None:
     params = tree(1.0)
-    assert Shift().share(a_round(params, share=0.9)) == 0.5
-    assert Shift(max_share=1).share(a_round(params, share=0.9)) == 0.9
-    assert Shift(max_share=1, warmup=10).share(a_round(params, share=0.8, number=5)) == pytest.approx(0.4)
-    assert Shift(max_share=1, warmup=10).share(a_round(params, share=0.8, number=11)) == pytest.approx(0.8)
-    assert Shift(fixed=0.75).share(a_round(params, share=0.0)) == 0.75
+    assert Shift().share_in(a_round(params, share=0.9)) == 0.5
+    assert Shift(max_share=1).share_in(a_round(params, share=0.9)) == 0.9
+    assert Shift(max_share=1, warmup=10).share_in(a_round(params, share=0.8, number=5)) == pytest.approx(0.4)
+    assert Shift(max_share=1, warmup=10).share_in(a_round(params, share=0.8, number=11)) == pytest.approx(0.8)
+    assert Shift(share=0.75).share_in(a_round(params, share=0.0)) == 0.75
 
 
 def test_only_weights_are_shifted_unless_names_are_given(params: Params) -> None:
@@ -112,7 +112,10 @@ def test_only_weights_are_shifted_unless_names_are_given(params: Params) -> None
         assert after[name].dtype == x.dtype
 
 
-@pytest.mark.parametrize("wrong", [{"max_share": 1.1}, {"max_share": -0.1}, {"warmup": -1}, {"fixed": 2.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_share": 1.1}, {"max_share": -0.1}, {"warmup": -1}, {"share": 2.0}, {"share": "all"}, {"per": "unit"}],
+)
 def test_impossible_shifts_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Shift(**wrong)  # type: ignore[arg-type]
@@ -145,7 +148,7 @@ def test_a_chain_is_flat_and_keeps_the_state_of_each_rule_apart() -> None:
 def test_shifted_is_the_algorithm_and_then_the_shift() -> None:
     algorithm = shifted(scaffold(), max_share=1, warmup=3, tensors=["fc*"])
     assert algorithm.client == Controlled("derived")
-    assert algorithm.server == Chain((Average(), Control(), Shift(1, 3, ("fc*",))))
+    assert algorithm.server == Chain((Average(), Control(), Shift(max_share=1, warmup=3, tensors=("fc*",))))
 
 
 @given(st.floats(0.01, 1), st.floats(-2, 2), st.floats(-2, 2), st.integers(2, 40))

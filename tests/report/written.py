@@ -21,7 +21,7 @@ def settings(rounds: int = 20, bits: str = "32+4", shift: bool = True, **more: A
         "data": {"clients": 4},
         "train": {"rounds": rounds, "cohort": 2},
         "uplink": {"bits": bits},
-        "shift": {"on": shift},
+        "shift": {"on": shift, "per": "layer"},
     }
     tables = {name: {**basic.get(name, {}), **table} for name, table in more.items() if isinstance(table, dict)}
     return {**basic, **more, **tables}
@@ -52,6 +52,7 @@ def write(
 
 def _columns(experiment: Experiment, layers: Sequence[str], classes: int, score: Figure) -> dict[str, Figure]:
     before = {"mean_before": 0.2, "mean_after": 0.1, "shorter": 1.0, "step": 0.3, "drift": 0.4, "drift_coded": 0.5}
+    before |= {"filters_before": 0.3, "filters_after": 0.2}
     return {
         column(experiment): score,
         "loss": 1.0,

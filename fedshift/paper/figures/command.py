@@ -75,9 +75,10 @@ def runs(folder: Path | None) -> Source | None:
 
 
 def trained(out: Path, rounds: int, display: Display) -> Source:
-    """The demo's runs, shorter, beside the figures: what is finished there is not run again."""
+    """Those of the demo's runs that the paper has, shorter, beside the figures: what is finished is not run again."""
     folder = out / "runs" / f"digits-{rounds}-rounds"
-    raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}})
+    shifts = [run for run in PRESETS["demo"]["sweep"]["runs"] if run["shift"].get("per") != "filter"]
+    raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}, "sweep": {"runs": shifts}})
     command.grid(raw, folder, display, False, table=False)
     return Source(panels(found(folder)[0]), folder, fresh=True)
 

@@ -29,6 +29,7 @@ LEAST, MOST = -1.0, 4.0  # ratios shown
 WATCHED: dict[str, dict[str, Any]] = {
     "train": {"rounds": 30, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 15, "lr": 0.1},
     "uplink": {"bits": "32+5", "quantizer": "uniform"},
+    "shift": {"per": "layer"},
     "engine": {"name": "sequential"},
 }
 

@@ -49,8 +49,8 @@ def taken(record: Record, number: int, share: float) -> float:
     said = record.experiment.shift
     if not said.on:
         return share
-    rule = Shift(said.max_share, said.warmup, fixed=said.share)
-    return rule.share(Round(number, 0, 0, Broadcast({}, {}), {}, {}, share))
+    rule = Shift(said.per, said.share, said.max_share, said.warmup)
+    return rule.share_in(Round(number, 0, 0, Broadcast({}, {}), {}, {}, share))
 
 
 class Spread(NamedTuple):
@@ -79,7 +79,11 @@ class Ratios(NamedTuple):
 
 def ratios(panel: Panel) -> Ratios:
     """Of the runs of a panel, without the shift and with it."""
-    lines = [line for line in (panel.plain, *panel.shifted[:1]) if line]
+    per_layer = [line for line in panel.shifted if line.experiment.shift.per == "layer"]
+    lines = [line for line in (panel.plain, *per_layer[:1]) if line]
+    if not lines:
+        where = panel.shifted[0].records[0].folder
+        raise RunError(f"{where}: the fence: is about means of layers, and this run's shift is per filter")
     layers = fitting(lines[0].records[0].layers("mean_after"))
     seen = {line.label: [_rounds(line, layer) for layer in layers] for line in lines}
     shares = [one.share for rounds in seen.values() for some in rounds for one in some]

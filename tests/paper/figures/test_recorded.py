@@ -25,7 +25,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     for on in (True, False):
         go(
-            small(FEDAVG, {"shift": {"on": on}, "train": {"rounds": 12, "selection": "stratified"}}),
+            small(FEDAVG, {"shift": {"on": on, "per": "layer"}, "train": {"rounds": 12, "selection": "stratified"}}),
             out / f"shift-{on}",
         )
     return out

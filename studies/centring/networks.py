@@ -185,6 +185,7 @@ NETWORKS = [
     Case("CNN, depthwise 3x3", "separable"),
     Case("CNN, transposed convolution", "upsampling"),
     Case("LSTM, rows of 8 pixels", "lstm"),
+    Case("LSTM, rows of 8 pixels, rate 0.3", "lstm", changed={"train.lr": 0.3}),
     Case("transformer, rows of 8 pixels", "transformer"),
     Case("embedding of pixel values, MLP", "words", rules=(*PAIRED, "embedding, too")),
 ]
@@ -217,7 +218,7 @@ PARTS: dict[str, list[Case]] = {
         *map(convolution, ("relu", "tanh")),
     ],
     "final": NETWORKS,
-    "coarse": [replace(case, setting="32+4", changed={"uplink.bits": "32+4"}) for case in NETWORKS],
+    "coarse": [replace(case, setting="32+4", changed=case.changed | {"uplink.bits": "32+4"}) for case in NETWORKS],
     "fresh": [
         Case(
             "transformer, rows of 8 pixels",

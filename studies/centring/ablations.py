@@ -10,11 +10,13 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from common import (
     CENTRED,
     PLAIN,
+    RESULTS,
     CentredSteps,
     KeepMeans,
     KeepNorms,
@@ -176,6 +178,7 @@ def main() -> None:
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)} (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
     parser.add_argument("--rounds", type=int, default=150, help="rounds per run (default: 150)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
     args = parser.parse_args()
     if unknown := set(args.questions) - set(QUESTIONS):
         parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(QUESTIONS)}")
@@ -190,7 +193,7 @@ def main() -> None:
                 rows += [{"variant": variant.name, "bits": bits, "seed": s, "accuracy": x} for s, x in found.items()]
                 line = " ".join(f"{x:.1f}" for x in found.values())
                 echo(f"{question:10} {bits:6} {variant.name:45} {line}  ({time.perf_counter() - begin:.0f} s)")
-        write(question, rows)
+        write(args.out, question, rows)
 
 
 if __name__ == "__main__":

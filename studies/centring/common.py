@@ -372,10 +372,10 @@ def scores(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> dic
     return {seed: 100 * mean(x[-WINDOW:]) if len(x) == count else math.nan for seed, x in seen.items()}
 
 
-def write(name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """results/name.csv, floats with five digits."""
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write folder/name.csv, floats with five digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:

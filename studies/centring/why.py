@@ -16,6 +16,7 @@ Each part writes its CSVs to results/.
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from common import (
     CENTRED,
     PLAIN,
+    RESULTS,
     CentredSteps,
     Net,
     Scheduled,
@@ -144,7 +146,7 @@ def lean(step: Step, net: Net) -> Row:
     }
 
 
-def watch_rounds(seeds: Sequence[int], count: int) -> None:
+def watch_rounds(seeds: Sequence[int], count: int, out: Path) -> None:
     per_round: list[Row] = []
     per_layer: list[Row] = []
     for bits in ("32+32", "32+4"):
@@ -169,8 +171,8 @@ def watch_rounds(seeds: Sequence[int], count: int) -> None:
                 echo(
                     f"{bits:6} {variant.name:22} {seed} {name} " + " ".join(f"{k} {x:.3g}" for k, x in averages.items())
                 )
-    write("why_rounds", per_round)
-    write("why_layers", per_layer)
+    write(out, "why_rounds", per_round)
+    write(out, "why_layers", per_layer)
 
 
 def average(values: Iterator[float]) -> float:
@@ -220,7 +222,7 @@ def final(variant: Variant, seeds: Sequence[int], count: int) -> Iterator[tuple[
                 yield step.seed, "last", step, step.after.out.params
 
 
-def inputs(seeds: Sequence[int], count: int) -> None:
+def inputs(seeds: Sequence[int], count: int, out: Path) -> None:
     rows: list[Row] = []
     for variant in KINDS:
         net, x = Net(**variant.net), prepared(variant.data).x
@@ -234,7 +236,7 @@ def inputs(seeds: Sequence[int], count: int) -> None:
                 )
                 rows.append(found)
                 echo(" ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in found.values()))
-    write("why_inputs", rows)
+    write(out, "why_inputs", rows)
 
 
 # curvature
@@ -272,7 +274,7 @@ def largest(step: Step, examples: Tensor, params: Params, within: Callable[[Para
     return value
 
 
-def curvature(seeds: Sequence[int], count: int) -> None:
+def curvature(seeds: Sequence[int], count: int, out: Path) -> None:
     rows: list[Row] = []
     for variant in (PLAIN, CENTRED):
         for seed, when, step, params in final(variant, seeds, count):
@@ -283,13 +285,13 @@ def curvature(seeds: Sequence[int], count: int) -> None:
                 rows.append({"variant": variant.name, "seed": seed, "model": when, "data": owner} | found)
             numbers = " ".join(f"{space} {rows[-len(held)][space]:.2f}" for space in SPACES)
             echo(f"{variant.name} {seed} {when} {numbers}")
-    write("why_curvature", rows)
+    write(out, "why_curvature", rows)
 
 
 # theorem 2
 
 
-def theorem(seeds: Sequence[int], count: int) -> None:
+def theorem(seeds: Sequence[int], count: int, out: Path) -> None:
     """|w' - w|^2 - |w_hat' - w|^2 = sum_f share n m'_f ((2 - share) m'_f - 2 m_f)"""
     rows: list[Row] = []
     for bits in ("32+32", "32+4"):
@@ -335,7 +337,7 @@ def theorem(seeds: Sequence[int], count: int) -> None:
     ]
     for row in summary:
         echo(" ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()))
-    write("why_theorem", summary)
+    write(out, "why_theorem", summary)
 
 
 PARTS = {"rounds": watch_rounds, "inputs": inputs, "curvature": curvature, "theorem": theorem}
@@ -346,12 +348,13 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
     parser.add_argument("--rounds", type=int, default=150, help="rounds per run (default: 150)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(PARTS)}")
     torch.set_num_threads(1)
     for part in args.parts or PARTS:
-        PARTS[part](range(args.seeds), args.rounds)
+        PARTS[part](range(args.seeds), args.rounds, args.out)
 
 
 if __name__ == "__main__":

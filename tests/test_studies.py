@@ -33,6 +33,8 @@ def test_a_study_runs_and_writes_the_columns_that_are_published(
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    ours, published = ([*csv.DictReader((folder / file).open())] for folder in (tmp_path, STUDIES / "results"))
+    ours, published = (
+        [*csv.DictReader((folder / file).read_text().splitlines())] for folder in (tmp_path, STUDIES / "results")
+    )
     assert len(ours) >= rows
     assert ours[0].keys() == published[0].keys()

@@ -50,10 +50,11 @@ BitsFor = Callable[[int, int], int | None]  # of a node and a round
 class FedShift(Strategy):
     """Decode, aggregate, and then w_hat = w - share * mean(w) for every layer, after any strategy.
 
-    The share is that of the quantized uploads under the strategy's own weights, or `share`. With `per="filter"`
-    the mean is that of each filter, and the share 1 unless another is given (`fedshift.algorithms.centring`): better
-    on most networks, and not the paper's rule. A bad upload is
-    left out, named in the log and counted in `rounds`; after `patience` rounds in a row without one
+    The share is that of the quantized uploads under the strategy's own weights, at most `max_share`, or `share`. With
+    `per="filter"` the mean is that of each filter, and the share 1 unless another is given, whatever was quantized:
+    filter centring (`fedshift.algorithms.centring`), which is not the paper's rule.
+
+    A bad upload is left out, named in the log and counted in `rounds`; after `patience` rounds in a row without one
     that could be used, NoUploadsError, and at once when every reply of the first round fails for the
     same reason.
 
@@ -63,14 +64,15 @@ class FedShift(Strategy):
     the elementwise median or majority of the uploads. 0 switches a limit off; with fewer than three
     uploads there is none. Small poisoned updates pass.
 
-    With 32 bits everywhere, per layer, nothing is shifted, and floating tensors are the strategy's own to the
-    bit, for replies in the order of the messages and unless a limit applied. Exceptions: integers
+    With 32 bits everywhere, per layer and without a `share`, nothing is shifted, and floating tensors are the
+    strategy's own to the bit, for replies in the order of the messages and unless a limit applied. Exceptions: integers
     and booleans, see above, have the model's dtype; replies in another floating dtype are cast to
     the model's; uploads of `QuantizeMod(updates=True)` are rounded when they are added to the model.
 
     Shifted are the arrays that some client changed in the round and that `tensors`, patterns of names, or `module`
     chooses: of the app's `torch.nn.Module`, the weights of its layers. Without either, names and shapes tell weights
-    from normalisations, tokens, tables, masks and adapters as well as they can.
+    from normalisations, tokens, tables, masks and adapters as well as they can. Per filter, weights of fewer than 32
+    inputs per filter and embeddings are left alone unless `tensors` names them.
 
     `bits_for(node, round)` chooses the bits of one upload; a node's own config comes before it, and
     None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on from

@@ -33,6 +33,9 @@ def check_module(module: object, tensors: object) -> None:
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
         raise TypeError(f"FedShift(module={what}): needs an object of torch.nn.Module, the model that clients train")
+    if lazy := [name for name, x in module.state_dict().items() if nn.parameter.is_lazy(x)]:
+        kind = type(module).__name__
+        raise ValueError(f"FedShift(module={kind}): {lazy[0]} has no shape yet; call a lazy model on one batch first")
     if tensors is not None:
         raise ValueError(f"FedShift(tensors={tensors!r}, module=...): only one of them can choose what is shifted")
 

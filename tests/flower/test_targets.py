@@ -171,6 +171,10 @@ def test_the_log_names_what_is_shifted_once(caplog: pytest.LogCaptureFixture) ->
             lambda: FedShift(FedAvg(), module="net"),  # type: ignore[arg-type]
             r"FedShift\(module='net'\): needs an object of torch.nn.Module",
         ),
+        (
+            lambda: FedShift(FedAvg(), module=nn.Sequential(nn.LazyLinear(3))),
+            r"FedShift\(module=Sequential\): 0.weight has no shape yet; call a lazy model on one batch first",
+        ),
         (lambda: FedShift(FedAvg(), tensors=["a"], module=Net()), "only one of them can choose"),
         (lambda: FedShift(FedAvg(), tensors=[3]), "needs names of tensors or patterns"),  # type: ignore[list-item]
         (lambda: run(FedShift(FedAvg(), module=Net())), r"array 'one.weight' of shape \(8, 5\) is none of its tensors"),

@@ -54,9 +54,11 @@ def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
     if rule.tensors is None:
         found = [name for name in found if not _all_alike(model[name])]
     elif not found:
-        kind = "the model's" if rule.per == "layer" else "those with filters of two inputs or more"
-        there = ", ".join(replace(rule, tensors=("*",)).chosen(model))
-        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {kind}: {there}")
+        there = ", ".join(model)
+        if rule.per == "filter":
+            possible = replace(rule, tensors=("*",)).chosen(model)
+            there = f"those with filters of two inputs or more: {', '.join(possible)}"
+        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {there}")
     return replace(rule, tensors=tuple(found))
 
 

@@ -40,7 +40,7 @@ def test_a_file_says_what_an_experiment_is_and_the_other_way_round(tmp_path: Pat
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
     experiments = expand(PRESETS[name])
-    assert len(experiments) == (9 if name == "demo" else 1)
+    assert len(experiments) == (15 if name == "demo" else 1)
 
 
 def test_the_paper_preset_has_the_papers_values() -> None:

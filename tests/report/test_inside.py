@@ -83,7 +83,7 @@ def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) ->
     assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)
     assert made.answer == [
         "Labels that quantized clients hold (90 % or more of each) are 50.0 % of the data; "
-        "of what is predicted at the end they are 33.0 % with the shift."
+        "of what is predicted at the end they are 33.0 % with the shift per layer."
     ]
 
 
@@ -115,7 +115,7 @@ def test_weights_are_chosen_by_line_and_round(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_histograms(write(tmp_path / str(seed), settings(seed=seed)), [1, 10, 20], ("conv.weight", "fc.weight"))
     made = part(inside(tmp_path / "0", tmp_path / "1"), "weights", Choice)
-    label = "fedavg, 32+4 bits, shift, seed 0"
+    label = "fedavg, 32+4 bits, shift per layer, seed 0"
     assert [entry for entry, _ in made.of] == [f"{label}, round {number}" for number in (1, 10, 20)]
     chart = made.of[0][1]
     assert isinstance(chart, Histograms)

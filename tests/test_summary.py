@@ -98,7 +98,12 @@ def test_settings_of_a_shift_that_is_off_do_not_tell_runs_apart() -> None:
 
 def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None:
     """The share has a column where one is not its rule's default; max_share has none: one rule alone uses it."""
-    shifts = [{"on": False}, {"per": "filter", "share": 0.5}, {"per": "filter"}, {"per": "layer", "max_share": 1.0}]
+    shifts: list[dict[str, Any]] = [
+        {"on": False},
+        {"per": "filter", "share": 0.5},
+        {"per": "filter"},
+        {"per": "layer", "max_share": 1.0},
+    ]
     made = rows(of_rules([("32+4", shift, 0.8 + 0.02 * i) for i, shift in enumerate(shifts)]))
     assert [row.label for row in made] == [
         {"shift.on": "no", "shift.share": "-"},

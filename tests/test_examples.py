@@ -52,7 +52,7 @@ def test_algorithms_gain_from_the_shift(tmp_path: Path) -> None:
 def test_updates_go_further_than_weights(tmp_path: Path) -> None:
     out = printed("updates", tmp_path)
     (exact,) = numbers("nothing lost", out)
-    assert numbers("weights  ", out)[1] < 0.5 < exact - 0.1
+    assert numbers("weights  ", out)[1] < 0.6 < exact - 0.1
     assert numbers("updates  ", out) == pytest.approx([exact] * 2, abs=0.02)
 
 

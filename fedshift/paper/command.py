@@ -12,7 +12,7 @@ from fedshift.about import machine
 from fedshift.bench.codecs import left_out
 from fedshift.files import write
 from fedshift.names import printable
-from fedshift.paper import experiments, uplinks
+from fedshift.paper import beyond, experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     @property
     def tables(self) -> dict[str, list[Cell]]:
         """The cells of each table that is asked for."""
-        names = ("table1", "ablations", "table2") if self.table == "all" else (self.table,)
+        names = ("table1", "ablations", "beyond", "table2") if self.table == "all" else (self.table,)
         found = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not found:
             raise SettingsError(f"paper {self.table}: has no cell with these --bits, --algorithms and --shift")
@@ -54,7 +54,8 @@ class Asked(NamedTuple):
         ordered = [(cell, seed) for seed in range(self.seeds) for cells in tables.values() for cell in cells]
         ordered += [(cell, seed) for seed in range(self.seeds) for cell in last]
         published = self.published.records
-        return [(cell, seed) for cell, seed in ordered if seed not in published.get(cell.name, {})]
+        once = dict.fromkeys(ordered)  # tables share cells
+        return [(cell, seed) for cell, seed in once if seed not in published.get(cell.name, {})]
 
     @property
     def published(self) -> Results:
@@ -124,7 +125,10 @@ def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> boo
     """The tables, and the page of the finished runs in `out`; False where the gate is not passed."""
     passed, sentence, listings = True, "", list[Listing]()
     for name, cells in asked.tables.items():
-        listings.append(listing(name, cells, results, asked.rounds))
+        if name == "beyond":
+            listings.append(beyond.listing(experiments.contrasts(asked.choice), results))
+        else:
+            listings.append(listing(name, cells, results, asked.rounds))
         if name == "gate":
             passed, sentence = verdict(cells, results, asked.rounds or cells[0].rounds)
     if as_json:

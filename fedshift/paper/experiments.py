@@ -133,6 +133,7 @@ def _ablation(what: str, name: str, bits: str, shift: dict[str, Any], send: str 
 class Contrast(NamedTuple):
     """The same setting without a shift, with the paper's rule, and with filter centring."""
 
+    what: tuple[str, str, str]  # algorithm, clients, bits
     plain: Cell
     layer: Cell
     filter: Cell
@@ -141,15 +142,17 @@ class Contrast(NamedTuple):
 def contrasts(choice: Choice = EVERYTHING) -> list[Contrast]:
     """What filter centring is compared with, in the order in which it is worth running."""
     extra = {cell.name: cell for cell in ablations()}
-    found = [Contrast(fedavg := mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"], filtered(fedavg))]
+    pairs = [("fedavg", "two labels", mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"])]
     for name, bits in (("fedpaq", 4), ("fedpaq", 8), ("fedef", 4), ("scaffold", 8)):
-        plain, layer = mixed(name, bits, False), mixed(name, bits, True)
-        found.append(Contrast(plain, layer, filtered(plain)))
+        pairs.append((name, "two labels", mixed(name, bits, False), mixed(name, bits, True)))
     for alpha in (0.1, 100.0):
-        plain, layer = dirichlet("kmeans", alpha, 4, False), dirichlet("kmeans", alpha, 4, True)
-        found.append(Contrast(plain, layer, filtered(plain)))
-    found.append(Contrast(extra["fedpaq_4+4"], extra["fedpaq_4+4_cap"], filtered(extra["fedpaq_4+4"])))
-    return [one for one in found if one.plain.name.startswith((*choice.algorithms, "kmeans"))]
+        plain, layer = (dirichlet("kmeans", alpha, 4, shift) for shift in (False, True))
+        pairs.append(("fedpaq", f"Dirichlet {alpha:g}", plain, layer))
+    return [
+        Contrast((TITLES[name], clients, plain.label[-2]), plain, layer, filtered(plain))
+        for name, clients, plain, layer in pairs
+        if name in choice.algorithms
+    ]
 
 
 def filtered(plain: Cell) -> Cell:
@@ -162,10 +165,18 @@ def filtered(plain: Cell) -> Cell:
     return Cell(f"{plain.name}_filter", (*plain.label[:-1], "per filter"), merge(plain.settings, shift))
 
 
+def all_quantized() -> Cell:
+    """Every client at 4 bits with filter centring: where the paper's rule collapses, in fewer rounds."""
+    plain = next(cell for cell in ablations() if cell.name == "fedpaq_4+4")
+    return replace(filtered(plain), rounds=200)
+
+
 def beyond(choice: Choice = EVERYTHING) -> list[Cell]:
     """Filter centring, which the paper does not have, and the cells it is compared with."""
     found = contrasts(choice)
     kinds = [[one.filter for one in found], [one.layer for one in found]] if True in choice.shifts else []
+    if True in choice.shifts and "fedpaq" in choice.algorithms:
+        kinds.append([all_quantized()])
     return [cell for cells in (*kinds, [one.plain for one in found] * (False in choice.shifts)) for cell in cells]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.files import RunError, write
-from fedshift.paper import claims, dynamics, experiments
+from fedshift.paper import beyond, claims, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
 from fedshift.paper.tables import Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, table3
@@ -42,7 +42,7 @@ class Report(NamedTuple):
 
 def report(folder: Path) -> Report:
     """From the records in a folder alone; the same records give the same report."""
-    cells = {name: experiments.TABLES[name]() for name in ORDER}
+    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond")}
     results, others = published(folder, [cell for some in cells.values() for cell in some])
     uploads, measured_on = codecs(folder)
     made: list[tuple[str, list[str | Listing]]] = [("What was run", _runs(results, others))]
@@ -51,6 +51,7 @@ def report(folder: Path) -> Report:
     for name in ORDER:
         table = listing(name, cells[name], results)
         made.append((table.title, [*_differences(name, cells[name], results), table]))
+    made.append((beyond.TITLE, [*beyond.sentences(results), beyond.listing(experiments.contrasts(), results)]))
     if uploads:
         at = rate(PAPER_RATE)
         able = [one for one in uploads if one.trains]

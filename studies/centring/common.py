@@ -1,0 +1,382 @@
+"""The task, the networks and the rules that the studies of centring share.
+
+The task is that of the preset `demo`: digits, 100 clients of two labels each, 10 per round, 5 local epochs. A
+`Variant` is one way to train on it; variants of one seed have the same clients, cohorts, batches and first weights.
+"""
+
+import copy
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift import Dataset, Experiment, Params
+from fedshift.algorithms import Algorithm, Average, Shift, chain
+from fedshift.algorithms.base import ClientRule, ServerRule
+from fedshift.algorithms.fedavg import Plain
+from fedshift.data import datasets
+from fedshift.engines import Batched
+from fedshift.engines.base import Job, Upload
+from fedshift.engines.coding import Trained
+from fedshift.experiment import build
+from fedshift.federation import Federation, Outcome, State
+from fedshift.loop import DivergedError, Turn
+from fedshift.memory import Ram
+from fedshift.presets import PRESETS
+from fedshift.summary import WINDOW
+from fedshift.toml import merge
+from fedshift.types import Broadcast, Round
+
+RESULTS = Path(__file__).parent / "results"
+DEMO = {key: part for key, part in PRESETS["demo"].items() if key != "sweep"}
+
+
+def means(w: Tensor) -> Tensor:
+    """Mean of each filter of a linear layer, or of K of them stacked: (..., outputs, 1)."""
+    return w.mean(-1, keepdim=True)
+
+
+def norms(w: Tensor) -> Tensor:
+    """Norm of each filter, like `means`."""
+    return w.norm(dim=-1, keepdim=True)
+
+
+def filters(params: Params) -> list[str]:
+    """Names of the tensors that have filters: weights, not biases or gains."""
+    return [name for name in params if name.endswith("weight")]
+
+
+# networks
+
+
+class Linear(nn.Linear):
+    """z = w_hat x + speed b: a linear layer whose weights are computed from w, by `kind`
+
+        free          w_hat = w
+        centred       w_hat = w - mean(w_f)
+        normalised    w_hat = gain w / rms(w_f)
+        standardised  w_hat = gain (w - mean(w_f)) / std(w_f)
+
+    A bias with speed s learns s^2 times as fast. At the start gains and biases make the same function as `free` or
+    `centred` weights of the same draw.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, kind: str, speed: float) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.kind, self.speed = kind, speed
+        with torch.no_grad():
+            if bias:
+                self.bias.div_(speed)
+            if self.scaled:
+                self.gain = nn.Parameter(self._centred().square().mean(1).sqrt())
+
+    @property
+    def scaled(self) -> bool:
+        return self.kind in ("normalised", "standardised")
+
+    def _centred(self) -> Tensor:
+        return self.weight - means(self.weight) if self.kind in ("centred", "standardised") else self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self._centred()
+        if self.scaled:
+            w = w * (self.gain / (w.square().mean(1) + 1e-10).sqrt())[:, None]
+        return F.linear(x, w, None if self.bias is None else self.speed * self.bias)
+
+
+class Net(nn.Module):
+    """A multilayer perceptron, by default the library's `mlp`: the same weights are drawn from the same seed."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int] = (64, 128, 10),
+        activation: str = "relu",
+        kind: str = "free",
+        bias: bool = True,
+        speeds: Sequence[float] = (),
+    ) -> None:
+        super().__init__()
+        self.activation, self.count = getattr(torch, activation), len(sizes) - 1
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+            setattr(self, f"fc{i + 1}", Linear(inputs, outputs, bias, kind, speeds[i] if speeds else 1.0))
+
+    def hidden(self, x: Tensor) -> Iterator[Tensor]:
+        """Input of every layer, then the logits."""
+        x = x.flatten(1)
+        for i in range(self.count):
+            yield x
+            x = getattr(self, f"fc{i + 1}")(x)
+            if i + 1 < self.count:
+                x = self.activation(x)
+        yield x
+
+    def forward(self, x: Tensor) -> Tensor:
+        *_, logits = self.hidden(x)
+        return logits
+
+
+# rules of the server
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A rule that acts in some rounds only: from `first` to `last`, every k-th."""
+
+    rule: ServerRule
+    every: int = 1
+    first: int = 1
+    last: float = math.inf
+
+    def init(self, params: Params) -> Params:
+        return self.rule.init(params)
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        acts = self.first <= rnd.number <= self.last and not rnd.number % self.every
+        return self.rule.apply(out, state, rnd) if acts else (out, state)
+
+
+@dataclass(frozen=True)
+class KeepMeans:
+    """w^{t+1} - mean_f(w^{t+1} - w^t): every filter keeps the mean it had at the start."""
+
+    def init(self, params: Params) -> Params:
+        return {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        start = rnd.start.params
+        kept = {name: (w := out.params[name]) - means(w - start[name]) for name in filters(out.params)}
+        return out._replace(params=out.params | kept), state
+
+
+def off(w: Tensor, u: Tensor) -> Tensor:
+    """w_f - (w_f . u) u / |u|^2 for every filter f."""
+    return w - torch.outer(w @ u, u) / u.square().sum()
+
+
+@dataclass(frozen=True)
+class OffRandom:
+    """Centring in another direction: off a vector of normal numbers, or of random signs, half of them -1."""
+
+    signs: bool
+
+    def init(self, params: Params) -> Params:
+        g = torch.Generator().manual_seed(0)
+        sizes = {name: params[name].shape[1] for name in filters(params)}
+        if self.signs:
+            return {name: torch.ones(n) - 2 * (torch.randperm(n, generator=g) < n // 2) for name, n in sizes.items()}
+        return {name: torch.randn(n, generator=g) for name, n in sizes.items()}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        return out._replace(params=out.params | {name: off(out.params[name], u) for name, u in state.items()}), state
+
+
+@dataclass(frozen=True)
+class OffInputs:
+    """Off the mean input of each layer over the training set, which no real server knows."""
+
+    tensors: tuple[str, ...]
+
+    def init(self, params: Params) -> Params:
+        return {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        params, x = dict(out.params), prepared("raw").x
+        for name in filters(params):
+            if name in self.tensors:
+                params[name] = off(params[name], x.mean(0))
+            x = torch.relu(x @ params[name].T + params[name.replace("weight", "bias")])
+        return out._replace(params=params), state
+
+
+@dataclass(frozen=True)
+class OffUpdates:
+    """Off the first eigenvector of the decayed second moments of a layer's updates."""
+
+    decay: float = 0.9
+
+    def init(self, params: Params) -> Params:
+        return {name: torch.zeros(params[name].shape[1], params[name].shape[1]) for name in filters(params)}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        params, moments = dict(out.params), {}
+        for name, moment in state.items():
+            update = rnd.mean[name] - rnd.start.params[name]
+            moments[name] = self.decay * moment + update.T @ update
+            params[name] = off(params[name], torch.linalg.eigh(moments[name])[1][:, -1])
+        return out._replace(params=params), moments
+
+
+@dataclass(frozen=True)
+class KeepNorms:
+    """w_f |w_f^0| / |w_f|: every filter of the named tensors, all weights without names, keeps its first norm."""
+
+    tensors: tuple[str, ...] = ()
+
+    def init(self, params: Params) -> Params:
+        return {name: norms(params[name]) for name in self.tensors or filters(params)}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        kept = {name: (w := out.params[name]) * (norm / norms(w)) for name, norm in state.items()}
+        return out._replace(params=out.params | kept), state
+
+
+@dataclass(frozen=True)
+class ResetBias:
+    """b = 0 for the last layer, after every round."""
+
+    name: str = "fc2.bias"
+
+    def init(self, params: Params) -> Params:
+        return {}
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        return out._replace(params=out.params | {self.name: torch.zeros_like(out.params[self.name])}), state
+
+
+# rules of the clients
+
+
+@dataclass(frozen=True)
+class CentredSteps(Plain):
+    """g - mean_f(g): filter means stay what they were when the round began."""
+
+    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
+        return grad | {name: grad[name] - means(grad[name]) for name in filters(grad)}
+
+
+@dataclass(frozen=True)
+class MeanDecay(Plain):
+    """g + rate * mean(w_f): weight decay of the filter means alone."""
+
+    rate: float = 0.0
+
+    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
+        return grad | {name: grad[name] + self.rate * means(w[name]) for name in filters(grad)}
+
+
+class CentringClients(Batched):
+    """Clients that centre their weights once, before they encode them."""
+
+    def _train(self, jobs: Sequence[Job]) -> list[Trained]:
+        return [
+            part._replace(w=part.w | {name: part.w[name] - means(part.w[name]) for name in filters(part.w)})
+            for part in super()._train(jobs)
+        ]
+
+
+# data
+
+
+def prepared(kind: str) -> Dataset:
+    """Digits as they are ('raw', pixels in 0..1), less a constant, less the mean of each pixel, or plus a constant."""
+    data = datasets.load("digits")
+    offset = {
+        "raw": torch.zeros(()),
+        "minus constant": -data.x.mean(),
+        "minus pixel means": -data.x.mean(0),
+        "plus constant": torch.tensor(0.5),
+    }[kind]
+    return replace(data, x=data.x + offset, test_x=data.test_x + offset)
+
+
+# runs
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train."""
+
+    name: str
+    server: tuple[ServerRule, ...] = ()  # after the average
+    client: ClientRule = field(default_factory=Plain)
+    net: dict[str, Any] = field(default_factory=dict)  # arguments of Net
+    settings: dict[str, Any] = field(default_factory=dict)  # what differs from the demo's
+    data: str = "raw"
+    upload: bool = False  # centre on the clients, before they encode
+
+    def federation(self, bits: str, seed: int, rounds: int) -> Federation:
+        model = {"name": "common:Net", "args": self.net}
+        base = {"seed": seed, "uplink": {"bits": bits}, "shift": {"on": False}, "train": {"rounds": rounds}}
+        settings = merge(merge(copy.deepcopy(DEMO), base), self.settings)
+        fed = build(Experiment(**settings | {"model": model}), data=prepared(self.data))
+        return replace(fed, algorithm=Algorithm(self.client, chain(Average(), *self.server)))
+
+
+def layer(share: float) -> Shift:
+    """The paper's rule at a fixed share."""
+    return Shift(share=share)
+
+
+def centring(share: float = 1.0, *tensors: str) -> Shift:
+    """Filter centring, of all weights without names."""
+    return Shift(per="filter", share=share, tensors=tensors or None)
+
+
+PLAIN = Variant("no shift")
+CENTRED = Variant("filter 1", (centring(),))
+
+
+class Step(NamedTuple):
+    """One round of one run."""
+
+    seed: int
+    fed: Federation
+    before: State
+    uploads: list[Upload]
+    after: State
+    outcome: Outcome
+
+
+def train(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> Iterator[list[Step]]:
+    """Train one run per seed, all of them in one stack; a run that diverges is left out from there on."""
+    feds = {seed: variant.federation(bits, seed, count) for seed in seeds}
+    task = next(iter(feds.values())).task
+    engine = (CentringClients if variant.upload else Batched)(task, "fp32")
+    states = {seed: fed.start() for seed, fed in feds.items()}
+    memory = {seed: Ram() for seed in seeds}
+    for _ in range(count):
+        turns = {seed: Turn(feds[seed], state, memory[seed]) for seed, state in states.items()}
+        jobs = [turn.job for turn in turns.values() if turn.job]
+        steps = []
+        for (seed, turn), uploads in zip(turns.items(), engine.train(jobs), strict=True):
+            arrived = list(uploads)
+            turn.take(arrived)
+            try:
+                after, outcome = turn.end(engine.evaluate)
+            except DivergedError:
+                del states[seed]
+                continue
+            steps.append(Step(seed, feds[seed], states[seed], arrived, after, outcome))
+            states[seed] = after
+        yield steps
+
+
+def scores(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> dict[int, float]:
+    """Mean accuracy in percent over the last ten rounds, per seed; NaN for a run that diverged.
+
+    A variant that sets the number of rounds itself trains for that long.
+    """
+    count = variant.settings.get("train", {}).get("rounds", count)
+    seen: dict[int, list[float]] = {seed: [] for seed in seeds}
+    for steps in train(variant, bits, seeds, count):
+        for step in steps:
+            seen[step.seed].append(step.outcome.accuracy or 0.0)
+    return {seed: 100 * mean(x[-WINDOW:]) if len(x) == count else math.nan for seed, x in seen.items()}
+
+
+def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write folder/name.csv, floats with five digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{x:.5g}" if isinstance(x, float) else x for key, x in row.items()})

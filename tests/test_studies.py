@@ -1,0 +1,40 @@
+"""The studies behind the documentation still run, and their published results are whole."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STUDIES = Path(__file__).parent.parent / "studies" / "centring"
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "rows"),
+    [
+        (["networks.py", "--part", "final", "--match", "tanh"], "networks_final.csv", 3),
+        (["ablations.py", "bits"], "bits.csv", 3),
+        (["why.py", "theorem"], "why_theorem.csv", 1),
+    ],
+)
+def test_a_study_runs_and_writes_the_columns_that_are_published(
+    tmp_path: Path, command: list[str], file: str, rows: int
+) -> None:
+    script, *options = command
+    short = ["--rounds", "3", "--seeds", "1", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(STUDIES / script), *options, *short],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(STUDIES.parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    ours, published = (
+        [*csv.DictReader((folder / file).read_text().splitlines())] for folder in (tmp_path, STUDIES / "results")
+    )
+    assert len(ours) >= rows
+    assert ours[0].keys() == published[0].keys()

@@ -22,6 +22,8 @@ from fedshift.settings import Experiment, Shift
 from fedshift.toml import dotted
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
+# settings of how a run is trained and recorded, on which its scores do not depend
+NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.memory")
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -145,16 +147,24 @@ def _compared(row: Row, others: Sequence[Row]) -> Row:
     for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32"}, "32 bits")):
         if key in row.label and set(row.label[key].split("+")) != plain:  # '32+32+32' is 32 bits, too
             free = "shift." if key == "shift.on" else key  # a run without shift has no settings of one
-            alike = (other for other in others if _but(other.label, free) == _but(row.label, free))
-            base = next((other for other in alike if set(other.label[key].split("+")) == plain), None)
+            base = _base(row, [other for other in others if set(other.label[key].split("+")) == plain], free)
             if base is not None:
                 gain, verdict = difference(row.scores, base.scores)
                 return row._replace(against=against, gain=gain, verdict=verdict)
     return row
 
 
-def _but(label: Mapping[str, str], prefix: str) -> dict[str, str]:
-    return {key: value for key, value in label.items() if not key.startswith(prefix)}
+def _base(row: Row, others: Sequence[Row], free: str) -> Row | None:
+    """The row that agrees in all settings but the free ones, or else in all of them that scores depend on."""
+    for prefixes in ((free,), (free, *NEUTRAL)):
+        for other in others:
+            if _but(other.label, prefixes) == _but(row.label, prefixes):
+                return other
+    return None
+
+
+def _but(label: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {key: value for key, value in label.items() if not key.startswith(prefixes)}
 
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, str]:

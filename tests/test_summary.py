@@ -120,6 +120,23 @@ def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None
     ]
 
 
+def test_runs_in_packs_of_other_sizes_are_compared_all_the_same() -> None:
+    """One in a pack of the same size is preferred; a precision is no such setting."""
+    packs = [
+        (False, {"pack": 0}, 0.8),
+        (False, {"pack": 8}, 0.82),
+        (True, {"pack": 8}, 0.85),
+        (True, {"pack": 4}, 0.86),
+    ]
+    kinds = [*packs, (True, {"precision": "bf16"}, 0.9)]
+    results = [
+        Result(Experiment(shift={"on": on}, engine=engine, seed=seed), score, score, 1)
+        for on, engine, score in kinds
+        for seed in range(2)
+    ]
+    assert [row.gain for row in rows(results)] == [None, None, pytest.approx(0.03), pytest.approx(0.06), None]
+
+
 def test_a_difference_that_seeds_alone_could_make_is_within_noise() -> None:
     """Differences 3, -2, 1 have mean 2/3 and standard error 1.45, times 4.303."""
     gain, verdict = difference({0: 0.83, 1: 0.78, 2: 0.81}, {0: 0.80, 1: 0.80, 2: 0.80})

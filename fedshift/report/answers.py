@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
-from fedshift.report.lines import BITS, SHIFT, Grouped, Strand, shift_of
+from fedshift.report.lines import BITS, PER_FILTER, PER_LAYER, SHIFT, Grouped, Strand, shift_of
 from fedshift.summary import metric, scored
 
 FEW = {SHIFT, BITS}  # settings that single sentences can speak of
@@ -41,8 +41,8 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
         said = summary.sentences([*(row for row in rows if row.against == "no shift")])
         return said + summary.sentences([row for row in rows if row.against != "no shift"])
-    rules = dict.fromkeys(shift_of(one.experiment) for one in shifted)
-    return [sentence for rule in rules for sentence in _counted(rule, shifted)]
+    of = {rule: [one for one in shifted if shift_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
+    return [sentence for rule, some in of.items() if some for sentence in _counted(rule, some)]
 
 
 def _reached(done: Sequence[Strand]) -> str:
@@ -74,9 +74,8 @@ def _nothing_to_compare(done: Sequence[Strand]) -> str:
 
 def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
     """Many comparisons of one rule in few sentences."""
-    of = [one for one in shifted if shift_of(one.experiment) == rule]
-    gains = [(one.row.gain, one.row.verdict, one) for one in of if one.row and one.row.gain is not None]
-    experiment, name = of[0].experiment, metric(of[0].experiment)
+    gains = [(one.row.gain, one.row.verdict, one) for one in shifted if one.row and one.row.gain is not None]
+    experiment, name = shifted[0].experiment, metric(shifted[0].experiment)
     points = experiment.train.metric == "accuracy"
 
     def much(gain: float) -> str:

@@ -18,10 +18,12 @@ from fedshift.files import RunError
 from fedshift.names import printable
 from fedshift.record import ROUNDS
 from fedshift.recorded import sheet
-from fedshift.settings import Experiment
+from fedshift.settings import Experiment, Shift
 from fedshift.toml import dotted
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
+# settings of how a run is trained and recorded, on which its scores do not depend
+NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.memory")
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -100,7 +102,7 @@ def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
         grouped.setdefault(kind, []).append(result)
     made = [
         Row(
-            {key: shown(dotted(members[0].experiment.model_dump()).get(key)) for key in varying},
+            label(comparable(members[0].experiment), varying),
             {result.experiment.seed: result.score for result in members},
             _mean([result.last for result in members]),
             statistics.fmean(result.bytes_up for result in members),
@@ -113,21 +115,56 @@ def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
 
 def apart(experiments: Sequence[Experiment], of: Sequence[Experiment] = ()) -> tuple[list[str], list[tuple[str, ...]]]:
     """The settings but the seed in which runs differ, and the values of each run: those alike are of one kind."""
-    flat = [dotted(one.model_dump()) for one in experiments]
-    varying = _varying([dotted(one.model_dump()) for one in of] or flat)
-    return varying, [tuple(str(one.get(key)) for key in varying) for one in flat]
+    varying = _varying(of or experiments)
+    return varying, [tuple(str(flat.get(key)) for key in varying) for flat in map(comparable, experiments)]
+
+
+def comparable(experiment: Experiment) -> dict[str, Any]:
+    """Settings by dotted name, with the shift's rule as one setting and without settings that have no effect.
+
+    >>> found = comparable(Experiment(shift={"on": True, "per": "filter"}))
+    >>> {key: value for key, value in found.items() if key.startswith("shift.")}
+    {'shift.on': 'per filter', 'shift.share': 1.0, 'shift.warmup': 0, 'shift.tensors': None}
+    >>> found = comparable(Experiment(shift={"on": False, "max_share": 0.25}))
+    >>> {key: value for key, value in found.items() if key.startswith("shift.")}
+    {'shift.on': 'no'}
+    """
+    flat, shift = dotted(experiment.model_dump()), experiment.shift
+    unused = {"shift.per"} | ({"shift.max_share"} if shift.share != "uploads" else set())
+    if not shift.on:
+        unused = {key for key in flat if key.startswith("shift.")}
+    rule = {"shift.on": f"per {shift.per}" if shift.on else "no"}
+    return {key: value for key, value in (flat | rule).items() if key in rule or key not in unused}
+
+
+def label(flat: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """Settings as text, '-' for one that a run does not have."""
+    return {key: shown(flat[key]) if key in flat else "-" for key in keys}
 
 
 def _compared(row: Row, others: Sequence[Row]) -> Row:
     """A shifted row with the same without the shift, one of few bits with the same of 32."""
     for key, plain, against in (("shift.on", {"no"}, "no shift"), ("uplink.bits", {"32"}, "32 bits")):
         if key in row.label and set(row.label[key].split("+")) != plain:  # '32+32+32' is 32 bits, too
-            alike = (other for other in others if other.label == row.label | {key: other.label[key]})
-            base = next((other for other in alike if set(other.label[key].split("+")) == plain), None)
+            free = "shift." if key == "shift.on" else key  # a run without shift has no settings of one
+            base = _base(row, [other for other in others if set(other.label[key].split("+")) == plain], free)
             if base is not None:
                 gain, verdict = difference(row.scores, base.scores)
                 return row._replace(against=against, gain=gain, verdict=verdict)
     return row
+
+
+def _base(row: Row, others: Sequence[Row], free: str) -> Row | None:
+    """The row that agrees in all settings but the free ones, or else in all of them that scores depend on."""
+    for prefixes in ((free,), (free, *NEUTRAL)):
+        for other in others:
+            if _but(other.label, prefixes) == _but(row.label, prefixes):
+                return other
+    return None
+
+
+def _but(label: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {key: value for key, value in label.items() if not key.startswith(prefixes)}
 
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, str]:
@@ -259,21 +296,34 @@ def _sentence(row: Row, gain: float, named: Mapping[str, str]) -> str:
     """One comparison; `named` are the further settings in which the comparisons differ, and their names."""
     verdict = f" ({row.verdict})" if row.verdict else ""
     bits = row.label.get("uplink.bits", "")
-    subject, rest = ("The shift", f" at {bits} bits" if bits else "")
+    subject, rest = (f"The shift {row.label.get('shift.on', '')}", f" at {bits} bits" if bits else "")
     if row.against == "32 bits":
         subject, rest = f"{bits} bits", " against 32"
     if named:
-        rest += " with " + ", ".join(f"{word}={row.label[key]}" for key, word in named.items())
+        further = [f"{word}={row.label[key]}" for key, word in named.items() if row.label[key] != "-"]
+        rest += " with " + ", ".join(further) if further else ""
     if row.experiment.train.metric == "accuracy":
         if points(gain) in ("0.0", "-0.0"):
             unknown = "" if row.verdict == "within noise" else verdict
             return f"{subject} made no difference{rest}{unknown}."
         lost, won = ("cost", "gained") if row.against == "32 bits" else ("took", "gave back")
+        won = won if quantized(row.experiment) else "gained"
         return f"{subject} {lost if gain < 0 else won} {points(abs(gain))} points{rest}{verdict}."
     if not gain:
         return f"{subject} made no difference{rest}{verdict}."
     verb = "worsened" if (gain > 0) == row.experiment.train.lower else "improved"
     return f"{subject} {verb} {metric(row.experiment)} by {abs(gain):.4g}{rest}{verdict}."
+
+
+def quantized(experiment: Experiment) -> bool:
+    """True if some client uploads fewer than 32 bits.
+
+    >>> quantized(Experiment(uplink={"bits": "32+4"})), quantized(Experiment(uplink={"bits": "32+32"}))
+    (True, False)
+    """
+    bits, groups = experiment.uplink.bits, experiment.uplink.group.values()
+    every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
+    return any(int(one) < 32 for one in (*every, *(group.bits for group in groups)))
 
 
 def shown(value: Any) -> str:
@@ -296,19 +346,32 @@ def names(experiments: Iterable[Experiment]) -> list[str]:
     runs = list(experiments)
     if all(one.name.endswith(f"_seed-{one.seed}") for one in runs):
         return [one.name for one in runs]
-    flat = [dotted(one.model_dump()) for one in runs]
-    varying = _varying(flat)
+    varying = _varying(runs)
     short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
-    label = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
-    told = [[*(f"{label[key]}-{_slug(shown(one.get(key)))}" for key in varying), f"seed-{one['seed']}"] for one in flat]
-    joined = ["_".join(parts)[:200] for parts in told]
-    exact = [f"{zlib.crc32(str(sorted(one.items())).encode()):08x}" for one in flat]
+    named = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
+    joined, exact = [], []
+    for one in runs:
+        flat = comparable(one)
+        parts = [f"{named[key]}-{_slug(shown(flat[key]))}" for key in varying if key in flat]
+        joined.append("_".join([*parts, f"seed-{one.seed}"])[:200])
+        exact.append(f"{zlib.crc32(str(sorted(dotted(one.model_dump()).items())).encode()):08x}")
     return [f"{name}_{crc}" if joined.count(name) > 1 else name for name, crc in zip(joined, exact, strict=True)]
 
 
-def _varying(flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in flat for key in one)
-    return [key for key in keys if key not in ("seed", "name") and len({str(one.get(key)) for one in flat}) > 1]
+def _varying(experiments: Sequence[Experiment]) -> list[str]:
+    """The settings but seed and name in which runs differ.
+
+    Settings of the shift count only among runs that have them, and its share only where it is not each rule's default.
+    """
+    flat = [comparable(one) for one in experiments]
+    shifts = [one.shift for one in experiments if one.shift.on]
+    usual = all(shift.share == Shift(per=shift.per).share for shift in shifts)
+    found = []
+    for key in dict.fromkeys(key for one in flat for key in one):
+        values = {str(one.get(key)) for one in flat if key in one or not key.startswith("shift.")}
+        if len(values) > 1 and key not in ("seed", "name") and not (usual and key == "shift.share"):
+            found.append(key)
+    return found
 
 
 def _slug(text: str) -> str:

@@ -78,9 +78,17 @@ def test_a_run_as_json(tmp_path: Path) -> None:
 def test_the_demo_compares_what_bits_cost_and_what_the_shift_gives(tmp_path: Path) -> None:
     done = run("run", *SMALL, "--out", "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for expected in ("32+32", "32+4", "against 32 bits", "32+4 bits", "The shift", "Everything is in demo"):
+    for expected in (
+        "32+32",
+        "against 32 bits",
+        "The shift per layer",
+        "The shift per filter",
+        "Everything is in demo",
+    ):
         assert expected in done.stdout
-    assert len(list((tmp_path / "demo").glob("*/model.safetensors"))) == 9
+    shifts = ("no_bits-32+32", "per-filter_bits-32+32", "no_bits-32+4", "per-layer_bits-32+4", "per-filter_bits-32+4")
+    folders = {path.parent.name for path in (tmp_path / "demo").glob("*/model.safetensors")}
+    assert folders == {f"shift-{shift}_seed-{seed}" for shift in shifts for seed in range(3)}
 
 
 def test_a_sweep_skips_what_is_finished_and_goes_on_with_more(tmp_path: Path) -> None:

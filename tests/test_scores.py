@@ -238,7 +238,7 @@ def test_the_terminal_judges_by_the_goal(metric: str, goal: Goal | None, verdict
     name = metric.rpartition(":")[2]
     assert sentences(rows(compared(metric, goal))) == [
         f"32+4 bits {verdicts[0]} {name} by 0.25 against 32.",
-        f"The shift {verdicts[1]} {name} by 0.125 at 32+4 bits.",
+        f"The shift per filter {verdicts[1]} {name} by 0.125 at 32+4 bits.",
     ]
 
 
@@ -262,7 +262,7 @@ def test_a_table_of_several_metrics_names_each() -> None:
 
 def test_a_difference_of_nothing_is_neither_better_nor_worse() -> None:
     kinds = [result("mine:mae", None, "32+4", shift, seed, 0.5) for shift in (False, True) for seed in range(3)]
-    assert sentences(rows(kinds)) == ["The shift made no difference (within noise)."]
+    assert sentences(rows(kinds)) == ["The shift per filter made no difference (within noise)."]
 
 
 # the report
@@ -280,9 +280,9 @@ def written(folder: Path, metric: str, goal: Goal | None = None) -> list[Path]:
 @pytest.mark.parametrize(
     ("metric", "goal", "answer"),
     [
-        ("mine:mae", None, "With the shift, mae differs by -0.125 (better)."),
-        ("mine:auc", None, "With the shift, auc differs by -0.125."),
-        ("mine:close", "min", "With the shift, close differs by -0.125 (better)."),
+        ("mine:mae", None, "With the shift per layer, mae differs by -0.125 (better)."),
+        ("mine:auc", None, "With the shift per layer, auc differs by -0.125."),
+        ("mine:close", "min", "With the shift per layer, close differs by -0.125 (better)."),
     ],
 )
 def test_the_report_judges_by_the_goal(metric: str, goal: Goal | None, answer: str, tmp_path: Path) -> None:
@@ -307,10 +307,10 @@ def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) ->
             write(tmp_path / f"{algorithm} {shift}", said, 0.5 + change * shift)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
-        "With the shift, mae is higher (worse) in 1 of 2 comparisons and lower (better) in 1.",
+        "With the shift per layer, mae is higher (worse) in 1 of 2 comparisons and lower (better) in 1.",
         "There are too few seeds to know what is noise.",
-        "The mean difference is +0.0625 (worse), from -0.125 (better) (fedprox, shift) "
-        "to +0.25 (worse) (fedavg, shift).",
+        "The mean difference is +0.0625 (worse), from -0.125 (better) (fedprox, shift per layer) "
+        "to +0.25 (worse) (fedavg, shift per layer).",
     ]
 
 
@@ -334,7 +334,7 @@ def test_a_page_of_losses_draws_them_once(tmp_path: Path) -> None:
     names = [part.name for one in report.sections for part in one.parts]
     assert [name for name in names if name.startswith(("score", "loss"))] == ["score-bytes", "score-seconds", "score"]
     page = render(report)
-    assert "With the shift, loss differs by -0.25 (better) (one seed: noise unknown)." in page
+    assert "With the shift per layer, loss differs by -0.25 (better) (one seed: noise unknown)." in page
     assert "loss (lower is better)" in page
     assert "accuracy" not in page.partition("<script")[0]
 

@@ -3,13 +3,14 @@
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from fedshift import Experiment
 from fedshift.files import RunError
-from fedshift.summary import Result, difference, load, names, rows, sentences, table, told
+from fedshift.summary import Result, apart, difference, load, names, rows, sentences, table, told
 
 
 def result(bits: str, shift: bool, seed: int, score: float) -> Result:
@@ -29,15 +30,111 @@ def test_bits_are_compared_with_32_and_the_shift_with_none() -> None:
     assert [row.label for row in made] == [
         {"shift.on": "no", "uplink.bits": "32+32"},
         {"shift.on": "no", "uplink.bits": "32+4"},
-        {"shift.on": "yes", "uplink.bits": "32+4"},
+        {"shift.on": "per filter", "uplink.bits": "32+4"},
     ]
     assert [row.against for row in made] == ["", "32 bits", "no shift"]
     assert made[1].gain == pytest.approx(-0.1)
     assert made[2].gain == pytest.approx(0.05)
     assert sentences(made) == [
         "32+4 bits cost 10.0 points against 32.",
-        "The shift gave back 5.0 points at 32+4 bits.",
+        "The shift per filter gave back 5.0 points at 32+4 bits.",
     ]
+
+
+RULES: list[tuple[str, dict[str, Any], float]] = [
+    ("32+32", {"on": False}, 0.9),
+    ("32+32", {"per": "filter"}, 0.91),
+    ("32+4", {"on": False}, 0.8),
+    ("32+4", {"per": "layer"}, 0.85),
+    ("32+4", {"per": "filter"}, 0.87),
+]
+
+
+def of_rules(rules: list[tuple[str, dict[str, Any], float]]) -> list[Result]:
+    """Three seeds of each; seeds add 0, 0.1 and 0.2 points to all alike."""
+    return [
+        Result(Experiment(uplink={"bits": bits}, shift=shift, seed=seed), score + 0.001 * seed, score, 1)
+        for bits, shift, score in rules
+        for seed in range(3)
+    ]
+
+
+def test_each_rule_of_the_shift_is_compared_with_no_shift() -> None:
+    made = rows(of_rules(RULES))
+    assert [[*row.label.values()] for row in made] == [
+        ["no", "32+32"],
+        ["per filter", "32+32"],
+        ["no", "32+4"],
+        ["per layer", "32+4"],
+        ["per filter", "32+4"],
+    ]
+    assert [row.against for row in made] == ["", "no shift", "32 bits", "no shift", "no shift"]
+    assert [row.gain for row in made[1:]] == pytest.approx([0.01, -0.1, 0.05, 0.07])
+    assert sentences(made) == [
+        "The shift per filter gained 1.0 points at 32+32 bits.",
+        "32+4 bits cost 10.0 points against 32.",
+        "The shift per layer gave back 5.0 points at 32+4 bits.",
+        "The shift per filter gave back 7.0 points at 32+4 bits.",
+    ]
+
+
+def test_a_folder_is_named_by_the_rule_of_its_shift() -> None:
+    runs = [Experiment(uplink={"bits": bits}, shift=shift) for bits, shift, _ in RULES]
+    assert names(runs) == [
+        "shift-no_bits-32+32_seed-0",
+        "shift-per-filter_bits-32+32_seed-0",
+        "shift-no_bits-32+4_seed-0",
+        "shift-per-layer_bits-32+4_seed-0",
+        "shift-per-filter_bits-32+4_seed-0",
+    ]
+
+
+def test_settings_of_a_shift_that_is_off_do_not_tell_runs_apart() -> None:
+    off = [{"on": False}, {"on": False, "max_share": 0.25}, {"on": False, "per": "filter", "share": 0.5}]
+    experiments = [Experiment(shift=shift) for shift in off]
+    assert apart(experiments) == ([], [(), (), ()])
+    assert len(set(names(experiments))) == 3  # they have folders of their own all the same
+
+
+def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None:
+    """The share has a column where one is not its rule's default; max_share has none: one rule alone uses it."""
+    shifts: list[dict[str, Any]] = [
+        {"on": False},
+        {"per": "filter", "share": 0.5},
+        {"per": "filter"},
+        {"per": "layer", "max_share": 1.0},
+    ]
+    made = rows(of_rules([("32+4", shift, 0.8 + 0.02 * i) for i, shift in enumerate(shifts)]))
+    assert [row.label for row in made] == [
+        {"shift.on": "no", "shift.share": "-"},
+        {"shift.on": "per filter", "shift.share": "0.5"},
+        {"shift.on": "per filter", "shift.share": "1.0"},
+        {"shift.on": "per layer", "shift.share": "uploads"},
+    ]
+    assert [row.against for row in made] == ["", *["no shift"] * 3]
+    assert names([row.experiment for row in made]) == [
+        "shift-no_seed-0",
+        "shift-per-filter_share-0.5_seed-0",
+        "shift-per-filter_share-1.0_seed-0",
+        "shift-per-layer_share-uploads_seed-0",
+    ]
+
+
+def test_runs_in_packs_of_other_sizes_are_compared_all_the_same() -> None:
+    """One in a pack of the same size is preferred; a precision is no such setting."""
+    packs = [
+        (False, {"pack": 0}, 0.8),
+        (False, {"pack": 8}, 0.82),
+        (True, {"pack": 8}, 0.85),
+        (True, {"pack": 4}, 0.86),
+    ]
+    kinds = [*packs, (True, {"precision": "bf16"}, 0.9)]
+    results = [
+        Result(Experiment(shift={"on": on}, engine=engine, seed=seed), score, score, 1)
+        for on, engine, score in kinds
+        for seed in range(2)
+    ]
+    assert [row.gain for row in rows(results)] == [None, None, pytest.approx(0.03), pytest.approx(0.06), None]
 
 
 def test_a_difference_that_seeds_alone_could_make_is_within_noise() -> None:

@@ -22,6 +22,7 @@ from fedshift.progress import Display, echo, strict_json
 from fedshift.rates import rate
 from fedshift.record import finished
 from fedshift.running import cores_here
+from fedshift.settings import Shift
 from fedshift.toml import SettingsError, assign, dotted
 from fedshift.types import Params
 
@@ -191,7 +192,9 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
     table, said = uplinks.plan(uploads, at)
     if as_json:
         rows = [one._asdict() | {"seconds": one.seconds(at), "error": one.error} for one in uploads]
-        echo(strict_json({"rate": at, "codecs": sorted(rows, key=lambda row: row["seconds"]), "advice": said}))
+        codecs = sorted(rows, key=lambda row: row["seconds"])
+        shift = Shift().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
+        echo(strict_json({"rate": at, "codecs": codecs, "shift": shift, "advice": said}))
         return
     show([table])
     for sentence in said:

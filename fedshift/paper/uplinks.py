@@ -27,6 +27,10 @@ TRAINS_DB = 19.0
 # below, whole weights cost accuracy that updates with error feedback do not: on digits, 36.7 dB cost 0.1 points,
 # 24.6 dB 1.6 and 20.1 dB 10.7 (docs/guides/choosing-bits.md)
 WHOLE_DB = 30.0
+CENTRING = (
+    'Shift per filter (shift.per = "filter", the default): nothing on the wire, no work for clients. '
+    "Its effect on accuracy depends on the task and is not part of this plan."
+)
 
 
 class Upload(NamedTuple):
@@ -170,7 +174,7 @@ def plan(uploads: Sequence[Upload], at: float) -> tuple[Listing, list[str]]:
     if (quickest := first(uploads, at)).codec != best.codec:
         advice += f" {quickest.codec} is there in {time(quickest.seconds(at))} s, but its error of "
         advice += f"{100 * quickest.error:.2g} % is more than training on whole weights bears."
-    return Listing(f"One upload at {said(at)}", columns, lines), [advice, crossover(able)]
+    return Listing(f"One upload at {said(at)}", columns, lines), [advice, crossover(able), CENTRING]
 
 
 def crossover(uploads: Sequence[Upload]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
-from fedshift.report.lines import BITS, SHIFT, Grouped, Strand
+from fedshift.report.lines import BITS, PER_FILTER, PER_LAYER, SHIFT, Grouped, Strand, shift_of
 from fedshift.summary import metric, scored
 
 FEW = {SHIFT, BITS}  # settings that single sentences can speak of
@@ -41,7 +41,8 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
         said = summary.sentences([*(row for row in rows if row.against == "no shift")])
         return said + summary.sentences([row for row in rows if row.against != "no shift"])
-    return _counted(shifted)
+    of = {rule: [one for one in shifted if shift_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
+    return [sentence for rule, some in of.items() if some for sentence in _counted(rule, some)]
 
 
 def _reached(done: Sequence[Strand]) -> str:
@@ -71,8 +72,8 @@ def _nothing_to_compare(done: Sequence[Strand]) -> str:
     )
 
 
-def _counted(shifted: Sequence[Strand]) -> list[str]:
-    """Many comparisons in few sentences."""
+def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
+    """Many comparisons of one rule in few sentences."""
     gains = [(one.row.gain, one.row.verdict, one) for one in shifted if one.row and one.row.gain is not None]
     experiment, name = shifted[0].experiment, metric(shifted[0].experiment)
     points = experiment.train.metric == "accuracy"
@@ -82,12 +83,12 @@ def _counted(shifted: Sequence[Strand]) -> list[str]:
 
     if len(gains) == 1:
         ((gain, verdict, _),) = gains
-        return [f"With the shift, {name} differs by {much(gain)}{f' ({verdict})' if verdict else ''}."]
+        return [f"With the shift {rule}, {name} differs by {much(gain)}{f' ({verdict})' if verdict else ''}."]
     more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
     clear = [gain for gain, verdict, _ in gains if not verdict]
     alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
     higher, lower = ("higher (worse)", "lower (better)") if experiment.train.lower else ("higher", "lower")
-    said = [f"With the shift, {name} is {higher} in {more} of {len(gains)} comparisons and {lower} in {less}."]
+    said = [f"With the shift {rule}, {name} is {higher} in {more} of {len(gains)} comparisons and {lower} in {less}."]
     if alone == len(gains):
         said.append("There are too few seeds to know what is noise.")
     else:

@@ -7,10 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedshift.report.charts import Axis
+from fedshift.report.charts import Axis, Dash
 from fedshift.report.palette import COLOURS
 
-Dashes = Literal["-", "--", ":"]
+Dashes = Literal["-", "--", "-.", ":"]
+DASHES: dict[Dash, Dashes] = {"": "-", "dashed": "--", "dotdash": "-."}
 WIDE = 3.2  # inches, of a panel
 TALL = 2.2
 ROW = 3  # panels side by side

@@ -7,15 +7,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedshift.report.axes import WIDE, colour, legend, scale, sheet
-from fedshift.report.charts import Intervals, Line, Stacks
+from fedshift.report.charts import Dash, Intervals, Line, Stacks
 
 ROW = 0.24  # inches
 APART = 0.26  # rows, between intervals of one band
 GREY = "#555555"
+MARKS: dict[Dash, str] = {"dashed": "o", "dotdash": "D", "": "o"}  # without the shift they are open
 
 
 def intervals(chart: Intervals, lines: Mapping[str, Line]) -> Figure:
-    """Seeds as strokes, their mean as a mark, open without the shift, and the standard deviation as a bar."""
+    """Seeds as strokes, their mean as a mark that tells the shift, and the standard deviation as a bar."""
     rows = sum(bool(heading) + len(bands) for heading, bands in chart.bands)
     figure, (axes,) = sheet(chart.title, 1, 1.6 * WIDE, ROW * rows + 0.8)
     values = [x for _, bands in chart.bands for band in bands for one in band.intervals for x in one.seeds.values()]
@@ -30,10 +31,10 @@ def intervals(chart: Intervals, lines: Mapping[str, Line]) -> Figure:
             for i, one in enumerate(band.intervals):
                 line, y = lines[one.line], at + APART * (i - (len(band.intervals) - 1) / 2)
                 ink = colour(line.colour)
-                fill = "white" if line.dashed else ink
+                mark, face = MARKS[line.dash], "white" if line.dash == "dashed" else ink
                 seeds = across.of(one.seeds.values())
                 (mean,), spread = across.of([one.mean]), across.of([one.spread or 0.0])
-                axes.errorbar(mean, y, xerr=spread, color=ink, marker="o", markersize=5, markerfacecolor=fill)
+                axes.errorbar(mean, y, xerr=spread, color=ink, marker=mark, markersize=5, markerfacecolor=face)
                 axes.plot(seeds, [y] * len(seeds), "|", color=ink, markersize=6, alpha=0.7)
             at += 1
     axes.set_yticks(ticks, names)
@@ -42,11 +43,20 @@ def intervals(chart: Intervals, lines: Mapping[str, Line]) -> Figure:
     axes.set_ylim(at - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(across.label)
-    if any(line.dashed for line in lines.values()):
-        marks = (("no shift", "white"), ("shift", GREY))
-        style = {"color": GREY, "marker": "o", "markersize": 4.5, "linestyle": "none"}
-        legend(figure, [Line2D([], [], markerfacecolor=fill, label=name, **style) for name, fill in marks])  # type: ignore[arg-type]
+    dashes = {line.dash for line in lines.values()}
+    if len(dashes) > 1:
+        named = {"dashed": "no shift", "dotdash": "shift per layer"}
+        solid = "shift per filter" if "dotdash" in dashes else "shift"
+        legend(figure, [_mark(dash, named.get(dash, solid)) for dash in MARKS if dash in dashes])
     return figure
+
+
+def _mark(dash: Dash, label: str) -> Line2D:
+    """A mark of a legend."""
+    face = "white" if dash == "dashed" else GREY
+    return Line2D(
+        [], [], color=GREY, marker=MARKS[dash], markersize=4.5, linestyle="none", markerfacecolor=face, label=label
+    )
 
 
 def stacks(chart: Stacks, lines: Mapping[str, Line]) -> Figure:

@@ -1,19 +1,20 @@
 """The nouns of a report: what is said, tabled and drawn. The page and the figures on paper draw the same ones."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Numbers = Sequence[float | None]  # None where nothing was measured
+Dash = Literal["", "dashed", "dotdash"]  # of a line; dots are for what a line was before
 
 
 class Line(NamedTuple):
     """Runs that differ in nothing but their seed: one entry of the legend, shown or hidden as a whole."""
 
     key: str
-    label: str  # 'fedprox, 32+4 bits, shift'
+    label: str  # 'fedprox, 32+4 bits, shift per filter'
     settings: dict[str, str]  # those in which lines differ: what a reader may choose by
     colour: int  # of the palette
-    dashed: bool  # without the shift, where there are lines with it
+    dash: Dash  # dashed: without the shift; dotdash: per layer, beside lines per filter
     runs: list[str]
 
 

@@ -12,7 +12,7 @@ from fedshift.report.lines import Strand, panels
 
 UPLINK = "seconds.uplink"
 PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}
-SHIFTS = ("shift", "no shift")  # at the end of a label
+SHIFTS = ("no shift", "shift per layer", "shift per filter")  # at the end of a label
 WHOLE, ROUND = "upload, not split", "round, not split"
 PHASES = ("train", "encode", "aggregate", "evaluate", "save", "other")
 
@@ -52,7 +52,7 @@ def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
 def common(labels: Sequence[str], others: Sequence[str]) -> str:
     """What these lines have in common and no other has all of, without the shift where that is not needed.
 
-    >>> common(["fedavg, 32+4 bits, shift", "fedprox, 32+4 bits, shift"], ["fedavg, 32+8 bits, shift"])
+    >>> common(["fedavg, 32+4 bits, no shift", "fedprox, 32+4 bits, no shift"], ["fedavg, 32+8 bits, no shift"])
     '32+4 bits'
     >>> common(["fedavg, 32+4 bits", "fedprox, 32+4 bits"], ["scaffold, 32+4 bits"])
     'fedavg, 32+4 bits (and 1 more line)'

@@ -10,7 +10,7 @@ import numpy as np
 from fedshift.recorded import Client, Figures, Recorded
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
-from fedshift.report.lines import Strand, panels
+from fedshift.report.lines import NO, PER_FILTER, PER_LAYER, Strand, panels, shift_of
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
 
@@ -142,28 +142,37 @@ def _data(of: Held, end: str) -> str:
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    """How often inferior labels are predicted, without the shift and with it, beside how often they occur."""
+    """How often inferior labels are predicted, without shift and with each rule, beside how often they occur."""
     said: list[str] = []
     several = held(strands)
     for of in several:
         theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
         parts: list[str] = []
-        for on, how in ((False, "without the shift"), (True, "with it")):
-            runs = [run for one in of.strands for run in one.runs if one.row and _mixed(run, on)]
+        for rule, how in ((NO, "without shift"), (PER_LAYER, "with the shift per layer"), (PER_FILTER, "per filter")):
+            runs = [run for one in of.strands for run in one.runs if one.row and _mixed(run, rule)]
             if theirs and runs:
                 mean = float(np.mean([sum(share(run, label) for label in theirs) for run in runs]))
                 if math.isfinite(mean):
-                    parts.append(f"{100 * mean:.1f} % {how if parts or not on else 'with the shift'}")
+                    first = rule == PER_FILTER and not any("the shift" in part for part in parts)
+                    parts.append(f"{100 * mean:.1f} % {'with the shift ' * first}{how}")
         if parts:
             where = f" of {of.strands[0].experiment.data.name}" if len(several) > 1 else ""
             said.append(
                 f"Labels{where} that quantized clients hold ({100 * ONLY:.0f} % or more of each) are "
                 f"{100 * of.inferior:.1f} % of the data; "
-                f"of what is predicted at the end they are {' and '.join(parts)}."
+                f"of what is predicted at the end they are {listed(parts)}."
             )
     return said
 
 
-def _mixed(run: Recorded, on: bool) -> bool:
-    """Whether some of its clients are quantized and some are not, with the shift or without."""
-    return run.experiment.shift.on == on and any(marks(run.experiment, run.clients) if run.clients else [])
+def listed(parts: Sequence[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([*([", ".join(parts[:-1])] if len(parts) > 1 else []), *parts[-1:]])
+
+
+def _mixed(run: Recorded, rule: str) -> bool:
+    """Whether some of its clients are quantized and some are not, with this rule of the shift."""
+    return shift_of(run.experiment) == rule and any(marks(run.experiment, run.clients) if run.clients else [])

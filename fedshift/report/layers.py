@@ -1,4 +1,4 @@
-"""Layer by layer: what the shift does to the mean, how far the model and its clients move."""
+"""Layer by layer: means of layers and of filters, how far the model and its clients move."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,6 +26,18 @@ def charts(strands: Sequence[Strand]) -> list[Curves | Choice]:
             ),
             "mean_after",
             ("mean_before", "before the shift"),
+        ),
+        _chart(
+            strands,
+            Curves(
+                "layer-filters",
+                "Spread of the filters' means",
+                "Root mean square of the means of a layer's filters before the shift of a round, mean over seeds.",
+                ROUND,
+                Axis("RMS of filter means"),
+                [],
+            ),
+            "filters_before",
         ),
         _chart(
             strands,

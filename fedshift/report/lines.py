@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 from fedshift import summary
 from fedshift.recorded import Recorded
-from fedshift.report.charts import Curve, Line, Panel
+from fedshift.report.charts import Curve, Dash, Line, Panel
 from fedshift.report.palette import COLOURS
 from fedshift.settings import Experiment
-from fedshift.summary import shown
-from fedshift.toml import dotted
+from fedshift.summary import comparable, shown
 
 MOST = 8  # lines in one panel, before there are several
 PANELS = 12
 SHIFT, BITS, ALGORITHM = "shift.on", "uplink.bits", "algorithm.name"
+NO, PER_LAYER, PER_FILTER = "no", "per layer", "per filter"  # values of SHIFT, in the order of a legend
 COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
 FIRST = (ALGORITHM, "data.name", "model.name", BITS)  # of a label; the shift comes last
 
@@ -50,7 +50,7 @@ def counts(run: Recorded) -> bool:
 
 
 def grouped(runs: Sequence[Recorded]) -> Grouped:
-    """Strands in the order of a legend: by heading, by band, without the shift and with it."""
+    """Strands in the order of a legend: by heading, by band, without shift, per layer, per filter."""
     varying, kinds = summary.apart([run.experiment for run in runs])
     seeds: dict[tuple[str, ...], dict[int, Recorded]] = {}
     doubles = []
@@ -61,7 +61,7 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
             doubles.append((mine[seed], run) if better else (run, mine[seed]))
             run = run if better else mine[seed]
         mine[seed] = run
-    flat = {kind: dotted(next(iter(mine.values())).experiment.model_dump()) for kind, mine in seeds.items()}
+    flat = {kind: comparable(next(iter(mine.values())).experiment) for kind, mine in seeds.items()}
     split = _split(varying, list(flat.values()))
     named = _telling(varying, list(flat.values())) or [ALGORITHM, BITS, SHIFT]  # alone, it is still called something
     made = [_strand(flat[kind], mine, varying, named, split) for kind, mine in seeds.items()]
@@ -119,9 +119,9 @@ def _strand(
     line = Line(
         key="",
         label=", ".join([*filter(None, said.values()), *([] if done else ["unfinished"])]) or "plain",
-        settings={words[key]: shown(flat.get(key)) for key in varying},
+        settings={words[key]: value for key, value in summary.label(flat, varying).items()},
         colour=0,
-        dashed=not flat[SHIFT],
+        dash="",
         runs=[run.folder.name for run in runs],
     )
     band = ", ".join(rest) or told(BITS, "", flat[BITS])
@@ -131,16 +131,18 @@ def _strand(
 def told(key: str, word: str, value: Any) -> str:
     """A setting in a label; nothing for what is off.
 
-    >>> told("uplink.bits", "bits", "32+4"), told("shift.on", "shift", False), told("train.lr", "lr", 0.1)
-    ('32+4 bits', 'no shift', 'lr 0.1')
+    >>> told("uplink.bits", "bits", "32+4"), told("shift.on", "shift", "per filter"), told("train.lr", "lr", 0.1)
+    ('32+4 bits', 'shift per filter', 'lr 0.1')
     """
     if key in COUNTED:
         counted = key.rpartition(".")[2]
         return f"{shown(value)} {counted.removesuffix('s') if value == 1 else counted}"
     if key == SHIFT:
-        return "shift" if value else "no shift"
+        return "no shift" if value == NO else f"shift {value}"
     if isinstance(value, bool):
         return word if value else ""
+    if value is None and key.startswith("shift."):  # which a run without shift does not have
+        return ""
     if value is None:
         return f"{word} not set"
     return shown(value) if key.endswith(".name") else f"{word} {shown(value)}"
@@ -149,13 +151,33 @@ def told(key: str, word: str, value: Any) -> str:
 def _ordered(made: Sequence[Strand]) -> list[Strand]:
     headings = list(dict.fromkeys(one.heading for one in made))
     bands = list(dict.fromkeys(one.band for one in made))
-    return sorted(made, key=lambda one: (headings.index(one.heading), bands.index(one.band), not one.line.dashed))
+
+    def place(one: Strand) -> tuple[int, int, int]:
+        rule = (NO, PER_LAYER, PER_FILTER).index(shift_of(one.experiment))
+        return headings.index(one.heading), bands.index(one.band), rule
+
+    return sorted(made, key=place)
+
+
+def shift_of(experiment: Experiment) -> str:
+    """The shift's rule: 'no', 'per layer' or 'per filter'."""
+    return str(comparable(experiment)[SHIFT])
+
+
+def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
+    """How lines of each rule are drawn: solid, unless another rule is there that is."""
+    rules = {shift_of(one.experiment) for one in made}
+    return {
+        NO: "dashed" if len(rules) > 1 else "",
+        PER_LAYER: "dotdash" if PER_FILTER in rules else "",
+        PER_FILTER: "",
+    }
 
 
 def _coloured(made: Sequence[Strand]) -> list[Strand]:
     """A colour for each band, the same in every panel; dashes where the shift is what differs; a label for each."""
     colours = list(dict.fromkeys((one.heading, one.band)[bool(one.panel) :] for one in made))
-    shifted = any(not one.line.dashed for one in made)
+    dashes = _dashes(made)
     labels = [one.line.label for one in made]
     coloured = []
     for i, one in enumerate(made):
@@ -164,7 +186,7 @@ def _coloured(made: Sequence[Strand]) -> list[Strand]:
             key=f"line-{i}",
             label=labels[i] + (f" ({alike + 1})" if alike else ""),
             colour=colours.index((one.heading, one.band)[bool(one.panel) :]) % len(COLOURS),
-            dashed=one.line.dashed and shifted,
+            dash=dashes[shift_of(one.experiment)],
         )
         coloured.append(one._replace(line=line))
     return coloured

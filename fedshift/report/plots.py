@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedshift.rates import said
-from fedshift.report.axes import Dashes, Scale, colour, legend, scale, sheet, stroke
+from fedshift.report.axes import DASHES, Dashes, Scale, colour, legend, scale, sheet, stroke
 from fedshift.report.charts import Curve, Curves, Histograms, Line, Panel
 
 GREY = "#777777"
@@ -52,7 +52,7 @@ def _curve(axes: Axes, curve: Curve, line: Line | None, across: Scale, up: Scale
 
 def _dashes(curve: Curve, line: Line | None) -> Dashes:
     """Dots for what a line was before, because a line without the shift is dashed already."""
-    return ":" if curve.dashed else "--" if line and line.dashed else "-"
+    return ":" if curve.dashed else DASHES[line.dash if line else ""]
 
 
 def _entry(curve: Curve, line: Line | None, panel: Panel) -> Line2D:

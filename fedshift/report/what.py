@@ -10,9 +10,9 @@ from fedshift.recorded import Broken, Client, Recorded
 from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
 from fedshift.report.curves import chosen
 from fedshift.report.labels import bits, marks
-from fedshift.report.lines import Grouped, counts
+from fedshift.report.lines import Grouped, counts, shift_of
 from fedshift.settings import Experiment
-from fedshift.toml import dotted
+from fedshift.summary import comparable
 
 CLIENTS = 120  # rows that a drawing of clients may have
 PARTITIONS = 8
@@ -61,8 +61,7 @@ def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken])
     doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:
-        flat = dotted(run.experiment.model_dump())
-        varying = [summary.shown(flat.get(key)) for key in grouped.varying]
+        varying = summary.label(comparable(run.experiment), grouped.varying).values()
         line = lines.get(run.folder)
         ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
         rows.append(Row(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
@@ -71,19 +70,24 @@ def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken])
 
 
 def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
-    """The settings in which all runs agree."""
-    flat = dotted(runs[0].experiment.model_dump())
-    kept = {key: value for key, value in flat.items() if key not in (*grouped.varying, "seed", "name")}
-    rows = [Row("", [key, summary.shown(value)]) for key, value in kept.items() if value is not None]
+    """The settings in which all runs agree that have them."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        flat = comparable(run.experiment)
+        for key, value in flat.items():
+            found.setdefault(key, {})[summary.shown(value) if value is not None else ""] = None
+    other = (*grouped.varying, "seed", "name")
+    same = {key: next(iter(values)) for key, values in found.items() if len(values) == 1 and key not in other}
+    rows = [Row("", [key, value]) for key, value in same.items() if value]
     return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)
 
 
 def shifted(runs: Sequence[Recorded]) -> list[Table]:
-    """The tensors that were shifted, as far as records name them."""
-    known = [run.about["shifted"] for run in runs if run.experiment.shift.on and "shifted" in run.about]
-    named = [", ".join(map(str, names)) or "none" for names in known if isinstance(names, list)]
-    rows = [Row("", [names, str(count)]) for names, count in Counter(named).items()]
-    return [Table("shifted", "Shifted tensors", ["tensors", "runs"], rows, folded=True)] if rows else []
+    """The tensors that were shifted and by which rule, as far as records name them."""
+    known = [(shift_of(run.experiment), run.about.get("shifted")) for run in runs if run.experiment.shift.on]
+    named = [(rule, ", ".join(map(str, names)) or "none") for rule, names in known if isinstance(names, list)]
+    rows = [Row("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
+    return [Table("shifted", "Shifted tensors", ["shift", "tensors", "runs"], rows, folded=True)] if rows else []
 
 
 def versions(runs: Sequence[Recorded]) -> list[Table]:

@@ -83,7 +83,9 @@ def test_a_plan_from_the_command_line() -> None:
     done = fedshift("plan", "--uplink", "1MB/s", "--weights", "20000")
     assert done.exit_code == 0, done.output
     assert "Send " in done.stdout
+    assert "Shift per filter" in done.stdout
     told = json.loads(fedshift("plan", "--uplink", "10Mbit/s", "--weights", "20000", "--json").stdout)
     seconds = [row["seconds"] for row in told["codecs"]]
     assert told["rate"] == 1.25e6
+    assert told["shift"] == {"on": True, "per": "filter", "share": 1.0, "bytes": 0}
     assert seconds == sorted(seconds)

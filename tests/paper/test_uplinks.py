@@ -23,12 +23,13 @@ def test_the_paper_s_own_figures_give_its_rule() -> None:
 
 def test_codecs_come_in_the_order_they_arrive() -> None:
     """At 1 MB/s: 0.1 + 0.5, 0.179 + 1.059 and 8.421 s; at 1 GB/s the one that takes no time to encode is first."""
-    table, (advice, turns) = plan([EXACT, POOR, BAD], 1e6)
+    table, (advice, turns, shift) = plan([EXACT, POOR, BAD], 1e6)
     assert [row[:2] for row in table.rows] == [("KMeans(2)", "0.6"), ("KMeans(4)", "1.24"), ("Identity", "8.42")]
     assert advice.startswith("Send KMeans(4): there in 1.24 s where fp32 takes 8.42 s, with an error of 9.9 %")
     assert "KMeans(2) is there in 0.6 s, but its error of 34 %" in advice
     # 7.362 MB in 0.179 s
     assert turns == "First on the slowest links is KMeans(4), from 41.1 MB/s on Identity."
+    assert shift.startswith('Shift per filter (shift.per = "filter", the default): nothing on the wire')
     fast, _ = plan([EXACT, POOR, BAD], 1e9)
     assert fast.rows[0][0] == "Identity"
 
@@ -36,9 +37,9 @@ def test_codecs_come_in_the_order_they_arrive() -> None:
 def test_a_coarse_codec_is_recommended_for_updates_only() -> None:
     note = "Use it on updates, with error feedback: on whole weights, such an error costs accuracy."
     for codec, coarse in ((POOR, True), (POOR._replace(snr_db=36.7), False)):
-        _, (advice, _) = plan([EXACT, codec], 1e6)
+        _, (advice, *_) = plan([EXACT, codec], 1e6)
         assert (note in advice) == coarse
-    _, (advice, _) = plan([EXACT], 1e6)
+    _, (advice, *_) = plan([EXACT], 1e6)
     assert note not in advice
 
 

@@ -31,7 +31,7 @@ SEEDS = [0, 1, 2]
 
 
 def line(key: str, label: str, settings: dict[str, str], colour: int, dashed: bool = False) -> Line:
-    return Line(key, label, settings, colour, dashed, [f"{key}-{seed}" for seed in SEEDS])
+    return Line(key, label, settings, colour, "dashed" if dashed else "", [f"{key}-{seed}" for seed in SEEDS])
 
 
 def curve(draw: random.Random, key: str, rounds: int, top: float, step: float = 1, gap: bool = False) -> Curve:

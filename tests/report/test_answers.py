@@ -33,19 +33,22 @@ def table(of: Section) -> Table:
 def test_what_the_shift_gave_back_comes_first(tmp_path: Path) -> None:
     """0.80, 0.81, 0.82 and 0.85, 0.86, 0.87: standard deviation 0.01, a difference of 0.05 in every seed."""
     made = told(tmp_path, SCORES)
-    assert made.answer == ["The shift gave back 5.0 points at 32+4 bits.", "32+4 bits cost 10.0 points against 32."]
+    assert made.answer == [
+        "The shift per layer gave back 5.0 points at 32+4 bits.",
+        "32+4 bits cost 10.0 points against 32.",
+    ]
     assert table(made).columns == ["shift", "bits", "accuracy, %", "difference", "seeds", "last round", "MB up"]
     assert [row.cells for row in table(made).rows] == [
         ["no", "32+32", "91.0 ± 1.0", "", "3", "91.0", "0.01"],
         ["no", "32+4", "81.0 ± 1.0", "-10.0 against 32 bits", "3", "81.0", "0.01"],
-        ["yes", "32+4", "86.0 ± 1.0", "+5.0 against no shift", "3", "86.0", "0.01"],
+        ["per layer", "32+4", "86.0 ± 1.0", "+5.0 against no shift", "3", "86.0", "0.01"],
     ]
 
 
 def test_what_seeds_alone_could_make_is_within_noise(tmp_path: Path) -> None:
     """Differences -0.05, 0.05 and 0.15 have a standard error of 0.058, times 4.303."""
     made = told(tmp_path, SCORES, wander=0.1)
-    assert made.answer[0] == "The shift gave back 5.0 points at 32+4 bits (within noise)."
+    assert made.answer[0] == "The shift per layer gave back 5.0 points at 32+4 bits (within noise)."
     assert table(made).rows[2].cells[3] == "+5.0 against no shift (within noise)"
 
 
@@ -74,11 +77,11 @@ def test_many_comparisons_are_counted(tmp_path: Path) -> None:
         write(tmp_path / f"one seed {shift}", said, 0.5 + 0.03 * shift)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
-        "With the shift, accuracy is higher in 3 of 4 comparisons and lower in 1.",
+        "With the shift per layer, accuracy is higher in 3 of 4 comparisons and lower in 1.",
         "Beyond noise it is higher in 1 and lower in 1; in 1 the difference is within noise; "
         "for 1 there are too few seeds to tell.",
         "The mean difference is +3.0 points, "
-        "from -2.0 points (fedprox, mu 0.01, shift) to +6.0 points (scaffold, mu 0.01, shift).",
+        "from -2.0 points (fedprox, mu 0.01, shift per layer) to +6.0 points (scaffold, mu 0.01, shift per layer).",
     ]
     assert [heading for heading, _ in made.parts[1].bands] == ["fedavg", "fedprox", "scaffold"]  # type: ignore[union-attr]
 
@@ -92,7 +95,7 @@ def test_many_comparisons_are_counted(tmp_path: Path) -> None:
 )
 def test_one_run_says_what_it_reached_and_that_nothing_compares(shift: bool, sentence: str, tmp_path: Path) -> None:
     made = section(grouped(read([write(tmp_path / "run", settings(shift=shift), 0.625)])))
-    label = f"fedavg, 32+4 bits, {'shift' if shift else 'no shift'}"
+    label = f"fedavg, 32+4 bits, {'shift per layer' if shift else 'no shift'}"
     assert made.answer == [f"{label} reached accuracy 62.5 %, the mean of the last 10 evaluated rounds.", sentence]
     assert table(made).rows[0].cells == [label, "62.5", "1", "62.5", "0.02"]
 
@@ -101,16 +104,16 @@ def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.75, reached=9)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
-    assert table(made).rows[1].cells == ["yes", "unfinished, round 9 of 20", "1", "75.0", "0.01"]
+    assert table(made).rows[1].cells == ["per layer", "unfinished, round 9 of 20", "1", "75.0", "0.01"]
     only = section(grouped(read([tmp_path / "b"])))
     assert only.answer == ["No run is finished yet, so nothing can be said."]
 
 
 def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
     made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
-    assert made.answer == ["With the shift, Gain differs by +5."]
+    assert made.answer == ["With the shift per layer, Gain differs by +5."]
     assert table(made).title == "Gain at the end"
-    assert table(made).rows[1].cells == ["yes", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
+    assert table(made).rows[1].cells == ["per layer", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
 
 
 def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
@@ -138,4 +141,4 @@ def test_one_seed_does_not_tell_that_the_shift_makes_no_difference(tmp_path: Pat
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.5)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
-    assert made.answer == ["The shift made no difference (one seed: noise unknown)."]
+    assert made.answer == ["The shift per layer made no difference (one seed: noise unknown)."]

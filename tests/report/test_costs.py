@@ -88,7 +88,7 @@ def test_lines_with_and_without_the_shift_may_send_different_amounts(tmp_path: P
     made = costs(plain, write(tmp_path / "shifted", settings(shift=True)))
     assert made.answer == [
         "Runs with no shift send the least: 12 kB, 12 s on one link of 1 kB/s for all.",
-        "Those with shift send 1.67 times as much: 20 kB, 20 s on one link of 1 kB/s for all.",
+        "Those with shift per layer send 1.67 times as much: 20 kB, 20 s on one link of 1 kB/s for all.",
     ]
 
 

@@ -39,7 +39,7 @@ def test_every_kind_of_chart_is_drawn_in_three_formats(tmp_path: Path) -> None:
         text.text
         for text in ET.parse(tmp_path / "figures" / "score-seconds.svg").iter("{http://www.w3.org/2000/svg}text")
     }
-    assert {"accuracy, %", "time on the uplink, ms at 1.25 MB/s", "no shift", "shift"} <= words
+    assert {"accuracy, %", "time on the uplink, ms at 1.25 MB/s", "no shift", "shift per layer"} <= words
 
 
 def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:

@@ -122,13 +122,15 @@ def test_published_and_whole_records_stand_side_by_side(tmp_path: Path) -> None:
     write(tmp_path / "b", settings(shift=True), 0.6)
     made = gather([tmp_path])
     assert made.warnings == []
-    assert section(made, "answer").answer == ["The shift gave back 10.0 points (one seed: noise unknown)."]
+    assert section(made, "answer").answer == ["The shift per layer gave back 10.0 points (one seed: noise unknown)."]
 
 
 def test_the_published_records_of_the_paper_make_a_report() -> None:
     made = gather([ROOT / "results"])
     assert made.warnings == []
-    assert section(made, "answer").answer[0].startswith("With the shift, accuracy is higher in ")
+    said = section(made, "answer").answer
+    assert said[0].startswith("With the shift per layer, accuracy is higher in ")
+    assert said[3].startswith("With the shift per filter, accuracy is higher in ")
 
 
 def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:

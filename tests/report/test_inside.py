@@ -45,6 +45,21 @@ def test_a_layer_has_its_mean_before_the_shift_beside_it(tmp_path: Path) -> None
     ]
 
 
+def test_the_spread_of_filter_means_is_drawn_where_records_have_it(tmp_path: Path) -> None:
+    new, old = write(tmp_path / "new"), write(tmp_path / "old", settings(shift=False))
+    _without_filters(old)
+    (panel,) = part(inside(old, new), "layer-filters", Curves).panels
+    assert [(curve.line, curve.y[0]) for curve in panel.curves] == [("line-1", 0.3)]
+    assert "layer-filters" not in [one.name for one in inside(old).parts]
+
+
+def _without_filters(folder: Path) -> None:
+    """A record of before these columns were added."""
+    rows = [line.split(",") for line in (folder / "rounds.csv").read_text().splitlines()]
+    kept = [i for i, name in enumerate(rows[0]) if not name.startswith("filters_")]
+    (folder / "rounds.csv").write_text("".join(",".join(row[i] for i in kept) + "\n" for row in rows))
+
+
 def test_steps_and_drifts_are_told_by_layer(tmp_path: Path) -> None:
     made = inside(write(tmp_path / "run", layers=("conv.weight", "fc.weight")))
     assert [panel.title for panel in part(made, "layer-step", Curves).panels] == ["conv.weight", "fc.weight"]
@@ -83,7 +98,7 @@ def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) ->
     assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)
     assert made.answer == [
         "Labels that quantized clients hold (90 % or more of each) are 50.0 % of the data; "
-        "of what is predicted at the end they are 33.0 % with the shift."
+        "of what is predicted at the end they are 33.0 % with the shift per layer."
     ]
 
 
@@ -115,7 +130,7 @@ def test_weights_are_chosen_by_line_and_round(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_histograms(write(tmp_path / str(seed), settings(seed=seed)), [1, 10, 20], ("conv.weight", "fc.weight"))
     made = part(inside(tmp_path / "0", tmp_path / "1"), "weights", Choice)
-    label = "fedavg, 32+4 bits, shift, seed 0"
+    label = "fedavg, 32+4 bits, shift per layer, seed 0"
     assert [entry for entry, _ in made.of] == [f"{label}, round {number}" for number in (1, 10, 20)]
     chart = made.of[0][1]
     assert isinstance(chart, Histograms)

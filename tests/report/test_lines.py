@@ -19,31 +19,42 @@ def lines_of(tmp_path: Path, *runs: dict[str, Any]) -> Grouped:
 
 def test_runs_that_differ_in_nothing_but_their_seed_are_one_line(tmp_path: Path) -> None:
     made = lines_of(tmp_path, *(settings(shift=shift, seed=seed) for shift in (True, False) for seed in (0, 1)))
-    assert [one.line.label for one in made.strands] == ["no shift", "shift"]
+    assert [one.line.label for one in made.strands] == ["no shift", "shift per layer"]
     assert [one.line.runs for one in made.strands] == [["2", "3"], ["0", "1"]]
-    assert [one.line.settings for one in made.strands] == [{"shift": "no"}, {"shift": "yes"}]
+    assert [one.line.settings for one in made.strands] == [{"shift": "no"}, {"shift": "per layer"}]
     assert made.varying == ["shift.on"]
 
 
 def test_a_line_is_dashed_without_the_shift_and_coloured_by_the_rest(tmp_path: Path) -> None:
     made = lines_of(tmp_path, *(settings(bits=bits, shift=on) for bits in ("32+4", "32+8") for on in (False, True)))
-    assert [(one.line.label, one.line.colour, one.line.dashed) for one in made.strands] == [
-        ("32+4 bits, no shift", 0, True),
-        ("32+4 bits, shift", 0, False),
-        ("32+8 bits, no shift", 1, True),
-        ("32+8 bits, shift", 1, False),
+    assert [(one.line.label, one.line.colour, one.line.dash) for one in made.strands] == [
+        ("32+4 bits, no shift", 0, "dashed"),
+        ("32+4 bits, shift per layer", 0, ""),
+        ("32+8 bits, no shift", 1, "dashed"),
+        ("32+8 bits, shift per layer", 1, ""),
     ]
     assert {one.panel for one in made.strands} == {""}
 
 
+def test_three_rules_of_one_band_have_one_colour_and_three_dashes(tmp_path: Path) -> None:
+    rules = [{"on": True, "per": "filter"}, {"on": True, "per": "layer"}, {"on": False, "per": "filter"}]
+    made = lines_of(tmp_path, *(settings() | {"shift": rule} for rule in rules))
+    assert [(one.line.label, one.line.colour, one.line.dash) for one in made.strands] == [
+        ("no shift", 0, "dashed"),
+        ("shift per layer", 0, "dotdash"),
+        ("shift per filter", 0, ""),
+    ]
+    assert {one.band for one in made.strands} == {"32+4 bits"}
+
+
 def test_no_line_is_dashed_where_none_has_the_shift(tmp_path: Path) -> None:
     made = lines_of(tmp_path, settings(shift=False), settings(shift=False, bits="32+8"))
-    assert not any(one.line.dashed for one in made.strands)
+    assert not any(one.line.dash for one in made.strands)
 
 
 def test_one_run_is_called_by_its_algorithm_bits_and_shift(tmp_path: Path) -> None:
     (one,) = lines_of(tmp_path, settings()).strands
-    assert (one.line.label, one.heading, one.band) == ("fedavg, 32+4 bits, shift", "fedavg", "32+4 bits")
+    assert (one.line.label, one.heading, one.band) == ("fedavg, 32+4 bits, shift per layer", "fedavg", "32+4 bits")
 
 
 def test_a_label_leaves_out_what_is_off_and_what_other_settings_tell(tmp_path: Path) -> None:
@@ -81,6 +92,6 @@ def test_the_same_run_a_second_time_is_left_out(tmp_path: Path) -> None:
 def test_finished_seeds_stand_for_a_line_and_unfinished_ones_where_there_are_no_others(tmp_path: Path) -> None:
     half = [write(tmp_path / "half", settings(seed=0), reached=9), write(tmp_path / "whole", settings(seed=1))]
     (one,) = grouped(read(half)).strands
-    assert ([run.folder.name for run in one.runs], one.line.label) == (["whole"], "fedavg, 32+4 bits, shift")
+    assert ([run.folder.name for run in one.runs], one.line.label) == (["whole"], "fedavg, 32+4 bits, shift per layer")
     (alone,) = grouped(read(half[:1])).strands
-    assert (alone.row, alone.line.label) == (None, "fedavg, 32+4 bits, shift, unfinished")
+    assert (alone.row, alone.line.label) == (None, "fedavg, 32+4 bits, shift per layer, unfinished")

@@ -50,7 +50,7 @@ def embedded(page: str) -> Any:
 
 def hostile() -> Report:
     """Every word that a user can choose is hostile."""
-    line = Line("k", HOSTILE, {HOSTILE: HOSTILE}, 0, False, [HOSTILE])
+    line = Line("k", HOSTILE, {HOSTILE: HOSTILE}, 0, "", [HOSTILE])
     curves = Curves(
         HOSTILE, HOSTILE, HOSTILE, Axis(HOSTILE), Axis(HOSTILE), [Panel(HOSTILE, [Curve("k", [1, 2], [1, 2])])]
     )

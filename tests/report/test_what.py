@@ -41,8 +41,8 @@ def test_settings_are_those_in_which_runs_agree(tmp_path: Path) -> None:
     folders = [write(tmp_path / str(lr), settings(train={"lr": lr})) for lr in (0.1, 0.2)]
     made = tables(folders)
     said = {row.cells[0]: row.cells[1] for row in made["settings"].rows}
-    assert said["train.rounds"] == "20"
-    assert {"train.lr", "seed", "name", "shift.share"}.isdisjoint(said)
+    assert (said["train.rounds"], said["shift.on"], said["shift.share"]) == ("20", "per layer", "uploads")
+    assert {"train.lr", "seed", "name", "shift.tensors"}.isdisjoint(said)
     assert made["settings"].folded
     assert made["runs"].columns == ["run", "lr", "seed", "status"]
 
@@ -60,7 +60,7 @@ def test_shifted_tensors_are_named_where_the_record_has_them(tmp_path: Path) -> 
     for folder, shifted in zip(folders, names, strict=True):
         (folder / "about.json").write_text(json.dumps({} if shifted is None else {"shifted": shifted}))
     rows = [row.cells for row in tables(folders)["shifted"].rows]
-    assert rows == [["fc1.weight, fc2.weight", "2"], ["none", "1"]]
+    assert rows == [["per layer", "fc1.weight, fc2.weight", "2"], ["per layer", "none", "1"]]
     plain = write(tmp_path / "plain", settings(shift=False))
     (plain / "about.json").write_text('{"shifted": []}')
     assert "shifted" not in tables([plain])

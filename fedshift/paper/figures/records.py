@@ -12,7 +12,7 @@ from fedshift.paper.figures.network import TITLES as DATA
 from fedshift.paper.records import Record, endless
 from fedshift.record import SETTINGS
 from fedshift.settings import Experiment
-from fedshift.summary import shown, words
+from fedshift.summary import apart, comparable, shown, words
 from fedshift.toml import SettingsError, dotted
 
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
@@ -114,9 +114,7 @@ def found(folder: Path) -> tuple[list[Record], list[str]]:
 
 def panels(records: Sequence[Record]) -> list[Panel]:
     """In the paper's order; that of full precision alone is part of the others, where there are others."""
-    flat = [
-        {key: x for key, x in dotted(one.experiment.model_dump()).items() if not key.startswith(OWN)} for one in records
-    ]
+    flat = [{key: x for key, x in comparable(one.experiment).items() if not key.startswith(OWN)} for one in records]
     keys = dict.fromkeys(key for one in flat for key in one)
     varying = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     grouped: dict[str, dict[str, list[Record]]] = {}
@@ -160,11 +158,12 @@ def algorithm(experiment: Experiment) -> str:
 
 
 def _shift(line: Line, others: Sequence[Line]) -> str:
-    """With its own settings where there are several."""
-    all_ = [one.experiment.shift.model_dump() for one in others]
-    own = line.experiment.shift.model_dump()
-    said = [f"{key} {shown(own[key])}" for key in own if len({str(one[key]) for one in all_}) > 1]
-    return ", ".join(["with shift", *said])
+    """With its rule and its own settings where there are several."""
+    varying, _ = apart([one.experiment for one in others])
+    own = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
+    rule = f" {own.pop('shift.on')}" if "shift.on" in own else ""
+    said = [f"{key.removeprefix('shift.')} {x}" for key, x in own.items() if key.startswith("shift.")]
+    return ", ".join([f"with shift{rule}", *said])
 
 
 def _full(line: Line) -> bool:

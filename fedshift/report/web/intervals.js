@@ -36,8 +36,8 @@ function drawInterval(interval, scale, y) {
   for (const value of Object.values(interval.seeds)) {
     group.append(shape("circle", { class: "seed", cx: round(scale(value)), cy: y, r: 2.2 }));
   }
-  const mean = marker(look.mark || 1, scale(interval.mean), y, 4.2);
-  group.append(shape("path", { class: look.dash ? "mean hollow" : "mean", d: mean }));
+  const mean = marker(look.mark || (look.dash === "dotdash" ? 4 : 1), scale(interval.mean), y, 4.2);
+  group.append(shape("path", { class: look.dash === "dashed" ? "mean hollow" : "mean", d: mean }));
   return group;
 }
 

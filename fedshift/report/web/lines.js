@@ -8,7 +8,7 @@ const LINES = new Map(DATA.lines.map((line) => [line.key, line]));
 const worn = new Map();
 for (const line of DATA.lines) {
   line.hue = line.colour % COLOURS;
-  const look = `${line.hue} ${line.dashed}`;
+  const look = `${line.hue} ${line.dash}`;
   const before = worn.get(look) ?? 0;
   worn.set(look, before + 1);
   line.mark = before ? ((before - 1) % MARKS) + 1 : 0;
@@ -18,7 +18,7 @@ for (const line of DATA.lines) {
 function lookOf(key) {
   const line = LINES.get(key);
   if (!line) return { hue: "c-plain", dash: "", mark: 0 };
-  return { hue: `c${line.hue}`, dash: line.dashed ? "dashed" : "", mark: line.mark };
+  return { hue: `c${line.hue}`, dash: line.dash, mark: line.mark };
 }
 
 const state = {

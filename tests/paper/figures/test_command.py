@@ -100,7 +100,7 @@ def test_an_unfinished_run_is_left_out(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn_is_said_and_the_others_are_drawn(fresh: Path) -> None:
     """A record of a model without layers to speak of."""
-    (run,) = (fresh / "runs").glob("*/shift-yes*seed-0")
+    (run,) = (fresh / "runs").glob("*/shift-per-layer*seed-0")
     own = Path("own")
     own.mkdir()
     (own / "settings.toml").write_bytes((run / "settings.toml").read_bytes())

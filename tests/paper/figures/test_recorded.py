@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from fedshift.paper.figures.rounds import curve
 from fedshift.paper.publish import publish
 from fedshift.paper.records import Record
 from tests.paper.written import write
+from tests.report.written import settings
+from tests.report.written import write as write_record
 from tests.runs import FEDAVG, go, small
 
 
@@ -114,6 +117,17 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
     rounds, (one, _) = curve(paq.plain, score)
     assert rounds == list(range(1, 801))
     assert one == pytest.approx([70.0] * 800)
+
+
+def test_a_panel_has_a_line_for_each_rule_of_the_shift(tmp_path: Path) -> None:
+    """Settings of a shift that is off make no line of their own."""
+    rules: list[dict[str, Any]] = [{"on": False}, {"on": False, "per": "layer"}, {"per": "layer"}, {"per": "filter"}]
+    for i, shift in enumerate(rules):
+        write_record(tmp_path / str(i), settings(seed=i) | {"shift": shift})
+    (panel,) = panels(found(tmp_path)[0])
+    assert panel.plain is not None
+    assert len(panel.plain.records) == 2
+    assert [line.label for line in panel.lines] == ["without shift", "with shift per layer", "with shift per filter"]
 
 
 def test_of_runs_alike_the_longest_is_drawn(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
         said = summary.sentences([*(row for row in rows if row.against == "no shift")])
         return said + summary.sentences([row for row in rows if row.against != "no shift"])
-    of = {rule: [one for one in shifted if shift_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
-    return [sentence for rule, some in of.items() if some for sentence in _counted(rule, some)]
+    by_rule = {rule: [one for one in shifted if shift_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
+    return [sentence for rule, some in by_rule.items() if some for sentence in _counted(rule, some)]
 
 
 def _reached(done: Sequence[Strand]) -> str:

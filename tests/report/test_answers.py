@@ -86,6 +86,24 @@ def test_many_comparisons_are_counted(tmp_path: Path) -> None:
     assert [heading for heading, _ in made.parts[1].bands] == ["fedavg", "fedprox", "scaffold"]  # type: ignore[union-attr]
 
 
+def test_comparisons_are_counted_for_each_rule(tmp_path: Path) -> None:
+    rules: list[tuple[dict[str, Any], float]] = [
+        ({"on": False}, 0.0),
+        ({"per": "filter"}, 0.06),
+        ({"per": "layer"}, 0.02),
+    ]
+    for name in ("fedavg", "scaffold"):
+        for i, (shift, gain) in enumerate(rules):
+            write(
+                tmp_path / f"{name} {i}", settings(rounds=12, algorithm={"name": name}) | {"shift": shift}, 0.5 + gain
+            )
+    made = section(grouped(read(sorted(tmp_path.iterdir()))))
+    assert made.answer[0] == "With the shift per layer, accuracy is higher in 2 of 2 comparisons and lower in 0."
+    assert made.answer[2].startswith("The mean difference is +2.0 points")
+    assert made.answer[3] == "With the shift per filter, accuracy is higher in 2 of 2 comparisons and lower in 0."
+    assert made.answer[5].startswith("The mean difference is +6.0 points")
+
+
 @pytest.mark.parametrize(
     ("shift", "sentence"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.report.charts import Report, Table
+from fedshift.report.charts import Dash, Report, Table
 from tests.report import made
 from tests.report.conftest import Open
 
@@ -102,6 +102,24 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
     for place, row in enumerate(numbers(page, "weights")[1:]):
         told = [steps.edges[place], steps.edges[place + 1], *(counts[place] for _, counts in steps.counts)]
         assert [number(cell) for cell in row] == near(told)
+
+
+def test_lines_of_one_colour_are_told_apart_by_their_dashes(open_page: Open) -> None:
+    """In the legend, and by open discs, diamonds and discs where means are drawn."""
+    report = made.demo()
+    dashes: tuple[Dash, ...] = ("dashed", "dotdash", "")
+    lines = [one._replace(colour=0, dash=dash) for one, dash in zip(report.lines, dashes, strict=True)]
+    page = open_page(report._replace(lines=lines))
+    page.evaluate(DRAW_ALL)
+    strokes = page.locator("#legend .swatch .curve")
+    strokes.last.wait_for(state="attached")
+    patterns = strokes.evaluate_all("all => all.map((one) => getComputedStyle(one).strokeDasharray)")
+    assert (len(set(patterns)), patterns[2]) == (3, "none")
+    means = page.locator(".interval .mean")
+    means.last.wait_for(state="attached")
+    script = "all => all.map((one) => [one.classList.contains('hollow'), one.getAttribute('d').includes('a')])"
+    looks = means.evaluate_all(script)
+    assert {tuple(look) for look in looks} == {(True, True), (False, False), (False, True)}
 
 
 def test_the_pointer_reads_values_of_all_lines(open_page: Open) -> None:

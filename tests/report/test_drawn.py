@@ -9,12 +9,14 @@ import matplotlib
 import pytest
 
 from fedshift.files import RunError
+from fedshift.report.bars import GREY
 from fedshift.report.charts import Report
-from fedshift.report.drawn import charts, draw
+from fedshift.report.drawn import charts, draw, figure
 from fedshift.report.gather import gather
 from fedshift.toml import SettingsError
 from tests.report.written import settings, write, write_histograms
 
+RULES = {"no": {"on": False}, "layer": {"per": "layer"}, "filter": {"per": "filter"}}
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-1."}
 
 
@@ -40,6 +42,21 @@ def test_every_kind_of_chart_is_drawn_in_three_formats(tmp_path: Path) -> None:
         for text in ET.parse(tmp_path / "figures" / "score-seconds.svg").iter("{http://www.w3.org/2000/svg}text")
     }
     assert {"accuracy, %", "time on the uplink, ms at 1.25 MB/s", "no shift", "shift per layer"} <= words
+
+
+def test_both_rules_of_the_shift_are_told_apart_on_paper(tmp_path: Path) -> None:
+    """Curves by their dashes; means by open discs, diamonds and discs."""
+    for name, shift in RULES.items():
+        write(tmp_path / name, settings(rounds=3) | {"shift": shift})
+    made = gather([tmp_path])
+    lines = {line.key: line for line in made.lines}
+    drawn = {chart.name: figure(chart, lines) for chart in charts(made) if chart.name in ("score", "final")}
+    strokes = [(one.get_label(), one.get_linestyle()) for one in drawn["score"].legends[0].get_lines()]
+    assert strokes == [("no shift", "--"), ("shift per layer", "-."), ("shift per filter", "-")]
+    marks = [
+        (one.get_label(), one.get_marker(), one.get_markerfacecolor()) for one in drawn["final"].legends[0].get_lines()
+    ]
+    assert marks == [("no shift", "o", "white"), ("shift per layer", "D", GREY), ("shift per filter", "o", GREY)]
 
 
 def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:

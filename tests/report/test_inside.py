@@ -67,6 +67,16 @@ def test_steps_and_drifts_are_told_by_layer(tmp_path: Path) -> None:
     assert [(curve.y[0], curve.dashed) for curve in drift] == [(0.4, False), (0.5, True)]
 
 
+def test_predictions_are_told_for_each_rule_of_the_shift(tmp_path: Path) -> None:
+    rules = [({"on": False}, 0.4), ({"per": "layer"}, 0.3), ({"per": "filter"}, 0.26)]
+    folders = []
+    for i, (shift, each) in enumerate(rules):
+        shares = {"predicted.0": 0.5 - each, "predicted.1": each, "predicted.2": 0.5 - each, "predicted.3": each}
+        folders.append(write(tmp_path / str(i), settings() | {"shift": shift}, figures=shares))
+    (sentence,) = inside(*folders).answer
+    assert sentence.endswith("they are 80.0 % without shift, 60.0 % with the shift per layer and 52.0 % per filter.")
+
+
 def test_of_many_layers_one_is_chosen(tmp_path: Path) -> None:
     names = [f"layer {n}" for n in range(9)]
     made = part(inside(write(tmp_path / "run", layers=names)), "layer-step", Choice)

@@ -53,16 +53,16 @@ def reached(cell: Cell, results: Results) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """How to read the table, and what came of quantizing every client."""
-    said = [
+    """Explanation of the table, and the result with every client quantized."""
+    text = [
         f"Scores are means of the last ten of {ROUNDS} rounds; differences are in points, of the same seeds, each seed "
         f"in brackets. Rounds to {REACHED:g} %: the end of the first ten rounds whose mean is at or above it, without "
         "shift / per layer / per filter, mean over seeds."
     ]
     if scores := results.scores(cell := all_quantized()):
-        text = f"{statistics.fmean(scores.values()):.1f} % after {cell.rounds} rounds (n = {len(scores)})"
-        said.append(f"All clients at 4 bits, per filter with share 1: {text}.")
-    return said
+        result = f"{statistics.fmean(scores.values()):.1f} % after {cell.rounds} rounds (n = {len(scores)})"
+        text.append(f"All clients at 4 bits, per filter with share 1: {result}.")
+    return text
 
 
 def listing(contrasts: Sequence[Contrast], results: Results) -> Listing:

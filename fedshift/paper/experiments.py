@@ -140,7 +140,7 @@ class Contrast(NamedTuple):
 
 
 def contrasts(choice: Choice = EVERYTHING) -> list[Contrast]:
-    """What filter centring is compared with, in the order in which it is worth running."""
+    """Comparisons of filter centring, in the order in which they are worth running."""
     extra = {cell.name: cell for cell in ablations()}
     pairs = [("fedavg", "two labels", mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"])]
     for name, bits in (("fedpaq", 4), ("fedpaq", 8), ("fedef", 4), ("scaffold", 8)):

@@ -142,7 +142,7 @@ def _data(of: Held, end: str) -> str:
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    """How often inferior labels are predicted, without shift and with each rule, beside how often they occur."""
+    """Predicted share of inferior labels, without shift and with each rule, beside their share of the data."""
     said: list[str] = []
     several = held(strands)
     for of in several:
@@ -174,5 +174,5 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def _mixed(run: Recorded, rule: str) -> bool:
-    """Whether some of its clients are quantized and some are not, with this rule of the shift."""
+    """True if some clients of the run are quantized and some are not, and it has this rule of the shift."""
     return shift_of(run.experiment) == rule and any(marks(run.experiment, run.clients) if run.clients else [])

@@ -165,7 +165,7 @@ def shift_of(experiment: Experiment) -> str:
 
 
 def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
-    """How lines of each rule are drawn: solid, unless another rule is there that is."""
+    """Dash of each rule's lines: none, unless the lines of another rule are solid."""
     rules = {shift_of(one.experiment) for one in made}
     return {
         NO: "dashed" if len(rules) > 1 else "",

@@ -254,18 +254,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--match", default="", help="only networks whose name contains this")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    said = parser.parse_args()
-    seeds = range(said.first, said.first + said.seeds)
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.seeds)
     torch.set_num_threads(1)
-    said.out.mkdir(parents=True, exist_ok=True)
-    for part in said.part:
-        with (said.out / f"networks_{part}.csv").open("w", newline="", encoding="utf-8") as file:
+    args.out.mkdir(parents=True, exist_ok=True)
+    for part in args.part:
+        with (args.out / f"networks_{part}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             for case in PARTS[part]:
-                if said.match not in case.network:
+                if args.match not in case.network:
                     continue
-                begin, made = time.perf_counter(), rows(part, case, seeds, said.rounds)
+                begin, made = time.perf_counter(), rows(part, case, seeds, args.rounds)
                 writer.writerows(made)
                 file.flush()
                 for rule in case.rules:

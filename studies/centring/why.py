@@ -80,7 +80,7 @@ def along(v: Tensor) -> float:
 
 
 def decoded(step: Step) -> Params:
-    """What the server reads from the clients of a round: (K, ...)."""
+    """Uploads of the clients of a round as the server decodes them: (K, ...)."""
     frames = [upload.frame for upload in step.uploads if isinstance(upload.frame, Decoded)]
     return {name: torch.stack([frame.params[name] for frame in frames]) for name in frames[0].params}
 
@@ -116,7 +116,7 @@ def movement(step: Step) -> Iterator[tuple[str, Row]]:
 
 
 def lean(step: Step, net: Net) -> Row:
-    """How the new model leans towards the labels of the round's clients, and how large its hidden activations are."""
+    """Lean of the new model towards the labels of the round's clients, and the size of its hidden activations."""
     data = step.fed.task.data
     net.load_state_dict(step.after.out.params)
     with torch.no_grad():

@@ -57,5 +57,5 @@ def test_gains_are_those_of_the_same_seeds(tmp_path: Path) -> None:
 def test_a_run_with_every_client_quantized_is_named_once_it_is_there(tmp_path: Path) -> None:
     assert len(beyond.sentences(Results({}))) == 1
     write(tmp_path, all_quantized(), 0.62)
-    said = beyond.sentences(read(tmp_path))[1]
-    assert said == "All clients at 4 bits, per filter with share 1: 62.0 % after 200 rounds (n = 1)."
+    sentence = beyond.sentences(read(tmp_path))[1]
+    assert sentence == "All clients at 4 bits, per filter with share 1: 62.0 % after 200 rounds (n = 1)."

@@ -53,7 +53,8 @@ def test_updates_go_further_than_weights(tmp_path: Path) -> None:
     out = printed("updates", tmp_path)
     (exact,) = numbers("nothing lost", out)
     assert numbers("weights  ", out)[1] < 0.6 < exact - 0.1
-    assert numbers("updates  ", out) == pytest.approx([exact] * 2, abs=0.02)
+    four, two = numbers("updates  ", out)
+    assert (four, two) == (pytest.approx(exact, abs=0.01), pytest.approx(exact, abs=0.03))
 
 
 def test_least_squares_converges_as_1_over_t(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ PARTS: dict[str, list[Case]] = {
     ],
     "inner": [
         *(bottleneck(inputs, activation) for activation in ("relu", "tanh") for inputs in (8, 16, 32)),
-        *(separable(kernel, width) for kernel in (3, 5) for width in (8, 16)),
+        *(separable(kernel, width) for kernel in (3, 5, 7) for width in (8, 16)),
         *map(convolution, ("relu", "tanh")),
     ],
     "final": NETWORKS,

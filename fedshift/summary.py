@@ -22,7 +22,7 @@ from fedshift.settings import Experiment, Shift
 from fedshift.toml import dotted
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
-# settings of how a run is trained and recorded, on which its scores do not depend
+# settings of how a run is computed and recorded, which change its scores by rounding at most
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.memory")
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
-from fedshift.report.lines import BITS, PER_FILTER, PER_LAYER, SHIFT, Grouped, Strand, shift_of
+from fedshift.report.lines import BITS, PER_FILTER, PER_LAYER, SHIFT, Grouped, Strand, rule_of
 from fedshift.summary import metric, scored
 
 FEW = {SHIFT, BITS}  # settings that single sentences can speak of
@@ -41,7 +41,7 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
         said = summary.sentences([*(row for row in rows if row.against == "no shift")])
         return said + summary.sentences([row for row in rows if row.against != "no shift"])
-    rules = {rule: [one for one in shifted if shift_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
+    rules = {rule: [one for one in shifted if rule_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
     return [sentence for rule, some in rules.items() if some for sentence in _counted(rule, some)]
 
 

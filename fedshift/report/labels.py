@@ -10,7 +10,7 @@ import numpy as np
 from fedshift.recorded import Client, Figures, Recorded
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
-from fedshift.report.lines import NO, PER_FILTER, PER_LAYER, Strand, panels, shift_of
+from fedshift.report.lines import NO, PER_FILTER, PER_LAYER, Strand, panels, rule_of
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
 
@@ -160,14 +160,14 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
             said.append(
                 f"Labels{where} that quantized clients hold ({100 * ONLY:.0f} % or more of each) are "
                 f"{100 * of.inferior:.1f} % of the data; "
-                f"of what is predicted at the end they are {listed(parts)}."
+                f"of what is predicted at the end they are {joined(parts)}."
             )
     return said
 
 
-def listed(parts: Sequence[str]) -> str:
+def joined(parts: Sequence[str]) -> str:
     """
-    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
     """
     return " and ".join([*([", ".join(parts[:-1])] if len(parts) > 1 else []), *parts[-1:]])
@@ -175,4 +175,4 @@ def listed(parts: Sequence[str]) -> str:
 
 def _mixed(run: Recorded, rule: str) -> bool:
     """True if some clients of the run are quantized and some are not, and it has this rule of the shift."""
-    return shift_of(run.experiment) == rule and any(marks(run.experiment, run.clients) if run.clients else [])
+    return rule_of(run.experiment) == rule and any(marks(run.experiment, run.clients) if run.clients else [])

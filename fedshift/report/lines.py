@@ -153,20 +153,20 @@ def _ordered(made: Sequence[Strand]) -> list[Strand]:
     bands = list(dict.fromkeys(one.band for one in made))
 
     def place(one: Strand) -> tuple[int, int, int]:
-        rule = (NO, PER_LAYER, PER_FILTER).index(shift_of(one.experiment))
+        rule = (NO, PER_LAYER, PER_FILTER).index(rule_of(one.experiment))
         return headings.index(one.heading), bands.index(one.band), rule
 
     return sorted(made, key=place)
 
 
-def shift_of(experiment: Experiment) -> str:
+def rule_of(experiment: Experiment) -> str:
     """The shift's rule: 'no', 'per layer' or 'per filter'."""
     return str(comparable(experiment)[SHIFT])
 
 
 def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
     """Dash of each rule's lines: none, unless the lines of another rule are solid."""
-    rules = {shift_of(one.experiment) for one in made}
+    rules = {rule_of(one.experiment) for one in made}
     return {
         NO: "dashed" if len(rules) > 1 else "",
         PER_LAYER: "dotdash" if PER_FILTER in rules else "",
@@ -186,7 +186,7 @@ def _coloured(made: Sequence[Strand]) -> list[Strand]:
             key=f"line-{i}",
             label=labels[i] + (f" ({alike + 1})" if alike else ""),
             colour=colours.index((one.heading, one.band)[bool(one.panel) :]) % len(COLOURS),
-            dash=dashes[shift_of(one.experiment)],
+            dash=dashes[rule_of(one.experiment)],
         )
         coloured.append(one._replace(line=line))
     return coloured

@@ -10,7 +10,7 @@ from fedshift.recorded import Broken, Client, Recorded
 from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
 from fedshift.report.curves import chosen
 from fedshift.report.labels import bits, marks
-from fedshift.report.lines import Grouped, counts, shift_of
+from fedshift.report.lines import Grouped, counts, rule_of
 from fedshift.settings import Experiment
 from fedshift.summary import comparable
 
@@ -84,7 +84,7 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
 
 def shifted(runs: Sequence[Recorded]) -> list[Table]:
     """The tensors that were shifted and by which rule, as far as records name them."""
-    known = [(shift_of(run.experiment), run.about.get("shifted")) for run in runs if run.experiment.shift.on]
+    known = [(rule_of(run.experiment), run.about.get("shifted")) for run in runs if run.experiment.shift.on]
     named = [(rule, ", ".join(map(str, names)) or "none") for rule, names in known if isinstance(names, list)]
     rows = [Row("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
     return [Table("shifted", "Shifted tensors", ["shift", "tensors", "runs"], rows, folded=True)] if rows else []

@@ -6,17 +6,14 @@ Accuracy in percent, mean of the last ten rounds; variants of one seed are paire
 A run takes two to four seconds on one core.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from common import (
     CENTRED,
     PLAIN,
-    RESULTS,
     CentredSteps,
     KeepMeans,
     KeepNorms,
@@ -27,6 +24,7 @@ from common import (
     ResetBias,
     Scheduled,
     Variant,
+    arguments,
     centring,
     layer,
     scores,
@@ -174,16 +172,9 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"{', '.join(QUESTIONS)} (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
-    parser.add_argument("--rounds", type=int, default=150, help="rounds per run (default: 150)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
-    args = parser.parse_args()
-    if unknown := set(args.questions) - set(QUESTIONS):
-        parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(QUESTIONS)}")
+    args = arguments(__doc__, QUESTIONS)
     torch.set_num_threads(1)
-    for question in args.questions or QUESTIONS:
+    for question in args.parts:
         precisions, variants = QUESTIONS[question]
         rows = []
         for bits in precisions:

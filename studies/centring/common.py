@@ -4,10 +4,11 @@ The task is that of the preset `demo`: digits, 100 clients of two labels each, 1
 `Variant` is one way to train on it; variants of one seed have the same clients, cohorts, batches and first weights.
 """
 
+import argparse
 import copy
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -370,6 +371,21 @@ def scores(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> dic
         for step in steps:
             seen[step.seed].append(step.outcome.accuracy or 0.0)
     return {seed: 100 * mean(x[-WINDOW:]) if len(x) == count else math.nan for seed, x in seen.items()}
+
+
+def arguments(about: str | None, parts: Iterable[str]) -> argparse.Namespace:
+    """Command line of a study: which of its parts to run, and how."""
+    known = list(parts)
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(known)} (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
+    parser.add_argument("--rounds", type=int, default=150, help="rounds per run (default: 150)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(known):
+        parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(known)}")
+    args.parts = args.parts or known
+    return args
 
 
 def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:

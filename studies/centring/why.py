@@ -14,7 +14,6 @@ mean(v_f) 1, with squared norm n mean(v_f)^2; a vector without a preferred direc
 Each part writes its CSVs to results/.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -25,12 +24,12 @@ import torch.nn.functional as F
 from common import (
     CENTRED,
     PLAIN,
-    RESULTS,
     CentredSteps,
     Net,
     Scheduled,
     Step,
     Variant,
+    arguments,
     centring,
     filters,
     layer,
@@ -344,16 +343,9 @@ PARTS = {"rounds": watch_rounds, "inputs": inputs, "curvature": curvature, "theo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
-    parser.add_argument("--rounds", type=int, default=150, help="rounds per run (default: 150)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
-    args = parser.parse_args()
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(PARTS)}")
+    args = arguments(__doc__, PARTS)
     torch.set_num_threads(1)
-    for part in args.parts or PARTS:
+    for part in args.parts:
         PARTS[part](range(args.seeds), args.rounds, args.out)
 
 

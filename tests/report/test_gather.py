@@ -128,9 +128,9 @@ def test_published_and_whole_records_stand_side_by_side(tmp_path: Path) -> None:
 def test_the_published_records_of_the_paper_make_a_report() -> None:
     made = gather([ROOT / "results"])
     assert made.warnings == []
-    said = section(made, "answer").answer
-    assert said[0].startswith("With the shift per layer, accuracy is higher in ")
-    assert said[3].startswith("With the shift per filter, accuracy is higher in ")
+    answer = section(made, "answer").answer
+    assert answer[0].startswith("With the shift per layer, accuracy is higher in ")
+    assert answer[3].startswith("With the shift per filter, accuracy is higher in ")
 
 
 def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:

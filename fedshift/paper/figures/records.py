@@ -162,8 +162,8 @@ def _shift(line: Line, others: Sequence[Line]) -> str:
     varying, _ = apart([one.experiment for one in others])
     own = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
     rule = f" {own.pop('shift.on')}" if "shift.on" in own else ""
-    said = [f"{key.removeprefix('shift.')} {x}" for key, x in own.items() if key.startswith("shift.")]
-    return ", ".join([f"with shift{rule}", *said])
+    settings = [f"{key.removeprefix('shift.')} {x}" for key, x in own.items() if key.startswith("shift.")]
+    return ", ".join([f"with shift{rule}", *settings])
 
 
 def _full(line: Line) -> bool:

@@ -10,11 +10,12 @@ def children(pid: int) -> list[Path]:
 
 
 def assert_gone(processes: list[Path]) -> None:
-    """By themselves, soon; a zombie is gone, whether anybody asks after it or not."""
+    """Wait until they have ended. A zombie has, once no thread but its first is left: the others may hold its locks."""
 
     def alive(process: Path) -> bool:
         try:
-            return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            return state != "Z" or len(list((process / "task").iterdir())) > 1
         except OSError:
             return False
 

@@ -1,6 +1,5 @@
 """TensorBoard's own reader finds what the record says."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from fedshift.record import finished
 from fedshift.running import Run
 from fedshift.track import tracked
+from tests.processes import wait_until
 from tests.runs import SELDOM, digits, small
 from tests.track.told import column, train
 
@@ -68,7 +68,8 @@ def test_a_folder_that_is_taken_away_does_not_stop_the_run(tmp_path: Path) -> No
     out, told = tmp_path / "one", list[str]()
     for outcome in tracked(Run(small(), out, data=digits()), "tensorboard", tell=told.append):
         if outcome.number == 2:
-            shutil.rmtree(out / "tensorboard", ignore_errors=True)
+            wait_until((out / "tracked.tensorboard.json").exists)  # its thread has made the folder
+            (out / "tensorboard").rename(tmp_path / "taken")
             (out / "tensorboard").write_text("not a folder")
     assert len(told) == 1
     assert told[0].startswith("--track tensorboard: ")

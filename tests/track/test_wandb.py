@@ -34,6 +34,8 @@ def log(data: bytes) -> Iterator[bytes]:
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):  # still being written
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in LAST:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
         PerChannel,
         PerTensor,
         Range,
+        Step,
         Stochastic,
+        Ternary,
         Uniform,
         Zstd,
     )
@@ -51,7 +53,9 @@ __all__ = [
     "Range",
     "Round",
     "Run",
+    "Step",
     "Stochastic",
+    "Ternary",
     "Uniform",
     "Uplink",
     "WireError",
@@ -78,7 +82,8 @@ __all__ = [
 _NAMES = {
     "fedshift.accumulate": "Mean",
     "fedshift.algorithms": "Algorithm centre centred chain fedavg fedprox scaffold shift shifted",
-    "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor Range Stochastic Uniform Zstd",
+    "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor "
+    "Range Step Stochastic Ternary Uniform Zstd",
     "fedshift.data": "Dataset dataset",
     "fedshift.frame": "Header WireError",
     "fedshift.federation": "Outcome",

@@ -19,7 +19,9 @@ from fedshift.codecs import (
     PerTensor,
     Quantizer,
     Range,
+    Step,
     Stochastic,
+    Ternary,
     Uniform,
     Zstd,
 )
@@ -29,7 +31,15 @@ from fedshift.toml import SettingsError
 from fedshift.uplink import Uplink
 from fedshift.wire import EXACT
 
-QUANTIZERS: dict[str, Callable[[int], Quantizer]] = {"kmeans": KMeans, "uniform": Uniform, "stochastic": Stochastic}
+QUANTIZERS: dict[str, Callable[[Link], Quantizer]] = {
+    "kmeans": lambda link: KMeans(link.bits),
+    "kmeans-random": lambda link: KMeans(link.bits, random=True),
+    "uniform": lambda link: Uniform(link.bits),
+    "stochastic": lambda link: Stochastic(link.bits),
+    "step": lambda link: Step(link.bits, link.step or Step.step, link.rate),
+    "ternary": lambda link: Ternary(link.bits, link.keep or Ternary.keep),
+}
+ENTROPY = ("step", "ternary")
 CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 
@@ -105,16 +115,21 @@ def group_of(name: str, link: Link) -> Group:
 
 
 def codec_of(link: Link) -> Codec:
-    try:
-        coder = CODERS[link.coder]()
-    except ModuleNotFoundError as missing:
-        raise SettingsError(f"uplink.coder = {link.coder!r}: {missing}") from None
+    coder = CODERS[link.coder]() if link.coder != "auto" else default_coder(link.bits, link.quantizer)
     if link.bits == 32:
-        return EXACT if link.coder == "bitpack" else Codec(EXACT.quantizer, coder)
+        return Codec(EXACT.quantizer, coder)
     if link.bits == 16:
         return Codec(Cast("bfloat16"), coder)
     groups = PerBlock(link.per) if isinstance(link.per, int) else GROUPS[link.per]
-    return Codec(QUANTIZERS[link.quantizer](link.bits), coder, groups)
+    try:
+        return Codec(QUANTIZERS[link.quantizer](link), coder, groups)
+    except ValueError as problem:
+        raise SettingsError(f"uplink.quantizer = {link.quantizer!r}: {problem}") from None
+
+
+def default_coder(bits: int, quantizer: str) -> Coder:
+    """The range coder where it pays: below 4 bits, and for quantizers whose codes are mostly zero."""
+    return Range() if bits < 4 or (quantizer in ENTROPY and bits <= 8) else BitPack()
 
 
 def interleave(shares: Sequence[float], n: int) -> Tensor:

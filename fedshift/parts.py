@@ -83,11 +83,10 @@ class Part(NamedTuple):
     def largest(self) -> float:
         """The largest magnitude, NaN or infinity where the frame holds one; integers that travel exactly have none."""
         if isinstance(self.codec.quantizer, Lookup):
-            found = [ends(side) for side in self.sides]
+            return max(map(self.codec.quantizer.reach, self.sides), key=lambda far: (math.isnan(far), far), default=0.0)
         elif isinstance(self.codec.quantizer, Identity) and not self.dtype.is_floating_point:
             return 0.0
-        else:
-            found = [ends(values) for _, values in self._plain(1.0)]
+        found = [ends(values) for _, values in self._plain(1.0)]
         largest = [abs(end) for pair in found for end in pair]
         return math.nan if any(map(math.isnan, largest)) else max(largest, default=0.0)
 

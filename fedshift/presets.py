@@ -44,6 +44,6 @@ PRESETS: dict[str, dict[str, Any]] = {
             "lr": 0.005,
             "momentum": 0.9,
         },
-        "uplink": {"bits": "32+4", "quantizer": "kmeans", "send": "weights"},
+        "uplink": {"bits": "32+4", "quantizer": "kmeans", "coder": "bitpack", "send": "weights"},
     },
 }

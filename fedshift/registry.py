@@ -9,6 +9,8 @@ from fedshift.codecs.bitpack import BitPack
 from fedshift.codecs.entropy import Range, Zstd
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans
+from fedshift.codecs.step import Step
+from fedshift.codecs.ternary import Ternary
 from fedshift.codecs.uniform import Stochastic, Uniform
 from fedshift.frame import Record
 
@@ -25,7 +27,13 @@ DTYPES = {
     9: torch.bool,
 }
 IDENTITY, FLOAT16, BFLOAT16 = 0, 4, 5
-LOOKUPS: dict[int, type[Uniform | KMeans | Stochastic]] = {1: Uniform, 2: KMeans, 3: Stochastic}
+LOOKUPS: dict[int, type[Uniform | KMeans | Stochastic | Step | Ternary]] = {
+    1: Uniform,
+    2: KMeans,
+    3: Stochastic,
+    6: Step,
+    7: Ternary,
+}
 CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 2: Range}
 GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
 

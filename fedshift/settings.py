@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from fedshift.bounds import BOUND, CAP
+from fedshift.codecs import Step, Ternary
 from fedshift.names import suggest
 from fedshift.rates import parse
 from fedshift.toml import SettingsError, dotted, plain, put
@@ -180,13 +181,40 @@ class Bounds(Table):
 
 
 class Coding(Table):
-    """How a client turns its model into bytes, whatever its bits."""
+    """How a client turns its model into bytes, whatever its bits.
 
-    quantizer: Literal["kmeans", "uniform", "stochastic"] = "kmeans"
-    coder: Literal["bitpack", "zstd", "range"] = "bitpack"
+    The default quantizer is K-means: its nearest codes with feedback, and codes rounded at random without it. A `step`
+    or `rate` without a quantizer means step, `keep` means ternary; both of these set `bits`, unless it is given.
+    """
+
+    quantizer: Literal["kmeans", "kmeans-random", "uniform", "stochastic", "step", "ternary"] = "kmeans"
+    step: Annotated[float, Field(ge=0.01, le=1000)] | None = None  # of step, in units of the root mean square
+    rate: Annotated[float, Field(ge=0.001, le=7)] | None = None  # of step, bits a value: instead of its step
+    keep: Annotated[float, Field(gt=0, le=1)] | None = None  # of ternary, the part of the values that is not zero
+    coder: Literal["auto", "bitpack", "zstd", "range"] = "auto"  # auto: range below 4 bits and after step, else bitpack
     per: Literal["tensor", "channel"] | Count = "tensor"  # or a block of so many values
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
+
+    @model_validator(mode="after")
+    def _filled_in(self) -> Self:
+        """What was not given is filled in without counting as given, so that `changed` fills it in anew."""
+        given = self.model_fields_set
+        if "quantizer" not in given:
+            quantizer = "step" if {"step", "rate"} & given else "ternary" if "keep" in given else ""
+            object.__setattr__(self, "quantizer", quantizer or ("kmeans" if self.feedback else "kmeans-random"))
+        for name, users in (("step", "step"), ("rate", "step"), ("keep", "ternary")):
+            if getattr(self, name) is not None and self.quantizer != users:
+                raise ValueError(f"{name} = {getattr(self, name)}: has no effect without quantizer = {users!r}")
+        if self.step is not None and self.rate is not None:
+            raise ValueError(f"step = {self.step} and rate = {self.rate}: only one of them can be given")
+        if self.quantizer == "step" and self.rate is None and self.step is None:
+            object.__setattr__(self, "step", Step().step)
+        if self.quantizer == "ternary" and self.keep is None:
+            object.__setattr__(self, "keep", Ternary().keep)
+        if "bits" not in given and self.quantizer in ("step", "ternary"):
+            object.__setattr__(self, "bits", Step().bits if self.quantizer == "step" else Ternary().bits)
+        return self
 
 
 class Link(Coding):

@@ -22,7 +22,9 @@ from fedshift import (
     PerBlock,
     PerChannel,
     Range,
+    Step,
     Stochastic,
+    Ternary,
     Uniform,
     WireError,
     Zstd,
@@ -53,6 +55,7 @@ def model() -> Params:
 def seeds(params: Params) -> list[bytes]:
     """One honest frame of each kind."""
     quantizers: list[Quantizer] = [Uniform(1), Uniform(4), Uniform(8), KMeans(2), KMeans(4), KMeans(8), Stochastic(3)]
+    quantizers += [Step(), Step(5), Ternary()]
     quantizers += [Identity(), Cast("float16"), Cast("bfloat16")]
     frames = []
     for quantizer in quantizers:

@@ -139,7 +139,8 @@ g = torch.Generator().manual_seed(0)
 params = {"w": torch.randn(300, 1000, generator=g), "v": torch.randn(30, 100, generator=g)}
 from fedshift import rng
 digest, mean = hashlib.sha256(), Mean(params)
-for quantizer in Uniform(5), KMeans(4), KMeans(8), KMeans(6, exact=True), Stochastic(3), Cast("float16"), Identity():
+some = Uniform(5), KMeans(4), KMeans(8), KMeans(6, exact=True), Stochastic(3), Step(rate=0.5), Ternary()
+for quantizer in *some, Cast("float16"), Identity():
     for codec in Codec(quantizer), Codec(quantizer, Zstd()), Codec(quantizer, groups=PerChannel()):
         frame = pack(codec, params, key=rng.key(0, "x"))
         mean.add(frame, 0.3)

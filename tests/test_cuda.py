@@ -3,7 +3,22 @@
 import pytest
 import torch
 
-from fedshift import Cast, Codec, Identity, KMeans, Mean, Params, PerChannel, Stochastic, Uniform, pack, rng, unpack
+from fedshift import (
+    Cast,
+    Codec,
+    Identity,
+    KMeans,
+    Mean,
+    Params,
+    PerChannel,
+    Step,
+    Stochastic,
+    Ternary,
+    Uniform,
+    pack,
+    rng,
+    unpack,
+)
 from fedshift.codecs import Quantizer
 from tests.federations import Normed, federation, train
 
@@ -16,6 +31,9 @@ QUANTIZERS: list[Quantizer] = [
     KMeans(8),
     KMeans(8, exact=True),
     Stochastic(3),
+    KMeans(3, random=True),
+    Step(rate=0.5),
+    Ternary(),
 ]
 CASTS: list[Quantizer] = [Cast("float16"), Cast("bfloat16"), Identity()]
 

@@ -7,7 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift import Codec, Experiment, KMeans, PerBlock, PerChannel, Stochastic, Uniform, Uplink, Zstd, run
+from fedshift import (
+    BitPack,
+    Codec,
+    Experiment,
+    KMeans,
+    PerBlock,
+    PerChannel,
+    Range,
+    Step,
+    Stochastic,
+    Ternary,
+    Uniform,
+    Uplink,
+    Zstd,
+    run,
+)
 from fedshift.algorithms import Chain, Shift
 from fedshift.experiment import algorithm, build
 from fedshift.files import RunError
@@ -109,7 +124,7 @@ def test_records_of_earlier_versions_are_read_as_the_papers_rule_and_keep_all_th
 
 
 def test_links_alike_in_parts_by_fraction_and_one_by_one() -> None:
-    four = Uplink(Codec(KMeans(4)))
+    four = Uplink(Codec(KMeans(4, random=True)))
     assert groups(bits=4) == ({"4 bit": four}, [0] * 8)
     assert groups(bits="32+4") == ({"32 bit": Uplink(EXACT), "4 bit": four}, [0, 1] * 4)
     assert groups(bits="4+4") == ({"4 bit (1)": four, "4 bit (2)": four}, [0, 1] * 4)
@@ -122,17 +137,36 @@ def test_named_groups_have_settings_of_their_own() -> None:
     found, group = groups(bits=8, group={"slow": slow, "vip": {"clients": [0, 5], "bits": 32}})
     assert found["slow"] == Uplink(Codec(Uniform(4), Zstd()), update=True, feedback=True)
     assert found["vip"] == Uplink(EXACT)
-    assert found["others"] == Uplink(Codec(KMeans(8)))
+    assert found["others"] == Uplink(Codec(KMeans(8, random=True)))
     assert [group.count(g) for g in range(3)] == [2, 2, 4]
     assert (group[0], group[5]) == (1, 1)
 
 
 def test_codecs_by_name() -> None:
     assert groups(bits=2, quantizer="stochastic", per="channel")[0]["2 bit"].codec == Codec(
-        Stochastic(2), groups=PerChannel()
+        Stochastic(2), Range(), PerChannel()
     )
-    assert groups(bits=3, per=64)[0]["3 bit"].codec == Codec(KMeans(3), groups=PerBlock(64))
+    assert groups(bits=5, per=64, quantizer="kmeans")[0]["5 bit"].codec == Codec(KMeans(5), groups=PerBlock(64))
     assert groups(bits=16)[0]["16 bit"].codec.quantizer.bits == 16
+    assert groups(rate=0.5)[0]["8 bit"].codec == Codec(Step(rate=0.5), Range())
+    assert groups(step=4.0, bits=6)[0]["6 bit"].codec == Codec(Step(6, step=4.0), Range())
+    assert groups(keep=0.01, coder="zstd")[0]["2 bit"].codec == Codec(Ternary(keep=0.01), Zstd())
+    mixed = groups(bits="32+8", quantizer="step")[0]
+    assert (mixed["32 bit"].codec, mixed["8 bit"].codec) == (EXACT, Codec(Step(step=2.0), Range()))
+
+
+def test_the_default_quantizer_rounds_at_random_unless_errors_are_fed_back() -> None:
+    assert Experiment(uplink={"bits": 4}).uplink.quantizer == "kmeans-random"
+    fed_back = Experiment(uplink={"bits": 4, "feedback": True})
+    assert fed_back.uplink.quantizer == "kmeans"
+    assert fed_back.changed(**{"uplink.feedback": False}).uplink.quantizer == "kmeans-random"
+    named = Experiment(uplink={"bits": 4, "quantizer": "kmeans", "group": {"a": {"share": 0.5, "feedback": True}}})
+    assert (named.uplink.quantizer, named.uplink.group["a"].quantizer) == ("kmeans", "kmeans")
+
+
+def test_the_default_coder_is_the_range_coder_below_4_bits() -> None:
+    for bits, coder in ((1, Range()), (3, Range()), (4, BitPack()), (8, BitPack()), (32, BitPack())):
+        assert groups(bits=bits)[0][f"{bits} bit"].codec.coder == coder
 
 
 def test_shares_are_spread_evenly() -> None:
@@ -147,6 +181,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"trian": {}}, "unknown setting 'trian'; did you mean 'train'?"),
     ({"uplink": {"bit": 4}}, "unknown setting 'uplink.bit'; did you mean 'bits'?"),
     ({"uplink": {"group": {"a": {"bit": 4}}}}, "unknown setting 'uplink.group.a.bit'; did you mean 'bits'?"),
+    ({"uplink": {"rate": 0.5, "quantizer": "uniform"}}, "rate = 0.5: has no effect without quantizer = 'step'"),
+    ({"uplink": {"keep": 0.5, "quantizer": "step"}}, "keep = 0.5: has no effect without quantizer = 'ternary'"),
+    ({"uplink": {"rate": 0.5, "step": 2.0}}, "step = 2.0 and rate = 0.5: only one of them can be given"),
+    ({"uplink": {"rate": 0.0}}, "uplink.rate"),
     ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
     ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is none of"),
     ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),

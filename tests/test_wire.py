@@ -22,7 +22,9 @@ from fedshift import (
     PerChannel,
     PerTensor,
     Range,
+    Step,
     Stochastic,
+    Ternary,
     Uniform,
     Zstd,
     header,
@@ -45,6 +47,9 @@ quantizers = st.one_of(
     st.integers(1, 8).map(Uniform),
     st.integers(1, 8).map(KMeans),
     st.integers(1, 8).map(Stochastic),
+    st.integers(1, 8).map(lambda bits: KMeans(bits, random=True)),
+    st.integers(2, 8).map(Step),
+    st.sampled_from([Step(rate=0.5), Ternary(), Ternary(keep=0.3)]),
     st.sampled_from([Identity(), Cast("float16"), Cast("bfloat16")]),
 )
 groups = st.one_of(st.just(PerTensor()), st.just(PerChannel()), st.integers(1, 20).map(PerBlock))
@@ -83,7 +88,7 @@ def test_the_specification_walks_through_the_golden_bytes() -> None:
 @given(shapes, quantizers, groups, st.integers(0, 2))
 def test_size_is_exact_and_the_round_trip_is_the_quantizers(
     shape: list[int],
-    quantizer: Uniform | KMeans | Stochastic | Identity | Cast,
+    quantizer: Uniform | KMeans | Stochastic | Step | Ternary | Identity | Cast,
     groups: PerTensor | PerChannel | PerBlock,
     min_axes: int,
 ) -> None:

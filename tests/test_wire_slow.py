@@ -16,7 +16,9 @@ from fedshift import (
     PerBlock,
     PerChannel,
     Range,
+    Step,
     Stochastic,
+    Ternary,
     Uniform,
     WireError,
     Zstd,
@@ -57,7 +59,7 @@ def work(frame: bytes, like: Params) -> Work:
     return counted
 
 
-@pytest.mark.parametrize("quantizer", [Uniform(8), Uniform(1), KMeans(8), KMeans(1), Stochastic(8)])
+@pytest.mark.parametrize("quantizer", [Uniform(8), Uniform(1), KMeans(8), KMeans(1), Stochastic(8), Step(), Ternary()])
 def test_short_blocks_take_work_in_proportion_to_the_values(quantizer: Lookup) -> None:
     values = 300 * 400 + 7
     for n in 1, 2, 3, 7, 16, 64, 300:

@@ -5,6 +5,8 @@ from fedshift.codecs.bitpack import BitPack
 from fedshift.codecs.entropy import Range, Zstd
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans
+from fedshift.codecs.step import Step
+from fedshift.codecs.ternary import Ternary
 from fedshift.codecs.uniform import Stochastic, Uniform
 
 __all__ = [
@@ -20,7 +22,9 @@ __all__ = [
     "PerTensor",
     "Quantizer",
     "Range",
+    "Step",
     "Stochastic",
+    "Ternary",
     "Uniform",
     "Zstd",
 ]

@@ -9,6 +9,7 @@ codebook). A coder turns the codes of one tensor into bytes, exactly. Groups say
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +77,10 @@ class Lookup(ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]: ...
+
+    def reach(self, side: Side) -> float:
+        """The largest magnitude that a table made of this side data may hold; NaN if it holds NaN."""
+        return max(map(abs, ends(side)), key=lambda end: (math.isnan(end), end))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
         """out[r, i] = table[r, codes[r, i]], with the table of each row made when it is needed.
@@ -170,8 +175,9 @@ class Codec:
     unless `min_axes` is lowered or `integers` is set.
 
     >>> from fedshift import Codec, KMeans
-    >>> Codec(KMeans(4))
-    Codec(quantizer=KMeans(bits=4, exact=False), coder=BitPack(), groups=PerTensor(), min_axes=2, integers=False)
+    >>> codec = Codec(KMeans(4))
+    >>> codec.coder, codec.groups, codec.min_axes, codec.integers
+    (BitPack(), PerTensor(), 2, False)
     """
 
     quantizer: Quantizer
@@ -213,6 +219,17 @@ def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:
     for r in range(0, rows, tall):
         for c in range(0, n, wide):
             yield slice(r, min(r + tall, rows)), slice(c, min(c + wide, n))
+
+
+@contextmanager
+def any_order() -> Iterator[None]:
+    """Allow operations that add in any order, for integers, and scans along rows, which torch does not vouch for."""
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
 def finite(x: Tensor) -> bool:

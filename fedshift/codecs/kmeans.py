@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedshift import rng
 from fedshift.codecs import bins, many
 from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
 from fedshift.codecs.lloyd import Floats, kmeans
@@ -30,12 +31,17 @@ class KMeans(Lookup):
     By default values that lie near the border of two codes, under 1 %, may get the neighbouring one;
     `exact=True` gives every value its nearest mean.
 
+    `random=True` rounds at random to one of the two neighbouring codes, up with probability equal to the part of the
+    way passed, with draws from the keys, one for each row. The first and the last code are then the least and the
+    largest value, so that E[DeQ(Q(w))] = w for every value.
+
     >>> codes, side = KMeans(1).encode(torch.tensor([[0.0, 1.0, 10.0, 12.0]]))
     >>> codes.tolist(), side.tolist()
     ([[0, 0, 1, 1]], [[0.5, 11.0]])
     """
 
     exact: bool = False
+    random: bool = False
 
     def width(self, n: int) -> int:
         return self.levels(n)
@@ -44,6 +50,15 @@ class KMeans(Lookup):
         return int(min(n, 2**self.bits))
 
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+        if not self.random:
+            return self._nearest(x)
+        if key is None:
+            raise ValueError(f"{self} rounds at random and needs a key, for example rng.key(seed, 'upload')")
+        codes, side = self._nearest(x)
+        side[:, :1], side[:, -1:] = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        return rounded(x, side, key, codes), side
+
+    def _nearest(self, x: Tensor) -> tuple[Tensor, Side]:
         rows, n = x.shape
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         side = torch.empty(rows, self.width(n), device=x.device)
@@ -96,6 +111,21 @@ class KMeans(Lookup):
             begins = np.maximum.accumulate(at + (bins.middle(*bins.edges(at)) <= border))
             torch.index_select(bins.table(begins).to(row.device), 0, key, out=codes)
         return book
+
+
+def rounded(x: Tensor, book: Tensor, key: Tensor, codes: Tensor) -> Tensor:
+    """Fills in codes: one of the two neighbours of each value in its row's book, which begins and ends with extremes.
+
+    A value on a code keeps it, with certainty.
+    """
+    for r, c in chunks(x):
+        own, values = book[r], x[r, c].contiguous()
+        below = torch.searchsorted(own, values, right=True).sub_(1).clamp_(0, max(0, book.shape[1] - 2))
+        above = (below + 1).clamp_(max=book.shape[1] - 1)
+        low, high = (own.gather(1, place).double() for place in (below, above))
+        part = torch.where(high > low, (values - low) / (high - low), 0.0)
+        codes[r, c] = (below + (rng.uniform(key[r], values.shape[1], c.start) < part)).to(torch.uint8)
+    return codes
 
 
 def borders(book: Singles) -> Singles:

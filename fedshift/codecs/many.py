@@ -4,13 +4,13 @@ Nothing waits for the device until all is done. Then one answer says which rows 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedshift.codecs import bins, replay
+from fedshift.codecs.base import any_order
 
 ROOM = 1 << 15  # bins that a row may fill; millions of weights of one scale fill half of them
 MEMORY = 2 << 30  # bytes of temporaries, about
@@ -22,22 +22,11 @@ def encode(x: Tensor, codes: Tensor, side: Tensor, sort: bool, exact: bool = Fal
     """Fills in codes uint8 (rows, n) and side float32 (rows, k) for x float32 (rows, n); returns the rows left out."""
     n, k = x.shape[1], side.shape[1]
     left = []
-    with _any_order():
+    with any_order():
         for part in _parts(x, 200 * n + 1200 * k if sort else 8 * n + 24 * bins.BINS + 200 * ROOM):
             rows = x[part].contiguous(), codes[part], side[part]
             left += [part.start + r for r in (sorted_(*rows) if sort else counted(*rows, exact))]
     return left
-
-
-@contextmanager
-def _any_order() -> Iterator[None]:
-    """Counting gives the same in any order, and scans along rows run in one, though torch vouches for neither."""
-    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
 def _parts(x: Tensor, bytes_a_row: int) -> Iterator[slice]:

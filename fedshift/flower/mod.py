@@ -33,13 +33,13 @@ class QuantizeMod:
     """Encodes what a client sends; must be the first of a ClientApp's mods, so that it acts last.
 
     Bits come from the node's config, else the server's message, else the run's config (`bits` in each),
-    else from here. The codec is the paper's K-means on weights unless another is given, whose bits are
-    then changed likewise; `updates` sends the change since the server's model instead, and with
+    else from here. The codec is K-means, rounded at random unless `error_feedback` is on, unless another is
+    given, whose bits are then changed likewise; `updates` sends the change since the server's model instead, and with
     `error_feedback` what the codec loses is added to the next upload. That memory is kept in the state
     Flower holds for the node, which is lost when a SuperNode stops, or in files under `state_dir`.
 
     >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
-    Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False), ...), update=False, feedback=False)
+    Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class QuantizeMod:
         """`exact`: patterns of names that are never quantized; `seed`: of codecs that round at random."""
         if codec is not None and not isinstance(codec, Codec):
             raise TypeError(f"QuantizeMod(codec={codec!r}): needs a Codec, for example Codec(KMeans(4))")
-        self.codec = codec or Codec(KMeans(4))
+        self.codec = codec or Codec(KMeans(4, random=not error_feedback))
         self.bits = as_bits("QuantizeMod(bits=...)", self.codec.quantizer.bits if bits is None else bits)
         self.updates, self.error_feedback, self.seed = updates, error_feedback, seed
         self.state_dir, self.exact = state_dir, (exact,) if isinstance(exact, str) else tuple(exact)

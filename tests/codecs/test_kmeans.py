@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from fedshift import KMeans, Uniform
+from fedshift import KMeans, Uniform, rng
 from fedshift.codecs import kmeans as module
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -150,3 +150,55 @@ def test_small_values_beside_a_heap_of_huge_ones() -> None:
     huge = 3e38 + 1e37 * torch.rand(60, generator=torch.Generator().manual_seed(0))
     x = torch.cat([torch.arange(1, 41) * 1e-44, huge])[None]
     assert error(KMeans(5), x) <= 1.1 * optimum(x, 32)
+
+
+@given(ROWS, BITS)
+def test_random_rounding_takes_one_of_the_two_neighbouring_codes(row: np.ndarray, bits: int) -> None:
+    x = torch.from_numpy(row)
+    quantizer = KMeans(bits, random=True)
+    codes, side = quantizer.encode(x, torch.arange(len(x)))
+    y = quantizer.decode(codes, side)
+    assert torch.equal(side[:, 0], x.amin(1))
+    assert torch.equal(side[:, -1], x.amax(1))
+    for r in range(len(x)):
+        between = (side[r][None] > torch.minimum(x[r], y[r])[:, None]) & (
+            side[r][None] < torch.maximum(x[r], y[r])[:, None]
+        )
+        assert not between.any()  # no code lies between a value and what it became
+    exact = (x[:, :, None] == side[:, None, :]).any(2)
+    assert torch.equal(y[exact], x[exact])
+
+
+def test_random_rounding_is_unbiased() -> None:
+    """Over 400 draws, within 5 standard errors: values of one row together, and each that is far from its codes."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.cat([torch.randn(1, 500, generator=g), torch.randn(1, 500, generator=g).exp()])
+    for bits in (1, 2, 4):
+        quantizer = KMeans(bits, random=True)
+        draws = [quantizer.decode(*quantizer.encode(x, rng.key(seed, "test", torch.arange(2)))) for seed in range(400)]
+        bias = torch.stack(draws).double().mean(0) - x
+        book = quantizer.encode(x, torch.arange(2))[1].double()
+        above = torch.searchsorted(book, x.double()).clamp(1, book.shape[1] - 1)
+        low, high = book.gather(1, above - 1), book.gather(1, above)
+        variance = (x - low) * (high - x) / 400
+        assert (bias.sum(1).abs() <= 5 * variance.sum(1).sqrt()).all()
+        far = (variance * 400 / (high - low).square()) > 0.1
+        assert (bias.abs() <= 5 * variance.clamp(min=0).sqrt())[far].all()
+
+
+def test_random_rounding_depends_on_the_key_alone_in_a_stack_and_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(2)
+    x, key = torch.randn(3, 5000, generator=g), torch.tensor([3, 4, 5])
+    quantizer = KMeans(3, random=True)
+    codes, side = quantizer.encode(x, key)
+    own, alone = quantizer.encode(x[1:2], key[1:2])
+    assert torch.equal(own[0], codes[1])
+    assert torch.equal(alone[0], side[1])
+    assert not torch.equal(codes, quantizer.encode(x, key + 1)[0])
+    monkeypatch.setattr("fedshift.codecs.base.CHUNK", 1024)
+    assert torch.equal(quantizer.encode(x, key)[0], codes)
+
+
+def test_random_rounding_needs_a_key() -> None:
+    with pytest.raises(ValueError, match="rounds at random and needs a key"):
+        KMeans(4, random=True).encode(torch.zeros(1, 3))

@@ -1,0 +1,152 @@
+"""Evenly spaced levels around zero, for updates that an entropy coder follows.
+
+    k = floor(|x| / step + 1 - DEAD),  code 0 for k = 0, 2k - 1 for x > 0, 2k for x < 0
+    x ~ (k - offset) step,             one offset for k = 1 and one for all larger k
+
+At equal entropy, evenly spaced levels with a dead zone come closer to the values than the levels of K-means, which are
+made for codes of equal length (Gish and Pierce 1968). The offsets move each level to the mean of its values.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.codecs.base import NOT_FINITE, Lookup, Side, any_order, chunks
+
+DEAD = 0.65  # half of the zero level's width, in steps
+LOW, HIGH = -16, 16  # octaves around the root mean square that bins of magnitudes cover
+DROPPED = 16  # low bits of a float32 that its bin ignores: an octave has 128 bins
+FIRST, BINS = (LOW + 127) << (23 - DROPPED), (HIGH - LOW) << (23 - DROPPED)
+PARTS, PASSES = 16, 4  # a step is looked for among so many at once, so often, each time between two neighbours
+
+
+@dataclass(frozen=True)
+class Step(Lookup):
+    """Levels a step apart: `step` times the row's root mean square, or as many as take `rate` bits a value.
+
+    The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
+    has at most 2^bits - 1 levels, and its step is made larger where its largest value would need more.
+
+    >>> codes, side = Step(step=1.0).encode(torch.tensor([[1.0, -1.0, 2.0, 0.2]]))
+    >>> codes.tolist()
+    [[1, 2, 1, 0]]
+    """
+
+    bits: int = 8
+    step: float = 2.0
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits < 2:
+            raise ValueError(f"Step(bits={self.bits}): bits must be between 2 and 8")
+        if not 0.01 <= self.step <= 1000:
+            raise ValueError(f"Step(step={self.step}): step must be between 0.01 and 1000 times the root mean square")
+        if self.rate is not None and not 0.001 <= self.rate <= self.bits - 1:
+            raise ValueError(f"Step(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits a value")
+
+    @property
+    def top(self) -> int:
+        """The largest k."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def width(self, n: int) -> int:
+        return 3
+
+    def levels(self, n: int) -> int:
+        return 2 * self.top + 1
+
+    def table(self, side: Side) -> Tensor:
+        return self._values(torch.arange(2 * self.top + 1, device=side.device), side)
+
+    def reach(self, side: Side) -> float:
+        step, first, further = side.abs().amax(0).tolist()
+        return step * (self.top + max(first, further, key=lambda offset: (math.isnan(offset), offset)))
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        """As by the table, which is only made for rows that have as many values as it has entries."""
+        if codes.shape[1] >= 2**self.bits:
+            return super().decode(codes, side)
+        return self._values(codes.int(), side)
+
+    def _values(self, codes: Tensor, side: Side) -> Tensor:
+        step, first, further = side[:, :, None].unbind(1)
+        k = (codes + 1) >> 1
+        size = (k - torch.where(k == 1, first, further)).mul_(step)
+        return torch.where(k == 0, 0.0, torch.where(codes & 1 == 1, size, -size))
+
+    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+        step = self._step(x)
+        codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)
+        scale = torch.where(step > 0, 1 / step, 0.0)
+        for r, c in chunks(x):
+            size = x[r, c].abs().mul_(scale[r, None])
+            k = (size + (1 - DEAD)).floor_().clamp_(max=self.top)
+            one, more = k == 1, k > 1
+            found = one.sum(1), (size * one).sum(1), more.sum(1), ((k - size) * more).sum(1)
+            sums[:, r] += torch.stack([figure.double() for figure in found])
+            codes[r, c] = torch.where(x[r, c] > 0, 2 * k - 1, 2 * k).clamp_(min=0).to(torch.uint8)
+        ones, size, further, short = sums
+        offsets = torch.stack([1 - size / ones.clamp(min=1), short / further.clamp(min=1)])
+        offsets = torch.where(torch.stack([ones, further]) > 0, (offsets * 4096).round() / 4096, 0.0)
+        return codes, torch.stack([step, *offsets.float()], dim=1)
+
+    def _step(self, x: Tensor) -> Tensor:
+        """The step of every row: float32 (rows,), of few digits, which do not depend on the order of summation."""
+        rms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
+        largest = torch.linalg.vector_norm(x, torch.inf, dim=1).double()
+        if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
+            raise ValueError(NOT_FINITE if not largest.isfinite().all() else "holds a number beyond 2^120")
+        step = rms * (self.step if self.rate is None else steps_for(x, rms, self.rate, self.top))
+        step = torch.maximum(step, largest / (self.top + DEAD))
+        mantissa, exponent = torch.frexp(step)
+        return torch.ldexp((mantissa * 4096).ceil() / 4096, exponent).float()
+
+
+def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
+    """The step, over rms, at which the codes of a row have an entropy of `rate` bits: float64 (rows,).
+
+    The entropy is that of bins of magnitudes, so that no value is looked at again.
+    """
+    tails, n = _tails(x, rms), x.shape[1]
+    levels = torch.arange(top, device=x.device, dtype=torch.float64) + DEAD  # where k = 1, 2, ... begin
+    parts = torch.arange(1, PARTS + 1, device=x.device, dtype=torch.float64)
+    low, width = torch.full_like(rms, LOW + 8), float(HIGH - LOW - 8)  # octaves
+    for _ in range(PASSES):
+        width /= PARTS
+        steps = (low[:, None] + width * parts).exp2()
+        more = _entropy(tails, steps[:, :, None] * levels, n) > rate
+        low = low + width * more.sum(1).clamp(max=PARTS - 1)
+    return (low + width).exp2()
+
+
+def _tails(x: Tensor, rms: Tensor) -> Tensor:
+    """How many values of each sign have a magnitude of at least each bin's: float64 (2, rows, bins + 1)."""
+    place = _bits(x.abs() / rms[:, None].float()).bitwise_right_shift_(DROPPED).sub_(FIRST).clamp_(0, BINS - 1)
+    place += torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * BINS
+    place += (x < 0) * (len(x) * BINS)
+    counts = torch.zeros(2 * len(x) * BINS, dtype=torch.int32, device=x.device)
+    with any_order():
+        counts.index_add_(0, place.flatten(), torch.ones(1, dtype=torch.int32, device=x.device).expand(x.numel()))
+        tails = counts.view(2, len(x), BINS).flip(2).cumsum(2).flip(2)
+    return torch.nn.functional.pad(tails.double(), (0, 1))
+
+
+def _entropy(tails: Tensor, borders: Tensor, n: int) -> Tensor:
+    """Bits a value of levels that begin at these multiples of rms: borders (rows, steps, levels) -> (rows, steps)."""
+    place = (_bits(borders.flatten(1).float()).double() / 2**DROPPED - FIRST).clamp(0, BINS)
+    below = place.long().clamp(max=BINS - 1)
+    near, far = (tails.gather(2, (below + one).expand(2, -1, -1)) for one in (0, 1))
+    above = (near + (far - near) * (place - below)).view(2, *borders.shape)  # values of each sign beyond each border
+    each = above - torch.nn.functional.pad(above[..., 1:], (0, 1))
+    zero = n - above[..., 0].sum(0)
+    bits: Tensor = (torch.special.entr(each / n).sum((0, 3)) + torch.special.entr(zero / n)) / math.log(2)
+    return bits
+
+
+def _bits(size: Tensor) -> Tensor:
+    """A float32 that is not negative as an integer, which is larger the larger it is; 0 for NaN."""
+    return size.nan_to_num_(nan=0.0).view(torch.int32)

@@ -1,0 +1,142 @@
+"""Step: hand-worked levels, the rate that was asked for, no value beyond its level, the same alone and in a stack."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from fedshift import Codec, Range, Step, WireError, pack, unpack
+from fedshift.codecs.step import DEAD
+from tests.fuzz import mend
+
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
+ROWS = arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 40)), elements=FLOATS)
+
+
+def entropy(codes: Tensor) -> float:
+    counts = torch.bincount(codes.flatten().long()).double()
+    return float(torch.special.entr(counts / counts.sum()).sum() / math.log(2))
+
+
+def sample(kind: str, n: int, seed: int) -> Tensor:
+    g = np.random.default_rng(seed)
+    size = {"gauss": np.abs(g.normal(size=n)), "laplace": g.exponential(size=n), "heavy": g.gamma(1.7, size=n) ** 1.7}
+    return torch.from_numpy((size[kind] * g.choice([-1.0, 1.0], n)).astype(np.float32))[None] * 1e-3
+
+
+def test_hand_worked_levels() -> None:
+    """A step of 2: up to 1.3 is the dead zone, 1.3 to 3.3 level 1, 3.3 to 5.3 level 2."""
+    x = torch.tensor([[1.5, -1.5, 2.5, -2.5, 1.1, 0.5, -4.5, 4.0, 1.2, -1.2]])
+    codes, side = Step(step=2 / x.square().mean().sqrt().item()).encode(x)
+    assert codes.tolist() == [[1, 2, 1, 2, 0, 0, 4, 3, 0, 0]]
+    step, first, further = side[0].tolist()
+    assert step == pytest.approx(2, rel=2**-10)
+    assert step * (1 - first) == pytest.approx(2.0, rel=2**-10)  # the mean of 1.5, 1.5, 2.5, 2.5
+    assert step * (2 - further) == pytest.approx(4.25, rel=2**-10)  # of 4.5 and 4
+    decoded = Step().decode(codes, side)
+    assert decoded.tolist()[0] == pytest.approx([2, -2, 2, -2, 0, 0, -4.25, 4.25, 0, 0], rel=2**-9)
+
+
+@pytest.mark.parametrize("kind", ["gauss", "laplace", "heavy"])
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.5, 1.0, 2.0, 4.0])
+def test_a_rate_is_the_entropy_of_the_codes(kind: str, rate: float) -> None:
+    codes, _ = Step(rate=rate).encode(sample(kind, 200_000, seed=int(100 * rate)))
+    assert entropy(codes) == pytest.approx(rate, rel=0.01)
+
+
+def test_signs_count_in_the_rate() -> None:
+    """Of values of one sign, a code does not need the bit that tells the sign."""
+    x = sample("laplace", 100_000, seed=1).abs()
+    assert entropy(Step(rate=1.0).encode(x)[0]) == pytest.approx(1.0, rel=0.01)
+
+
+@given(ROWS, st.sampled_from([{"step": 1.0}, {"step": 30.0}, {"rate": 0.5}, {"rate": 3.0}]), st.integers(4, 8))
+def test_no_value_is_further_from_its_level_than_the_dead_zone_or_a_step(
+    row: np.ndarray, how: dict[str, float], bits: int
+) -> None:
+    x = torch.from_numpy(row)
+    quantizer = Step(bits, **how)
+    if quantizer.rate and quantizer.rate > bits - 1:
+        return
+    codes, side = quantizer.encode(x)
+    lost = (quantizer.decode(codes, side).double() - x.double()).abs()
+    step = side[:, :1].double()
+    assert (lost <= step * (1 + 2**-9) + 1e-44).all()
+    assert (lost[codes == 0] <= (DEAD * (1 + 2**-9) * step).expand_as(lost)[codes == 0] + 1e-44).all()
+    assert int(codes.max()) < quantizer.levels(x.shape[1])
+
+
+def test_offsets_are_those_of_least_error() -> None:
+    x = sample("heavy", 50_000, seed=3)
+    quantizer = Step(rate=0.7)
+    codes, side = quantizer.encode(x)
+    least = (quantizer.decode(codes, side) - x).square().sum()
+    for column in (1, 2):
+        for moved in (-0.02, 0.02):
+            other = side.clone()
+            other[:, column] += moved
+            assert (quantizer.decode(codes, other) - x).square().sum() > least
+
+
+def test_a_row_is_coded_alike_alone_and_in_a_stack() -> None:
+    stack = torch.cat([sample(kind, 20_011, seed) for seed, kind in enumerate(("gauss", "laplace", "heavy"))])
+    for quantizer in (Step(step=3.0), Step(rate=0.4)):
+        codes, side = quantizer.encode(stack)
+        for r in range(3):
+            own, alone = quantizer.encode(stack[r : r + 1])
+            assert torch.equal(own[0], codes[r])
+            assert torch.equal(alone[0], side[r])
+
+
+def test_zeros_and_constants() -> None:
+    x = torch.tensor([[0.0] * 6, [3.0] * 6, [0.0, 0.0, 0.0, 0.0, 0.0, -2.0]])
+    for quantizer in (Step(), Step(rate=0.5), Step(step=0.5)):
+        decoded = quantizer.decode(*quantizer.encode(x))
+        assert torch.equal(decoded[0], x[0])
+    decoded = Step(step=1.0).decode(*Step(step=1.0).encode(x))
+    assert torch.allclose(decoded, x, rtol=2**-9)
+
+
+def test_an_outlier_makes_the_step_larger_rather_than_be_cut() -> None:
+    x = torch.zeros(1, 1_000_000)
+    x[0, 7] = 1.0  # a thousand times the root mean square
+    decoded = Step(4, step=0.01).decode(*Step(4, step=0.01).encode(x))
+    assert decoded[0, 7].item() == pytest.approx(1.0, rel=2**-9)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"bits": 1}, r"Step\(bits=1\): bits must be between 2 and 8"),
+        ({"bits": 9}, r"Step\(bits=9\): bits must be between 1 and 8"),
+        ({"step": 0.0}, r"Step\(step=0.0\)"),
+        ({"rate": 7.5}, r"Step\(rate=7.5\): rate must be between 0.001 and 7 bits a value"),
+        ({"rate": math.nan}, r"Step\(rate=nan\)"),
+    ],
+)
+def test_what_it_refuses(given: dict[str, float], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Step(**given)  # type: ignore[arg-type]
+
+
+def test_numbers_that_it_cannot_take() -> None:
+    for bad, problem in ((math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (3e38, "beyond 2\\^120")):
+        with pytest.raises(ValueError, match=problem):
+            Step().encode(torch.tensor([[1.0, bad]]))
+
+
+def test_a_frame_whose_step_or_offset_is_no_number_is_refused() -> None:
+    params = {"w": sample("laplace", 4000, seed=5).view(40, 100)}
+    frame = bytearray(pack(Codec(Step(), Range()), params))
+    side = Step().encode(params["w"].reshape(1, -1))[1].numpy().tobytes()
+    at = frame.index(side)
+    for number, bad in ((0, math.nan), (1, math.nan), (2, math.nan), (0, math.inf), (0, 3e38), (1, math.inf)):
+        hostile = bytearray(frame)
+        hostile[at + 4 * number : at + 4 * number + 4] = np.float32(bad).tobytes()
+        with pytest.raises(WireError, match="w: holds NaN, infinity or a number too large"):
+            unpack(mend(bytes(hostile)), like=params)

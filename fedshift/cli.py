@@ -10,7 +10,7 @@ from fedshift import __version__
 from fedshift.bench.cli import bench
 from fedshift.paper.cli import paper, plan
 from fedshift.presets import PRESETS
-from fedshift.terminal import Formats, Minutes, Quiet, Set, Track, among, display, examples, sentences
+from fedshift.terminal import Formats, Minutes, Quiet, Set, Track, Uplink, among, display, examples, sentences
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
 DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist")
@@ -63,10 +63,16 @@ def main(
     """
 
 
+def named(uplink: str | None, engine: str | None) -> list[str]:
+    """Options that are settings, to be changed further by --set."""
+    given = {"uplink": uplink, "engine.name": engine}
+    return [f"{key}={name}" for key, name in given.items() if name is not None]
+
+
 @app.command(
     epilog=examples(
         "fedshift run                          # the demo",
-        "fedshift run my.toml --set train.lr=0.1 --set uplink.bits=32+4",
+        "fedshift run my.toml --uplink lean --set train.lr=0.1",
         "fedshift run --preset smoke --minutes 1 --track tensorboard",
     )
 )
@@ -74,6 +80,7 @@ def run(
     file: File = None,
     preset: Preset = None,
     assignments: Set = None,
+    uplink: Uplink = None,
     engine: On = None,
     out: Out = None,
     minutes: Minutes = None,
@@ -88,7 +95,7 @@ def run(
     with sentences():
         from fedshift import command
 
-        assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
+        assignments = named(uplink, engine) + (assignments or [])
         raw = command.settings(file, preset or (None if file else "demo"), assignments)
         shown = display(quiet, as_json, track)
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
@@ -106,6 +113,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a table of lists called sweep.")],
     preset: Preset = None,
     assignments: Set = None,
+    uplink: Uplink = None,
     engine: On = None,
     out: Out = None,
     minutes: Minutes = None,
@@ -120,7 +128,7 @@ def sweep(
     with sentences():
         from fedshift import command
 
-        assignments = [*(assignments or []), *([f"engine.name={engine}"] if engine else [])]
+        assignments = named(uplink, engine) + (assignments or [])
         raw = command.settings(file, preset, assignments)
         shown = display(quiet, as_json, track)
         with command.placed(str(file), assignments):

@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -25,9 +26,10 @@ from fedshift.progress import Display, echo, strict_json
 from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
-from fedshift.settings import Experiment, check_used
+from fedshift.settings import Experiment, check_used, uplink_name
 from fedshift.sweep import Sweep
 from fedshift.toml import SettingsError, assign, merge, read
+from fedshift.uplinks import expanded
 
 
 def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
@@ -42,9 +44,10 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
     for assignment in assignments:
         assign(changes, assignment)
         key = assignment.partition("=")[0].strip()
-        if swept := [name for name in grids.keys(raw) if f"{key}.".startswith(f"{name}.")]:
+        if swept := [name for name in grids.keys(raw) if overlap(key, name)]:
             hint = f"--set 'sweep.{swept[0]}=[...]' changes that"
-            raise SettingsError(f"--set {key}: the sweep sets it for each run; {hint}")
+            which = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
+            raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
     raw = merge(raw, changes)
     with placed("--set"):
         experiments = grids.expand(raw)
@@ -53,11 +56,31 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
     return raw
 
 
+def overlap(one: str, other: str) -> bool:
+    """Whether one of two settings is, or is in a table of, the other.
+
+    >>> overlap("uplink", "uplink.bits"), overlap("uplink.bits", "uplink.bits"), overlap("uplink.rate", "uplink.bits")
+    (True, True, False)
+    """
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
 def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a sweep, which has to list something."""
     if "sweep" not in raw:
         raise SettingsError("has no table sweep, which lists what differs between runs; `fedshift run` trains one run")
     return raw
+
+
+def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
+    """What the names of uplinks in these settings stand for, a line each.
+
+    >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
+    ['uplink lean: quantizer = "step", rate = ...']
+    """
+    names = dict.fromkeys(uplink_name(one.uplink) for one in grids.expand(raw))
+    found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
+    return [f"uplink {name}: {', '.join(settings)}" for name, settings in found]
 
 
 @contextmanager
@@ -92,6 +115,8 @@ def free(path: Path) -> Path:
 
 
 def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
+    for line in named_uplinks(raw):
+        display.tell(line)
     if "sweep" in raw:
         if (out / SWEEP).exists() or begun(out):
             raise taken(out)

@@ -7,41 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedshift.codecs import (
-    BitPack,
-    Cast,
-    Codec,
-    Coder,
-    Groups,
-    KMeans,
-    PerBlock,
-    PerChannel,
-    PerTensor,
-    Quantizer,
-    Range,
-    Step,
-    Stochastic,
-    Ternary,
-    Uniform,
-    Zstd,
-)
+from fedshift.codecs import Codec
+from fedshift.codecs.named import codec
 from fedshift.federation import Group
 from fedshift.settings import Bits, Coding, Experiment, Link
 from fedshift.toml import SettingsError
 from fedshift.uplink import Uplink
-from fedshift.wire import EXACT
-
-QUANTIZERS: dict[str, Callable[[Link], Quantizer]] = {
-    "kmeans": lambda link: KMeans(link.bits),
-    "kmeans-random": lambda link: KMeans(link.bits, random=True),
-    "uniform": lambda link: Uniform(link.bits),
-    "stochastic": lambda link: Stochastic(link.bits),
-    "step": lambda link: Step(link.bits, link.step or Step.step, link.rate),
-    "ternary": lambda link: Ternary(link.bits, link.keep or Ternary.keep),
-}
-ENTROPY = ("step", "ternary")
-CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
-GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 
 
 def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
@@ -115,21 +86,11 @@ def group_of(name: str, link: Link) -> Group:
 
 
 def codec_of(link: Link) -> Codec:
-    coder = CODERS[link.coder]() if link.coder != "auto" else default_coder(link.bits, link.quantizer)
-    if link.bits == 32:
-        return Codec(EXACT.quantizer, coder)
-    if link.bits == 16:
-        return Codec(Cast("bfloat16"), coder)
-    groups = PerBlock(link.per) if isinstance(link.per, int) else GROUPS[link.per]
+    chosen = {"step": link.step, "rate": link.rate, "keep": link.keep}
     try:
-        return Codec(QUANTIZERS[link.quantizer](link), coder, groups)
+        return codec(link.quantizer, link.bits, **chosen, coder=link.coder, per=link.per)
     except ValueError as problem:
         raise SettingsError(f"uplink.quantizer = {link.quantizer!r}: {problem}") from None
-
-
-def default_coder(bits: int, quantizer: str) -> Coder:
-    """The range coder where it pays: below 4 bits, and for quantizers whose codes are mostly zero."""
-    return Range() if bits < 4 or (quantizer in ENTROPY and bits <= 8) else BitPack()
 
 
 def interleave(shares: Sequence[float], n: int) -> Tensor:

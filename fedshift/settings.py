@@ -19,9 +19,11 @@ from pydantic import (
 
 from fedshift.bounds import BOUND, CAP
 from fedshift.codecs import Step, Ternary
+from fedshift.codecs.named import WIDTH
 from fedshift.names import suggest
 from fedshift.rates import parse
 from fedshift.toml import SettingsError, dotted, plain, put
+from fedshift.uplinks import UPLINKS, expanded
 
 
 def _rate(value: Any) -> Any:
@@ -209,11 +211,11 @@ class Coding(Table):
         if self.step is not None and self.rate is not None:
             raise ValueError(f"step = {self.step} and rate = {self.rate}: only one of them can be given")
         if self.quantizer == "step" and self.rate is None and self.step is None:
-            object.__setattr__(self, "step", Step().step)
+            object.__setattr__(self, "step", Step.step)
         if self.quantizer == "ternary" and self.keep is None:
-            object.__setattr__(self, "keep", Ternary().keep)
-        if "bits" not in given and self.quantizer in ("step", "ternary"):
-            object.__setattr__(self, "bits", Step().bits if self.quantizer == "step" else Ternary().bits)
+            object.__setattr__(self, "keep", Ternary.keep)
+        if "bits" not in given and self.quantizer in WIDTH:
+            object.__setattr__(self, "bits", WIDTH[self.quantizer])
         return self
 
 
@@ -298,6 +300,11 @@ class Experiment(Table):
     engine: Engine = Engine()
     record: Record = Record()
 
+    @field_validator("uplink", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return expanded(value) if isinstance(value, str) else value
+
     @model_validator(mode="before")
     @classmethod
     def _no_nul(cls, raw: Any) -> Any:
@@ -333,6 +340,16 @@ class Experiment(Table):
         for key, value in settings.items():
             put(raw, key, value)
         return Experiment(**raw)
+
+
+def uplink_name(uplink: Uplink) -> str | None:
+    """The name of an uplink that is set up like a named one, at whatever bandwidth.
+
+    >>> uplink_name(Experiment(uplink="lean").uplink), uplink_name(Experiment(uplink={"bits": 4}).uplink)
+    ('lean', None)
+    """
+    alike = uplink.model_copy(update={"bandwidth": None})
+    return next((name for name in UPLINKS if Uplink(**expanded(name)) == alike), None)
 
 
 # what only one choice of another setting uses: setting, choice, value

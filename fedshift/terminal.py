@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedshift.track import NAMES
+from fedshift.uplinks import UPLINKS
 
 FORMATS = ("svg", "png", "pdf")
 
@@ -40,6 +41,12 @@ def _finite(minutes: float | None) -> float | None:
 
 
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")]
+Uplink = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", autocompletion=among(*UPLINKS), help="How clients upload: exact, paper, lean or extreme."
+    ),
+]
 Minutes = Annotated[
     float | None,
     typer.Option(

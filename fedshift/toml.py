@@ -7,6 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from fedshift.names import printable
+from fedshift.uplinks import expanded
 
 VALUES = ("bits", "bandwidth")  # settings that may be a table and are one value all the same
 LISTED = 5  # differences that a sentence names
@@ -58,7 +59,9 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
     if not all([*tables, last]):
         raise SettingsError(f"{key}: a name between dots is missing")
     for table in tables:
-        raw = raw.setdefault(table, {})
+        below, raw = raw, raw.setdefault(table, {})
+        if table == "uplink" and isinstance(raw, str):
+            raw = below[table] = _named(raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
     raw[last] = value
@@ -68,9 +71,22 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Tables joined; where both say something, what is above counts."""
     joined = dict(below)
     for key, value in above.items():
+        if key == "uplink" and isinstance(joined.get(key), str) and isinstance(value, Mapping):
+            joined[key] = _named(joined[key])
+        elif key == "uplink" and isinstance(value, str) and isinstance(joined.get(key), Mapping):
+            rates = {name: rate for name, rate in joined.pop(key).items() if name == "bandwidth"}
+            value = rates | _named(value)  # a name says how clients upload, not how fast
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
         joined[key] = merge(joined[key], value) if both else value
     return joined
+
+
+def _named(uplink: str) -> dict[str, Any]:
+    """The settings that the name of an uplink stands for, to be changed one by one."""
+    try:
+        return expanded(uplink)
+    except ValueError as problem:
+        raise SettingsError(f"uplink = {uplink!r}: {problem}") from None
 
 
 def plain(value: Any) -> Any:

@@ -9,16 +9,18 @@ Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF 
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedshift import rng
 from fedshift.codecs.base import Codec
+from fedshift.codecs.named import WIDTH, codec
 from fedshift.frame import Header
 from fedshift.parts import as_dtype
 from fedshift.tree import tmap
 from fedshift.types import Decoded, Params
+from fedshift.uplinks import expanded
 from fedshift.wire import EXACT, Choice, Writer, choose, header, unpack
 
 ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
@@ -40,6 +42,18 @@ class Uplink:
     @property
     def lossy(self) -> bool:
         return self.codec.quantizer.lossy
+
+
+def named(name: str) -> Uplink:
+    """The uplink of a client by its name in `uplinks`; of "paper", that of a client with few bits.
+
+    >>> named("lean").update, named("exact") == Uplink()
+    (True, True)
+    """
+    said: dict[str, Any] = {"quantizer": "kmeans", "send": "weights", "feedback": False} | expanded(name)
+    send, feedback = said.pop("send"), said.pop("feedback")
+    widths = [int(bits) for bits in str(said.pop("bits", WIDTH.get(said["quantizer"], 32))).split("+")]
+    return Uplink(codec(bits=min(widths), **said), send == "updates", feedback)
 
 
 class Sent(NamedTuple):

@@ -144,6 +144,16 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
         (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
         (["run", "--set", "seed=7"], 2, "--set seed: the sweep sets it for each run; --set 'sweep.seed=[...]'"),
+        (
+            ["run", "--uplink", "lean"],
+            2,
+            "--set uplink: the sweep sets uplink.bits for each run; --set 'sweep.uplink.bits",
+        ),
+        (
+            ["run", "--preset", "smoke", "--uplink", "leen"],
+            2,
+            "uplink = 'leen': must be a table, or one of exact, paper",
+        ),
         (["run", "--preset", "smoke", "--set", "data.name=nodata"], 2, "--set: data.name = 'nodata': unknown"),
         (["resume", "nowhere"], 2, "nowhere: there is no such folder"),
         (["data", "nodata"], 2, "unknown data set 'nodata'"),

@@ -7,7 +7,7 @@ import fedshift
 
 ROOT = Path(fedshift.__file__).parent
 LAYERS = [
-    {"types", "names", "extras"},
+    {"types", "names", "extras", "uplinks"},
     {"tree", "rng", "bounds"},
     {"algorithms", "codecs", "data", "models"},
     {"frame"},

@@ -29,8 +29,10 @@ from fedshift.files import RunError
 from fedshift.grid import expand
 from fedshift.links import interleave, links
 from fedshift.presets import PRESETS
-from fedshift.settings import check_used
-from fedshift.toml import SettingsError, assign, dotted, merge, read
+from fedshift.settings import check_used, uplink_name
+from fedshift.toml import SettingsError, assign, dotted, merge, put, read
+from fedshift.uplink import named
+from fedshift.uplinks import UPLINKS
 from fedshift.wire import EXACT
 from tests.federations import points
 from tests.runs import fedshift
@@ -425,3 +427,23 @@ def test_an_assignment_below_a_setting_that_the_sweep_sets_is_refused(tmp_path: 
 def test_what_must_be_a_table_is_said_in_words_of_toml(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=r" = .*: must be a table$"):
         Experiment(**settings)
+
+
+@pytest.mark.parametrize("name", UPLINKS)
+def test_a_named_uplink_is_the_same_in_settings_and_on_a_flower_client(name: str) -> None:
+    found = [group.uplink for group in links(Experiment(uplink=name))[0]]
+    assert found[-1] == named(name)
+    assert uplink_name(Experiment(uplink=name).uplink) == name
+    again = Experiment(**tomllib.loads(Experiment(uplink=name).toml()))
+    assert again.uplink == Experiment(uplink=name).uplink
+
+
+def test_a_named_uplink_can_be_changed_setting_by_setting_and_keeps_bandwidths() -> None:
+    raw: dict[str, Any] = {"uplink": "lean"}
+    put(raw, "uplink.rate", 0.3)
+    assert Experiment(**raw).uplink == Experiment(uplink="lean").changed(**{"uplink.rate": 0.3}).uplink
+    assert Experiment(**merge({"uplink": "lean"}, {"uplink": {"rate": 0.3}})) == Experiment(**raw)
+    slow = Experiment(**merge({"uplink": {"bits": 4, "bandwidth": 1000.0}}, {"uplink": "lean"})).uplink
+    assert (slow.bandwidth, uplink_name(slow)) == (1000.0, "lean")
+    with pytest.raises(SettingsError, match="uplink = 'leen': must be a table, or one of exact, paper, lean, extreme"):
+        put({"uplink": "leen"}, "uplink.rate", 0.3)

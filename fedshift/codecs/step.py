@@ -62,7 +62,7 @@ class Step(Lookup):
         return self._values(torch.arange(2 * self.top + 1, device=side.device), side)
 
     def reach(self, side: Side) -> float:
-        step, first, further = side.abs().amax(0).tolist()
+        step, first, further = map(float, side.abs().amax(0))
         return step * (self.top + max(first, further, key=lambda offset: (math.isnan(offset), offset)))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:

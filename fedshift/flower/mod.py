@@ -14,11 +14,12 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from fedshift import rng
-from fedshift.codecs import Cast, Codec, KMeans
+from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
 from fedshift.flower.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params
 from fedshift.flower.memory import Memory, Recalled, Told
 from fedshift.types import Params
-from fedshift.uplink import ERROR, Sent, Uplink, send
+from fedshift.uplink import ERROR, Sent, Uplink, named, send
+from fedshift.uplinks import UPLINKS
 from fedshift.wire import EXACT
 
 WRONG_ORDER = (
@@ -38,13 +39,15 @@ class QuantizeMod:
     `error_feedback` what the codec loses is added to the next upload. That memory is kept in the state
     Flower holds for the node, which is lost when a SuperNode stops, or in files under `state_dir`.
 
+    `QuantizeMod("lean")` is an uplink by its name: codec, updates and feedback that were measured together.
+
     >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
     Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)
     """
 
     def __init__(
         self,
-        bits: int | None = None,
+        bits: int | str | None = None,
         *,
         codec: Codec | None = None,
         updates: bool = False,
@@ -53,7 +56,15 @@ class QuantizeMod:
         exact: Sequence[str] = BUFFERS,
         seed: int = 0,
     ) -> None:
-        """`exact`: patterns of names that are never quantized; `seed`: of codecs that round at random."""
+        """`bits`: or an uplink by its name, which sets codec, `updates` and `error_feedback` as well.
+
+        `exact`: patterns of names that are never quantized; `seed`: of codecs that round at random.
+        """
+        if isinstance(bits, str):
+            if codec is not None or updates or error_feedback:
+                raise ValueError(f"QuantizeMod({bits!r}): sets the codec, updates and error_feedback: give no other")
+            codec, updates, error_feedback = by_name(bits)
+            bits = None
         if codec is not None and not isinstance(codec, Codec):
             raise TypeError(f"QuantizeMod(codec={codec!r}): needs a Codec, for example Codec(KMeans(4))")
         self.codec = codec or Codec(KMeans(4, random=not error_feedback))
@@ -142,7 +153,8 @@ class QuantizeMod:
         elif bits != quantizer.bits and bits == 16:
             codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
         elif bits != quantizer.bits:
-            if not any(field.name == "bits" for field in dataclasses.fields(quantizer)):  # type: ignore[arg-type]
+            settable = any(field.name == "bits" for field in dataclasses.fields(quantizer))  # type: ignore[arg-type]
+            if not settable or isinstance(quantizer, Step | Ternary):
                 raise ValueError(f"QuantizeMod: {quantizer} cannot have {bits} bits; give a codec that can")
             codec = dataclasses.replace(codec, quantizer=dataclasses.replace(quantizer, bits=bits))  # type: ignore[type-var]
         return Uplink(codec, self.updates, self.error_feedback)
@@ -163,6 +175,15 @@ class QuantizeMod:
     def leave(self, sent: Sent, start: Params, own: Any, metrics: dict[str, Any]) -> Params:
         """After its upload is made: what else to remember, given what `enter` returned."""
         return {}
+
+
+def by_name(name: str) -> tuple[Codec, bool, bool]:
+    """Codec, updates and error feedback of a named uplink."""
+    try:
+        uplink = named(name)
+    except ValueError:
+        raise ValueError(f"QuantizeMod({name!r}): no such uplink; known are {', '.join(UPLINKS)}") from None
+    return uplink.codec, uplink.update, uplink.feedback
 
 
 def addressed(reply: Message, message: Message) -> Message:

@@ -1,0 +1,30 @@
+"""Uplinks by name: settings of `[uplink]` that were measured together.
+
+    uplink = "lean"                 in a file, --uplink lean on the command line, QuantizeMod("lean") on Flower
+
+A name sets how clients upload and nothing else; the server's shift keeps its own default.
+"""
+
+from typing import Any
+
+UPLINKS: dict[str, dict[str, Any]] = {
+    # every client uploads its weights as they are
+    "exact": {"bits": 32},
+    # the paper's: half of the clients upload weights as 4-bit K-means codes, the nearest ones
+    "paper": {"bits": "32+4", "quantizer": "kmeans", "coder": "bitpack", "send": "weights", "feedback": False},
+    # accuracy of full precision with the same server rule, at the fewest bytes that were measured to keep it
+    "lean": {"quantizer": "step", "rate": 0.6, "coder": "range", "send": "updates", "feedback": True},
+    # the fewest bytes within about two points
+    "extreme": {"quantizer": "step", "rate": 0.15, "coder": "range", "send": "updates", "feedback": True},
+}
+
+
+def expanded(name: str) -> dict[str, Any]:
+    """The settings that a name stands for; ValueError for one that is not known.
+
+    >>> expanded("exact")
+    {'bits': 32}
+    """
+    if name not in UPLINKS:
+        raise ValueError(f"must be a table, or one of {', '.join(UPLINKS)}")
+    return dict(UPLINKS[name])

@@ -113,13 +113,16 @@ class Arrived:
             return False
         if name not in self.lossy:
             return True
-        codec, key = self.lossy[name], (id(self.sent), name, self.lossy[name])
-        try:
-            if key not in known:
-                known[key] = codec.encode(sent[None], rng.key(0, "unchanged")[None])
-        except ValueError:  # the codec refuses what was sent, and took what the client made of it
-            return True
-        return not _same(known[key], self.parts[name], codec, decoded)
+        for codec in _roundings(self.lossy[name]):
+            key = id(self.sent), name, codec
+            try:
+                if key not in known:
+                    known[key] = codec.encode(sent[None], rng.key(0, "unchanged")[None])
+            except ValueError:  # the codec refuses what was sent, and took what the client made of it
+                return True
+            if _same(known[key], self.parts[name], codec, decoded):
+                return False
+        return True
 
 
 def changed(names: Sequence[str], uploads: Sequence[Arrived]) -> list[str]:
@@ -136,6 +139,14 @@ def changed(names: Sequence[str], uploads: Sequence[Arrived]) -> list[str]:
         if any(upload.differs(name, known) for upload in having):
             found.append(name)
     return found
+
+
+def _roundings(codec: Codec) -> list[Codec]:
+    """The codecs that a frame may have been made with: it does not say whether K-means codes were rounded at random."""
+    quantizer = codec.quantizer
+    if not isinstance(quantizer, KMeans):
+        return [codec]
+    return [replace(codec, quantizer=replace(quantizer, random=random)) for random in (True, False)]
 
 
 def _same(coded: Coded, part: Part, codec: Codec, decoded: Tensor) -> bool:

@@ -29,7 +29,7 @@ from tests.federations import points, settings
 from tests.flower.apps import client_app, moved, run, same
 from tests.flower.experiments import grid_of, in_process, on_flower, plain
 from tests.flower.test_saved import CrashError, train
-from tests.flower.test_strategy import ALL, MODS, STRATEGIES, decoded
+from tests.flower.test_strategy import ALL, MODS, NEAREST, STRATEGIES, decoded
 
 MANY, FEW = (6, 40), (3, 6)  # inputs of a filter: enough, and too few to be centred unasked
 
@@ -52,7 +52,7 @@ def after(strategy: Any, mods: list[Any], start: ArrayRecord, rounds: int = 1, t
 
 def check(strategy: FedShift, start: ArrayRecord, expected: dict[str, Filters], share: float = 1.0) -> None:
     """The strategy's result after a round is that of FedAvg, with just these arrays centred."""
-    got, bare = after(strategy, [QuantizeMod(4)], start), after(FedAvg(**ALL), [decoded(4)], start)
+    got, bare = after(strategy, [QuantizeMod(4, codec=NEAREST)], start), after(FedAvg(**ALL), [decoded(4)], start)
     assert same(to_record(got), to_record(centre(bare, share, expected)))
     assert strategy.shifted == list(expected)
     for name, at in expected.items():
@@ -63,7 +63,7 @@ def check(strategy: FedShift, start: ArrayRecord, expected: dict[str, Filters], 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_result_is_the_strategys_with_centred_filters(name: str) -> None:
     strategy, mods = FedShift(STRATEGIES[name](), per="filter"), MODS.get(name, [])
-    got = after(strategy, [QuantizeMod(4), *mods], named())
+    got = after(strategy, [QuantizeMod(4, codec=NEAREST), *mods], named())
     bare = after(STRATEGIES[name](), [decoded(4), *mods], named())
     assert same(to_record(got), to_record(centre(bare, 1.0, {"fc.weight": Filters()})))
     assert strategy.shifted == ["fc.weight"]
@@ -146,7 +146,7 @@ def test_arrays_that_no_client_changed_are_left_alone(bits: int) -> None:
         return trained | {"frozen.weight": params["frozen.weight"]}, metrics
 
     strategy = FedShift(FedAvg(**ALL), per="filter")
-    got = after(strategy, [QuantizeMod(bits)], start, train=partly)
+    got = after(strategy, [QuantizeMod(bits, codec=NEAREST)], start, train=partly)
     assert strategy.shifted == ["fc.weight"]
     assert got["frozen.weight"].mean(1).abs().max() > 0.01
     assert got["fc.weight"].mean(1).abs().max() < 1e-6
@@ -223,8 +223,12 @@ def test_a_round_is_that_of_the_engine_on_the_same_uploads(bits: int, shift: dic
         return trained[number], {"num-examples": 1}
 
     strategy = FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=5), module=exact.task.model, **shift)
-    result = run(strategy, [QuantizeMod(bits)], nodes=len(trained), rounds=1, train=client, start=to_record(start))
-    fed = build(settings(model=model, uplink={"bits": bits}, shift={"on": True} | shift), data=points())
+    result = run(
+        strategy, [QuantizeMod(bits, codec=NEAREST)], nodes=len(trained), rounds=1, train=client, start=to_record(start)
+    )
+    fed = build(
+        settings(model=model, uplink={"bits": bits, "quantizer": "kmeans"}, shift={"on": True} | shift), data=points()
+    )
     state, outcome = run_round(fed, Sequential(fed.task), fed.start(), Ram())
     assert (strategy.shifted, outcome.arrived) == (fed.shifted, len(trained))
     assert fed.shifted == (["fc2.weight"] if shift["per"] == "filter" else ["fc1.weight", "fc2.weight"])

@@ -12,12 +12,12 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import Codec, KMeans, Params, Stochastic, Uplink, Zstd
+from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.arrays import to_params, to_record
 from fedshift.flower.memory import Memory, Recalled, Told
 from fedshift.flower.testing import LocalGrid
-from fedshift.uplink import send
+from fedshift.uplink import named, send
 from tests.flower.apps import client_app, model, moved, run, same
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
@@ -182,7 +182,7 @@ def test_statistics_of_a_normalisation_travel_exactly() -> None:
     assert error["bn.running_var"] < 1e-6 < error["bn.weight"]
 
 
-@pytest.mark.parametrize("bits", [0, 9, 33, True, "4", 4.0])
+@pytest.mark.parametrize("bits", [0, 9, 33, True, 4.0])
 def test_bits_that_make_no_sense_are_refused(bits: Any) -> None:
     with pytest.raises(ValueError, match="is none of 1 to 8"):
         QuantizeMod(bits)
@@ -190,6 +190,19 @@ def test_bits_that_make_no_sense_are_refused(bits: Any) -> None:
     if isinstance(bits, int) and not isinstance(bits, bool):
         with pytest.raises(Exception, match=f"bits in the run's config: {bits!r} is none of 1 to 8"):
             run(strategy, [QuantizeMod(4)], run_config={"bits": bits}, rounds=1)
+
+
+def test_an_uplink_has_a_name_and_sets_everything() -> None:
+    mod = QuantizeMod("lean")
+    assert mod.uplink(mod.bits) == named("lean")
+    assert mod.uplink(32).codec.quantizer == Identity()
+    assert mod.remembers
+    with pytest.raises(ValueError, match=r"QuantizeMod\('leen'\): no such uplink; known are exact, paper"):
+        QuantizeMod("leen")
+    with pytest.raises(ValueError, match=r"QuantizeMod\('lean'\): sets the codec, updates and error_feedback"):
+        QuantizeMod("lean", updates=True)
+    with pytest.raises(ValueError, match="cannot have 4 bits"):
+        mod.uplink(4)
 
 
 @pytest.mark.parametrize("bits", [lambda node, number: 32 if number % 2 else 4, lambda node, number: 32])

@@ -18,6 +18,7 @@ from fedshift.flower.arrays import FRAME, KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run, same
 
+NEAREST = Codec(KMeans(4))  # not rounded at random, so that the same upload can be decoded by hand
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
 
 
@@ -83,7 +84,7 @@ def test_with_32_bits_floating_tensors_beside_integers_are_the_bare_strategys_to
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_with_4_bits_the_result_is_the_strategys_on_decoded_uploads_and_then_shifted(name: str) -> None:
     strategy = FedShift(STRATEGIES[name]())
-    result = run(strategy, [QuantizeMod(4), *MODS.get(name, [])], rounds=1)
+    result = run(strategy, [QuantizeMod(4, codec=NEAREST), *MODS.get(name, [])], rounds=1)
     assert [(x.used, x.lossy, x.share, x.failed) for x in strategy.rounds] == [(6, 6, 1.0, {})]
 
     random.seed(3)
@@ -110,7 +111,7 @@ def decoded(bits: int) -> Callable[..., Message]:
 def test_the_share_follows_the_strategys_own_weights(weighted: bool, share: float) -> None:
     nodes = [{"partition-id": i, **({"bits": 4} if i == 12 else {})} for i in (0, 2, 12)]  # 10, 12 and 22 examples
     strategy = FedShift(FedAvg(min_train_nodes=3) if weighted else Middle(), max_share=1.0)
-    result = run(strategy, [QuantizeMod(32)], nodes=nodes, rounds=1)
+    result = run(strategy, [QuantizeMod(32, codec=NEAREST)], nodes=nodes, rounds=1)
     assert strategy.rounds[0].share == pytest.approx(share)
     bare = run(FedAvg(min_train_nodes=3) if weighted else Middle(), [by_config()], nodes=nodes, rounds=1)
     assert same(result.arrays, to_record(shift(to_params(bare.arrays), strategy.rounds[0].share)))
@@ -151,7 +152,7 @@ def test_the_shift_of_one_round_is_where_fedavgm_starts_the_next_through_nested_
     for nest in (False, True):
         inner = FedAvgM(**ALL, server_momentum=0.9)
         outer = flower.DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1e9, 6) if nest else inner
-        result = run(FedShift(outer), [QuantizeMod(4)], rounds=2)
+        result = run(FedShift(outer), [QuantizeMod(4, codec=NEAREST)], rounds=2)
         assert inner.current_arrays is not None
         assert same(inner.current_arrays, result.arrays)
 
@@ -159,7 +160,7 @@ def test_the_shift_of_one_round_is_where_fedavgm_starts_the_next_through_nested_
 def test_integers_stay_integers_and_biases_are_not_shifted() -> None:
     start = model(counter=True)
     strategy = FedShift(FedAvg(**ALL))
-    result = run(strategy, [QuantizeMod(4)], start=start, rounds=1)
+    result = run(strategy, [QuantizeMod(4, codec=NEAREST)], start=start, rounds=1)
     after = to_params(result.arrays)
     assert after["two.count"].dtype == torch.int64
     assert int(after["two.count"]) == 5
@@ -204,7 +205,7 @@ def test_a_server_chooses_bits_for_each_node_and_round() -> None:
 
 def test_nodes_without_the_mod_take_part_exactly() -> None:
     def sometimes(message: Message, context: Context, call_next: Any) -> Message:
-        mod = QuantizeMod(4) if int(context.node_config["partition-id"]) % 2 else None
+        mod = QuantizeMod(4, codec=NEAREST) if int(context.node_config["partition-id"]) % 2 else None
         return mod(message, context, call_next) if mod else call_next(message, context)
 
     strategy = FedShift(FedAvg(**ALL))
@@ -224,7 +225,7 @@ def test_the_result_does_not_depend_on_the_order_in_which_uploads_arrive(arrival
     results = []
     for kind in (LocalGrid, Late):
         random.seed(3)
-        grid = kind(client_app([QuantizeMod(4)]), 6, seed=1)
+        grid = kind(client_app([QuantizeMod(4, codec=NEAREST)]), 6, seed=1)
         results.append(FedShift(FedAvg(**ALL)).start(grid, model(), num_rounds=3).arrays)
     assert same(*results)
 
@@ -243,7 +244,7 @@ def test_what_cannot_be_wrapped_is_refused_with_a_sentence() -> None:
 
 
 def test_a_bare_strategy_fails_loudly_on_quantized_uploads() -> None:
-    grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
+    grid = LocalGrid(client_app([QuantizeMod(4, codec=NEAREST)]), 6, seed=1)
     FedAvg(**ALL).start(grid, model(), num_rounds=1)
     assert "only a FedShift strategy can read quantized uploads" in grid.errors[0]
     with pytest.raises(TypeError, match=FRAME):

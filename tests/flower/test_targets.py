@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from fedshift import Codec, KMeans, Params, Stochastic, Uniform, shift
+from fedshift import Codec, KMeans, Params, Stochastic, Ternary, Uniform, shift
 from fedshift.flower import FedShift, QuantizeMod
 from fedshift.flower.arrays import to_params, to_record
 from tests.flower.apps import model, moved, run
@@ -95,7 +95,10 @@ def test_arrays_without_names_are_told_by_shape_and_change() -> None:
 
 
 CODECS: dict[str, Callable[[], QuantizeMod]] = {
-    "means": lambda: QuantizeMod(4),
+    "means": lambda: QuantizeMod(codec=Codec(KMeans(4))),
+    "means, rounded at random": lambda: QuantizeMod(4),
+    "steps": lambda: QuantizeMod("lean"),
+    "few values": lambda: QuantizeMod(codec=Codec(Ternary()), updates=True),
     "exact means": lambda: QuantizeMod(codec=Codec(KMeans(2, exact=True))),
     "a grid": lambda: QuantizeMod(codec=Codec(Uniform(3))),
     "random rounding": lambda: QuantizeMod(codec=Codec(Stochastic(3)), seed=1),

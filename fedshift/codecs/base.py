@@ -21,6 +21,7 @@ from fedshift.codecs.bitpack import BitPack
 Side = Tensor  # float32 (rows, width): what one row needs beside its codes
 Shape = Sequence[int]
 NOT_FINITE = "holds NaN or infinity, which cannot be quantized"
+LANES = 64  # counters per code that a GPU counts with
 CHUNK = 1 << 17  # values worked on at a time on a CPU: a chunk and its temporaries stay in the L2 cache
 
 
@@ -103,6 +104,12 @@ class Coder(Protocol):
 
     def size(self, n: int, bits: int) -> int | None:
         """len(encode(...)) for any n codes, None where it depends on the codes."""
+
+    def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
+        """Expected len(encode(...)) of codes of which code q occurs counts[..., q] times.
+
+        counts (..., 2^bits) -> float64 (...) on the same device; None where it cannot be known from counts.
+        """
 
     def most(self, n: int, bits: int) -> int:
         """An upper bound on len(encode(...)) for any n codes: more bytes are not the encoding of n codes."""
@@ -201,6 +208,33 @@ class Codec:
         """What `encode` took, less what the quantizer lost: float32 (K, *shape)."""
         flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in parts]
         return (torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)).reshape(stack, *shape)
+
+
+def counts(codes: Sequence[Tensor], stack: int, bits: int) -> Tensor:
+    """Occurrences of each code in each of K stacked tensors, from the codes (K * rows, n) of every segment.
+
+    Returns int64 (K, 2^bits) on the device of the codes, without waiting for it.
+
+    >>> counts([torch.tensor([[0, 3, 3], [1, 1, 1]], dtype=torch.uint8)], stack=2, bits=2)
+    tensor([[1, 0, 0, 2],
+            [0, 3, 0, 0]])
+    """
+    levels = 1 << bits
+    total = torch.zeros(stack, levels, dtype=torch.int64, device=codes[0].device)
+    for part in codes:
+        rows = part.reshape(stack, -1)
+        if rows.device.type == "cpu":
+            total += torch.stack([torch.bincount(row, minlength=levels) for row in rows])
+            continue
+        # Each lane counts on its own, so that neighbouring threads do not wait for one counter. torch.bincount would
+        # wait for the device, and is refused in deterministic mode.
+        lane = torch.arange(rows.shape[1], dtype=torch.int32, device=rows.device) % LANES
+        first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
+        slot = rows.int().mul_(LANES).add_(lane).add_(first)
+        one = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
+        found = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
+        total += found.index_add_(0, slot.flatten(), one).view(stack, levels, LANES).sum(2)
+    return total
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -52,6 +52,10 @@ class BitPack:
     def size(self, n: int, bits: int) -> int:
         return (n * bits + 7) // 8
 
+    def estimate(self, counts: Tensor, bits: int) -> Tensor:
+        """The exact size."""
+        return ((counts.sum(-1) * bits + 7) // 8).double()
+
     def most(self, n: int, bits: int) -> int:
         return self.size(n, bits)
 

@@ -225,16 +225,23 @@ def counts(codes: Sequence[Tensor], stack: int, bits: int) -> Tensor:
         rows = part.reshape(stack, -1)
         if rows.device.type == "cpu":
             total += torch.stack([torch.bincount(row, minlength=levels) for row in rows])
-            continue
-        # Each lane counts on its own, so that neighbouring threads do not wait for one counter. torch.bincount would
-        # wait for the device, and is refused in deterministic mode.
-        lane = torch.arange(rows.shape[1], dtype=torch.int32, device=rows.device) % LANES
-        first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
-        slot = rows.int().mul_(LANES).add_(lane).add_(first)
-        one = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
-        found = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
-        total += found.index_add_(0, slot.flatten(), one).view(stack, levels, LANES).sum(2)
+        else:  # torch.bincount would wait for the device
+            total += counts_by_lanes(rows, levels)
     return total
+
+
+def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
+    """Occurrences of each code in each row, uint8 (K, n) -> int64 (K, levels), in whole numbers without waiting.
+
+    Each lane has counters of its own, so that neighbouring threads of a GPU do not wait for one another.
+    """
+    stack, n = rows.shape
+    lane = torch.arange(n, dtype=torch.int32, device=rows.device) % LANES
+    first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
+    slot = rows.int().mul_(LANES).add_(lane).add_(first)
+    one = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
+    found = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
+    return found.index_add_(0, slot.flatten(), one).view(stack, levels, LANES).sum(2)
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:

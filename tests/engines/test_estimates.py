@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedshift import BitPack, Experiment, Range, Zstd, resume, run, summary
-from fedshift.codecs.base import Coder, counts
+from fedshift.codecs.base import Coder, counts, counts_by_lanes
 from fedshift.engines import Batched
+from fedshift.engines.base import arithmetic
 from fedshift.federation import Federation
 from fedshift.loop import Turn, run_round
 from fedshift.memory import Ram
@@ -57,7 +58,22 @@ def test_an_estimate_is_the_length_of_what_the_coder_writes(coder: Coder, bits: 
         assert estimate is not None
         assert (estimate.dtype, estimate.shape) == (torch.float64, (1,))
         assert abs(len(coder.encode(row, bits)) - float(estimate)) <= (8 if coder == Range() else 0)
-    assert Zstd().estimate(counts([rows[0][None]], 1, bits), bits) is None
+
+
+def test_zstd_has_no_estimate() -> None:
+    coder: Coder = Zstd()
+    assert coder.estimate(torch.tensor([[999, 1]]), 1) is None
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_a_gpus_way_of_counting_finds_the_same(bits: int, deterministic: bool) -> None:
+    """Rows longer and shorter than the lanes, and not a multiple of them."""
+    g = torch.Generator().manual_seed(bits)
+    with arithmetic("fp32", deterministic):
+        for n in (1, 63, 1000):
+            rows = torch.randint(0, 2**bits, (5, n), generator=g).to(torch.uint8)
+            assert torch.equal(counts_by_lanes(rows, 2**bits), counts([rows], 5, bits))
 
 
 def test_counts_of_stacked_tensors_add_up_rows_and_segments() -> None:

@@ -60,7 +60,7 @@ class Sheet(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """How far the uploaded bytes of a run are estimates."""
+    """Number of rounds of a run whose uploaded bytes are estimates, and what they are multiplied by."""
 
     rounds: int  # in all
     estimated: int  # of which the bytes are estimates, times the ratio
@@ -69,6 +69,8 @@ class Estimate(NamedTuple):
 
 
 class Uploaded(NamedTuple):
+    """Uploaded bytes of a run, corrected where they are estimates."""
+
     up: Figures  # (n,) bytes that all clients sent in a round
     correction: Figures  # (n,) what the ratio changed of it
     estimate: Estimate
@@ -91,7 +93,7 @@ def uploaded(figures: Mapping[str, Figures], rounds: int) -> Uploaded:
     estimated, framed = (figures.get(name, nothing) for name in ESTIMATES)
     both, only = np.isfinite(estimated) & np.isfinite(framed), np.isfinite(estimated) & np.isnan(framed)
     real, guessed = float(framed[both].sum()), float(estimated[both].sum())
-    ratio = real / guessed if real > 0 and guessed > 0 else 1.0
+    ratio = real / guessed if guessed > 0 and 0 < real / guessed < math.inf else 1.0
     correction = np.where(only, (ratio - 1) * sums, 0.0)
     return Uploaded(sums + correction, correction, Estimate(rounds, int(only.sum()), int(both.sum()), ratio))
 

@@ -37,7 +37,7 @@ class Result(NamedTuple):
     score: float  # mean of the last ten evaluated rounds
     last: float  # of the last round
     bytes_up: int  # all rounds
-    estimate: Estimate | None = None  # how far these bytes are estimates
+    estimate: Estimate | None = None  # of these bytes
 
 
 class Row(NamedTuple):

@@ -56,7 +56,7 @@ class Record:
 
     @property
     def uploaded(self) -> Uploaded:
-        """Bytes sent in each round, and how far they are estimates."""
+        """Bytes sent in each round, corrected where they are estimates."""
         return self._sheet.uploaded()
 
     def layers(self, figure: str) -> list[str]:

@@ -105,14 +105,14 @@ class Coder(Protocol):
     def size(self, n: int, bits: int) -> int | None:
         """len(encode(...)) for any n codes, None where it depends on the codes."""
 
-    def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
-        """Expected len(encode(...)) of codes of which code q occurs counts[..., q] times.
-
-        counts (..., 2^bits) -> float64 (...) on the same device; None where it cannot be known from counts.
-        """
-
     def most(self, n: int, bits: int) -> int:
         """An upper bound on len(encode(...)) for any n codes: more bytes are not the encoding of n codes."""
+
+    def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
+        """Expected len(encode(...)) of codes of which code q occurs counts[..., q] times; None where counts do not say.
+
+        counts (..., 2^bits) of any integer type, on any device -> float64 (...) on that device, without waiting for it.
+        """
 
 
 class Groups(Protocol):

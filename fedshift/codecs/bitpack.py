@@ -52,12 +52,11 @@ class BitPack:
     def size(self, n: int, bits: int) -> int:
         return (n * bits + 7) // 8
 
-    def estimate(self, counts: Tensor, bits: int) -> Tensor:
-        """The exact size."""
-        return ((counts.sum(-1) * bits + 7) // 8).double()
-
     def most(self, n: int, bits: int) -> int:
         return self.size(n, bits)
+
+    def estimate(self, counts: Tensor, bits: int) -> Tensor:
+        return torch.ceil(counts.double().sum(-1) * bits / 8)
 
 
 def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:

@@ -62,14 +62,13 @@ class Zstd:
     def size(self, n: int, bits: int) -> None:
         return None
 
-    def estimate(self, counts: Tensor, bits: int) -> None:
-        """None: it depends on the order of the codes."""
-        return None
-
     def most(self, n: int, bits: int) -> int:
         """ZSTD_COMPRESSBOUND of its content."""
         content = BitPack().size(n, bits if 8 % bits == 0 else 8)
         return content + (content >> 8) + (max(0, (128 << 10) - content) >> 11)
+
+    def estimate(self, counts: Tensor, bits: int) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,11 @@ class Range:
     def size(self, n: int, bits: int) -> None:
         return None
 
+    def most(self, n: int, bits: int) -> int:
+        """The table, the codes at `bits` bits each, a sixteenth for rounded frequencies, and the last words."""
+        packed = BitPack().size(n, bits)
+        return (2 << bits) + packed + packed // 16 + 16
+
     def estimate(self, counts: Tensor, bits: int) -> Tensor:
         """The table, and the entropy sum_q c_q log2(n / c_q) in whole 32-bit words.
 
@@ -126,11 +130,6 @@ class Range:
         n = c.sum(-1)
         entropy = (torch.xlogy(n, n) - torch.xlogy(c, c).sum(-1)) / math.log(2)
         return (2 << bits) + 4 * torch.ceil(entropy.clamp(min=0) / 32)
-
-    def most(self, n: int, bits: int) -> int:
-        """The table, the codes at `bits` bits each, a sixteenth for rounded frequencies, and the last words."""
-        packed = BitPack().size(n, bits)
-        return (2 << bits) + packed + packed // 16 + 16
 
 
 def _check_blocks(data: memoryview, most: int) -> None:

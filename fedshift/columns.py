@@ -8,6 +8,7 @@ from fedshift.federation import Federation, Outcome
 from fedshift.settings import Experiment
 
 PHASES = ("train", "encode", "aggregate", "evaluate", "round", "save")
+ESTIMATES = ("bytes.estimated", "bytes.framed")  # where the length of uploads depends on what they hold
 LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded", "filters_before", "filters_after")
 
 
@@ -19,6 +20,7 @@ def header(experiment: Experiment, fed: Federation) -> list[str]:
         *(f"{figure}.{' '.join(layer.split())}" for figure in LAYER for layer in fed.layers),
         "error",
         *(f"bytes.{part}" for part in ("codes", "side", "header", "down")),
+        *(ESTIMATES if fed.variable else ()),
         *("share", "arrived", "dropped", "failed"),
         *(["capped"] if _caps(experiment) else []),
         *(f"seconds.{phase}" for phase in PHASES),
@@ -42,6 +44,7 @@ def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
     return [
         *map(six, (outcome.number, *scores, *predicted, *layers, outcome.error)),
         *map(str, (*outcome.bytes_up, outcome.bytes_down)),
+        *(map(six, (outcome.bytes_estimated, outcome.bytes_framed)) if fed.variable else ()),
         six(outcome.share),
         *(str(outcome.arrived), str(outcome.dropped), " ".join(map(str, outcome.failed))),
         *([str(outcome.capped)] if _caps(experiment) else []),

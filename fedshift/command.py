@@ -24,6 +24,7 @@ from fedshift.names import printable
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, echo, strict_json
 from fedshift.record import SWEEP, Folder, begun, finished, settings_of
+from fedshift.recorded import estimates
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment, check_used, uplink_name
@@ -245,7 +246,8 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     metrics = ", ".join(dict.fromkeys(summary.directed(row.experiment) for row in rows))
     window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))
     console.print(f"{printable(metrics)}: mean of the last {window} evaluated rounds{spread}", highlight=False)
-    for sentence in summary.sentences(rows):
+    guessed = estimates(result.estimate for result in results if result.estimate)
+    for sentence in (*summary.sentences(rows), *([guessed] if guessed else [])):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {printable(str(out))}", highlight=False, soft_wrap=True)
     look_at(out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from fedshift.data.partition import Partition
 from fedshift.engines.base import Histogram, Task
 from fedshift.evaluate import Score
 from fedshift.types import Broadcast, Params
-from fedshift.uplink import Uplink
+from fedshift.uplink import Uplink, quantized
+from fedshift.wire import known
 
 
 class Group(NamedTuple):
@@ -76,6 +78,12 @@ class Federation:
         rule = shift_of(self.algorithm)
         return list(rule.tensors or ()) if rule else []
 
+    @cached_property
+    def variable(self) -> bool:
+        """Whether the length of some group's uploads depends on what they hold."""
+        choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
+        return any(known(choice, self.task.params)[1] for choice in choices)
+
     def start(self) -> "State":
         params = self.task.params
         trained = tree.take(params, self.task.trained)
@@ -134,6 +142,8 @@ class Outcome(NamedTuple):
     uplink_seconds: float | None  # until the slowest client's upload would be there; None without bandwidths
     histograms: tuple[Histogram, ...] = ()
     capped: int = 0  # uploads whose weight was lowered to the cap
+    bytes_estimated: int | None = None  # of all uploads, with estimates for entropy-coded ones; None without estimates
+    bytes_framed: int | None = None  # of the same uploads by real frames; None where none were made to check estimates
 
     @property
     def accuracy(self) -> float | None:

@@ -6,6 +6,7 @@ resume with something else than it was started with.
 
 import json
 import secrets
+import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from fedshift.data.datasets import Dataset
 from fedshift.federation import Federation
 from fedshift.files import RunError, digest_of, hash_of, write
 from fedshift.settings import Experiment
-from fedshift.toml import differences
+from fedshift.toml import SettingsError, differences
 
 IDENTITY, SETTINGS = "identity.json", "settings.toml"
 OBJECTS = {  # arguments of `run`, and the settings they stand in for
@@ -70,7 +71,8 @@ class Identity(NamedTuple):
         `own` are the arguments that are given as objects now: of their names only the last part counts, because a
         module may be imported under another name.
         """
-        if changed := differences(self.settings, now.toml(), {key for name in own for key in OBJECTS[name]}):
+        then = _with_defaults(self.settings)
+        if changed := differences(then, now.toml(), {key for name in own for key in OBJECTS[name]}):
             raise RunError(
                 f"{folder / SETTINGS}: the settings are not those the run was started with ({changed}); put them "
                 f"back to resume it, or start a new run in another folder from the changed file"
@@ -85,6 +87,14 @@ class Identity(NamedTuple):
                 f"{folder}: the model's frozen weights or buffers are not those the run was started with; "
                 "give it the same model, or start a new run in another folder"
             )
+
+
+def _with_defaults(settings: str) -> str:
+    """Settings with the defaults of those that the version which wrote them did not have."""
+    try:
+        return Experiment(**tomllib.loads(settings)).toml()
+    except SettingsError:  # not settings of this version: compared as they are
+        return settings
 
 
 def data_id(data: Dataset) -> str:

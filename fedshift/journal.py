@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fedshift.about import machine
 from fedshift.checkpoint import Checkpoints, known
-from fedshift.columns import header
 from fedshift.data.datasets import load
 from fedshift.federation import Federation, Outcome, State
 from fedshift.files import RunError
@@ -65,7 +64,7 @@ class Journal:
                 f"{where / SETTINGS}"
             )
         was.compare(self.identity, where)
-        records = self.folder.records(header(self.experiment, self.fed))
+        records = self.folder.records(self.experiment, self.fed)
         found = self.checkpoints.restore(state, was, records, self.in_ram, math.inf if latest is None else latest)
         if found:
             state = found.state

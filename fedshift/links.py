@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs import Codec
-from fedshift.codecs.named import codec
+from fedshift.codecs.named import make_codec
 from fedshift.federation import Group
 from fedshift.settings import Bits, Coding, Experiment, Link
 from fedshift.toml import SettingsError
@@ -88,7 +88,7 @@ def group_of(name: str, link: Link) -> Group:
 def codec_of(link: Link) -> Codec:
     chosen = {"step": link.step, "rate": link.rate, "keep": link.keep}
     try:
-        return codec(link.quantizer, link.bits, **chosen, coder=link.coder, per=link.per)
+        return make_codec(link.quantizer, link.bits, **chosen, coder=link.coder, per=link.per)
     except ValueError as problem:
         raise SettingsError(f"uplink.quantizer = {link.quantizer!r}: {problem}") from None
 

@@ -55,7 +55,14 @@ class Turn:
     """A round that is on: its cohort is drawn, and its job is for an engine to do."""
 
     def __init__(
-        self, fed: Federation, state: State, memory: Memory, drawn: Drawn | None = None, *, histograms: bool = False
+        self,
+        fed: Federation,
+        state: State,
+        memory: Memory,
+        drawn: Drawn | None = None,
+        *,
+        histograms: bool = False,
+        frames: bool = True,
     ) -> None:
         self.fed, self.state, self.memory = fed, state, memory
         self.clock, self.number = Clock(), state.number + 1
@@ -75,6 +82,7 @@ class Turn:
                 uplinks=[fed.groups[g].uplink for g in fed.group[cohort].tolist()],
                 layers=fed.layers,
                 histograms=histograms,
+                frames=frames,
             )
         self.clock.lap("draw")
 

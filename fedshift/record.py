@@ -18,12 +18,12 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from fedshift.columns import client_header, client_rows, header, row
+from fedshift.columns import ESTIMATES, client_header, client_rows, header, row
 from fedshift.federation import Federation, Outcome
 from fedshift.files import LOCK, Lock, RunError, content_of, no_link, remove, seal, separate, unseal, write
 from fedshift.identity import SETTINGS as SETTINGS  # of a run directory like the names below
@@ -45,6 +45,7 @@ class Folder:
         self.histograms = self.path / "histograms.jsonl"
         self.model = self.path / MODEL
         self.checksum = 0  # of the record's lines so far
+        self.estimates = True  # False for a record begun without columns for estimated bytes, which resumes without
         self.known = (self.path / LOCK).exists()  # whether a run or a sweep was begun here before
         self._lock = Lock(path)
 
@@ -86,10 +87,19 @@ class Folder:
         identity.write(self.path)
         write(self.path / SETTINGS, experiment.toml().encode())
 
-    def records(self, columns: Sequence[str]) -> list[str]:
+    def _columns(self, experiment: Experiment, fed: Federation) -> list[str]:
+        """Columns of the record; one that was begun before there were estimates keeps its own."""
+        columns = header(experiment, fed)
+        before = [name for name in columns if name not in ESTIMATES]
+        first = self._content().partition(b"\n")[0] + b"\n"
+        old = first == _lines([before]) or (first != _lines([columns]) and bool(self._whole_lines(len(before))))
+        self.estimates = not (old and fed.variable)
+        return columns if self.estimates else before
+
+    def records(self, experiment: Experiment, fed: Federation) -> list[str]:
         """Checksums of the record after 0, 1, ... rounds: of whole lines, from round 1 on without a gap."""
         checksums = [0]
-        for line in self._whole_lines(len(columns)):
+        for line in self._whole_lines(len(self._columns(experiment, fed))):
             checksums.append(zlib.crc32(line + b"\n", checksums[-1]))
         return [f"{checksum:08x}" for checksum in checksums]
 
@@ -100,7 +110,7 @@ class Folder:
 
     def rewind(self, number: int, experiment: Experiment, fed: Federation) -> list[str]:
         """Forget what was recorded after round `number`, and repair what follows from the settings; what that was."""
-        columns = header(experiment, fed)
+        columns = self._columns(experiment, fed)
         lines = b"".join(line + b"\n" for line in self._whole_lines(len(columns))[:number])
         self.checksum = zlib.crc32(lines)
         first, clients = _lines([columns]), _lines([client_header(fed), *client_rows(fed)])
@@ -117,7 +127,8 @@ class Folder:
         return repaired
 
     def add(self, experiment: Experiment, fed: Federation, outcome: Outcome) -> None:
-        line = _lines([row(experiment, fed, outcome)])
+        pairs = zip(header(experiment, fed), row(experiment, fed, outcome), strict=True)
+        line = _lines([[cell for name, cell in pairs if self.estimates or name not in ESTIMATES]])
         self._append(self.rounds, line)
         self.checksum = zlib.crc32(line, self.checksum)
         if outcome.histograms:

@@ -6,6 +6,7 @@ A damaged line is lost, not the file; settings that cannot be read make the run 
 import csv
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.columns import column
+from fedshift.columns import ESTIMATES, column
 from fedshift.engines.base import Histogram
 from fedshift.files import RunError
 from fedshift.record import ROUNDS, about, finished, settings_of
@@ -22,6 +23,7 @@ from fedshift.settings import Experiment
 from fedshift.toml import SettingsError
 
 CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
+PARTS, TOTAL = ("bytes.codes", "bytes.side", "bytes.header"), "bytes.up"  # a published record has but their sum
 TEXT = {"failed", "group"}  # columns that hold no numbers
 DAMAGE = "\0", "\ufffd"  # what is no text leaves these
 
@@ -38,13 +40,82 @@ class Sheet(NamedTuple):
 
     def column(self, name: str) -> list[float]:
         """What was measured, line after line; lines without it are left out. RunError for what is no number."""
+        return [value for value in self._values(name) if value is not None]
+
+    def uploaded(self) -> "Uploaded":
+        """Bytes sent in each line's round."""
+        names = [name for name in (*PARTS, TOTAL, *ESTIMATES) if name in self.header]
+        figures = {name: np.array(self._values(name), dtype=np.float64) for name in names}
+        return uploaded(figures, len(self.lines))
+
+    def _values(self, name: str) -> list[float | None]:
+        """A column, None in lines without it."""
         if name not in self.header:
             raise RunError(f"{self.path}: has no column {name}")
         place = self.header.index(name)
         try:
-            return [float(cells[place]) for cells in self.lines if cells[place]]
+            return [float(cells[place]) if cells[place] else None for cells in self.lines]
         except ValueError:
             raise RunError(f"{self.path}: {name}: holds something that is no number") from None
+
+
+class Estimate(NamedTuple):
+    """Number of rounds of a run whose uploaded bytes are estimates, and what they are multiplied by."""
+
+    rounds: int  # in all
+    estimated: int  # of which the bytes are estimates, times the ratio
+    framed: int  # in which real frames were made to check the estimate
+    ratio: float  # real over estimated bytes in those; 1 where there are none
+
+
+class Uploaded(NamedTuple):
+    """Uploaded bytes of a run, corrected where they are estimates."""
+
+    up: Figures  # (n,) bytes that all clients sent in a round
+    correction: Figures  # (n,) what the ratio changed of it
+    estimate: Estimate
+
+
+def uploaded(figures: Mapping[str, Figures], rounds: int) -> Uploaded:
+    """Bytes sent in each round: those that are estimates times sum(framed) / sum(estimated) of the framed rounds.
+
+    Bytes that are no number count as none.
+
+    >>> found = {"bytes.up": [98, 200], "bytes.estimated": [100, 200], "bytes.framed": [98, math.nan]}
+    >>> sent = uploaded({name: np.array(values) for name, values in found.items()}, 2)
+    >>> sent.up.tolist(), sent.estimate
+    ([98.0, 196.0], Estimate(rounds=2, estimated=1, framed=1, ratio=0.98))
+    """
+    nothing = np.full(rounds, math.nan)
+    names = (TOTAL,) if TOTAL in figures else PARTS
+    sums = sum((figures.get(name, nothing) for name in names), np.zeros(rounds))
+    sums = np.where(np.isfinite(sums), sums, 0.0)
+    estimated, framed = (figures.get(name, nothing) for name in ESTIMATES)
+    both, only = np.isfinite(estimated) & np.isfinite(framed), np.isfinite(estimated) & np.isnan(framed)
+    real, guessed = float(framed[both].sum()), float(estimated[both].sum())
+    ratio = real / guessed if guessed > 0 and 0 < real / guessed < math.inf else 1.0
+    correction = np.where(only, (ratio - 1) * sums, 0.0)
+    return Uploaded(sums + correction, correction, Estimate(rounds, int(only.sum()), int(both.sum()), ratio))
+
+
+def estimates(runs: Iterable[Estimate]) -> str:
+    """How the uploaded bytes of some runs were estimated, in one sentence; '' where none were.
+
+    >>> estimates([Estimate(100, 98, 2, 1.0012), Estimate(100, 98, 2, 1.0031), Estimate(100, 0, 0, 1.0)])
+    'Uploaded bytes of 196 of 300 rounds are estimated from counts of codes, times 1.0012 to 1.0031, the ratio of \
+real frames to estimates measured in 4 rounds.'
+    """
+    runs = list(runs)
+    some = [one for one in runs if one.estimated]
+    if not some:
+        return ""
+    framed = sum(one.framed for one in some)
+    ends = list(dict.fromkeys(f"{end([one.ratio for one in some]):.5g}" for end in (min, max)))
+    which = f"Uploaded bytes of {sum(one.estimated for one in some)} of {sum(one.rounds for one in runs)} rounds"
+    how = f"times {' to '.join(ends)}, the ratio of real frames to estimates measured in {framed} round"
+    if not framed:
+        return f"{which} are estimated from counts of codes, and no real frames were made to check them."
+    return f"{which} are estimated from counts of codes, {how}{'s' * (framed > 1)}."
 
 
 def sheet(path: Path) -> Sheet:
@@ -137,9 +208,11 @@ class Recorded:
     @property
     def up(self) -> Figures:
         """Bytes all clients of a round sent, none where that is no number; what is published has them in one sum."""
-        parts = ("up",) if "bytes.up" in self.figures else ("codes", "side", "header")
-        sums = sum((self.figure(f"bytes.{part}") for part in parts), np.zeros(len(self.rounds)))
-        return np.where(np.isfinite(sums), sums, 0.0)
+        return self.uploaded.up
+
+    @cached_property
+    def uploaded(self) -> Uploaded:
+        return uploaded(self.figures, len(self.rounds))
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""

@@ -179,9 +179,13 @@ class Run:
 
     def begin(self, drawn: Drawn | None = None) -> Turn:
         """The next round: its job is to be done, and its uploads taken, before its end."""
-        number, every = self.state.number + 1, self.experiment.record.histograms
-        wanted = bool(every) and (number == 1 or number % every == 0)
-        return Turn(self.fed, self.state, self.memory, drawn or self.draw(), histograms=wanted)
+        number, record = self.state.number + 1, self.experiment.record
+        histograms, frames = (
+            bool(every) and (number == 1 or number % every == 0) for every in (record.histograms, record.frames)
+        )
+        frames = frames or (self.journal is not None and not self.journal.folder.estimates)
+        drawn = drawn or self.draw()
+        return Turn(self.fed, self.state, self.memory, drawn, histograms=histograms, frames=frames)
 
     def end(self, turn: Turn) -> Outcome:
         """Aggregate, evaluate and record a round; the last one ends the run."""

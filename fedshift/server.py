@@ -62,6 +62,8 @@ class Uploads:
         self.memory: dict[int, Params] = {}  # of the clients whose uploads were taken
         self.capped = 0
         self.bytes_up = [0, 0, 0]
+        self.estimated: int | None = None  # bytes, once there is an upload of estimated length
+        self.framed = False  # whether such uploads were framed to check the estimate
         self.fixed: dict[Uplink, tuple[int, int]] = {}
         self.lost: dict[Uplink, float] = {}  # what coding loses of the model that was sent
         self.errors: list[float] = []
@@ -203,7 +205,7 @@ class Uploads:
             self.failed[upload.client] = printable(str(problem))
             return False
         self.extra = extra
-        self._count(upload, job.uplinks[i])
+        self._count(upload, job, job.uplinks[i])
         if job.uplinks[i].lossy:
             self.errors.append(upload.error)
         if self.fed.bandwidth is not None:
@@ -220,8 +222,13 @@ class Uploads:
         empty.train, empty.encode = self.train, self.encode
         return empty
 
-    def _count(self, upload: Upload, uplink: Uplink) -> None:
-        """Bytes by what they are: codes, side data, header."""
+    def _count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
+        """Bytes by what they are: codes, side data, header; and the total by estimates, where there are some."""
+        before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
+        if self.estimated is not None or estimate is not None:
+            own = len(upload.frame) if estimate is None else estimate
+            self.estimated = (before if self.estimated is None else self.estimated) + own + len(upload.extra)
+            self.framed = job.frames
         if uplink not in self.fixed:
             self.fixed[uplink] = fixed(quantized(uplink, self.trained), self.sent.params)
         about, side = self.fixed[uplink]
@@ -326,6 +333,8 @@ class Uploads:
             uplink_seconds=self.slowest,
             histograms=next((upload.histograms for upload in self.taken if upload.histograms), ()),
             capped=self.capped,
+            bytes_estimated=self.estimated,
+            bytes_framed=codes + side + header if self.framed else None,
         )
 
 

@@ -277,6 +277,7 @@ class Record(Table):
     evaluate: Count = 1  # every so many rounds, and after the last
     checkpoint: Count = 1
     histograms: Whole = 50  # 0: never
+    frames: Whole = 50  # made by the batched engine to check estimated bytes, also in round 1; 1: always, 0: never
     memory: Literal["ram", "disk"] = "ram"  # where clients' memory lives between rounds
 
 

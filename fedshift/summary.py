@@ -17,13 +17,15 @@ from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.names import printable
 from fedshift.record import ROUNDS
-from fedshift.recorded import sheet
+from fedshift.recorded import PARTS, Estimate, Uploaded, sheet
 from fedshift.settings import Experiment, Shift
 from fedshift.toml import dotted
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
 # settings of how a run is computed and recorded, which change its scores by rounding at most
-NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.memory")
+NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
+# settings added after folders were first named by a checksum, which does not count them at these values
+LATER = {"record.frames": 50}
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -35,6 +37,7 @@ class Result(NamedTuple):
     score: float  # mean of the last ten evaluated rounds
     last: float  # of the last round
     bytes_up: int  # all rounds
+    estimate: Estimate | None = None  # of these bytes
 
 
 class Row(NamedTuple):
@@ -81,17 +84,17 @@ def load(folder: Path, experiment: Experiment) -> Result:
     if found.lost:
         many = f"{found.lost} damaged line{'s' * (found.lost > 1)}"
         raise RunError(f"{found.path}: {many}; `fedshift report {folder}` shows the others")
-    up = sum(sum(found.column(f"bytes.{part}")) for part in ("codes", "side", "header"))
+    known = sum(sum(found.column(part)) for part in PARTS)
     scores = found.column(column(experiment))
-    if not scores or not math.isfinite(up):
+    if not scores or not math.isfinite(known):
         missing = "no evaluated round" if not scores else "no finite number of uploaded bytes"
         raise RunError(f"{found.path}: damaged: it contains {missing}")
-    return result(experiment, scores, int(up))
+    return result(experiment, scores, found.uploaded())
 
 
-def result(experiment: Experiment, scores: Sequence[float], bytes_up: int) -> Result:
+def result(experiment: Experiment, scores: Sequence[float], sent: Uploaded) -> Result:
     """Of the scores of all evaluated rounds."""
-    return Result(experiment, _mean(scores[-WINDOW:]), scores[-1], bytes_up)
+    return Result(experiment, _mean(scores[-WINDOW:]), scores[-1], int(sent.up.sum()), sent.estimate)
 
 
 def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
@@ -354,7 +357,8 @@ def names(experiments: Iterable[Experiment]) -> list[str]:
         flat = comparable(one)
         parts = [f"{named[key]}-{_slug(shown(flat[key]))}" for key in varying if key in flat]
         joined.append("_".join([*parts, f"seed-{one.seed}"])[:200])
-        exact.append(f"{zlib.crc32(str(sorted(dotted(one.model_dump()).items())).encode()):08x}")
+        settings = [item for item in sorted(dotted(one.model_dump()).items()) if item not in LATER.items()]
+        exact.append(f"{zlib.crc32(str(settings).encode()):08x}")
     return [f"{name}_{crc}" if joined.count(name) > 1 else name for name, crc in zip(joined, exact, strict=True)]
 
 

@@ -45,7 +45,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """An upload that never was a frame: the weights a server would read from it, and how long it would be."""
+    """An upload that never was a frame: the weights a server would read from it, and how long it would be.
+
+    The length is computed, measured on a frame made for the purpose, or estimated.
+    """
 
     params: Params
     size: int
@@ -53,6 +56,7 @@ class Decoded:
     lossy: bool = False
     update: bool = False  # what was sent; params are weights all the same
     norms: tuple[float, float] | None = None  # of the change: over trained tensors, over floating buffers
+    estimate: int | None = None  # of the size, from counts of codes; None where the size is known without a frame
 
     def __len__(self) -> int:
         return self.size

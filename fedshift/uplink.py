@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedshift import rng
 from fedshift.codecs.base import Codec
-from fedshift.codecs.named import WIDTH, codec
+from fedshift.codecs.exact import Identity
+from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.frame import Header
 from fedshift.parts import as_dtype
 from fedshift.tree import tmap
@@ -53,7 +55,7 @@ def named(name: str) -> Uplink:
     said: dict[str, Any] = {"quantizer": "kmeans", "send": "weights", "feedback": False} | expanded(name)
     send, feedback = said.pop("send"), said.pop("feedback")
     widths = [int(bits) for bits in str(said.pop("bits", WIDTH.get(said["quantizer"], 32))).split("+")]
-    return Uplink(codec(bits=min(widths), **said), send == "updates", feedback)
+    return Uplink(make_codec(bits=min(widths), **said), send == "updates", feedback)
 
 
 class Sent(NamedTuple):
@@ -104,10 +106,21 @@ def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) 
     for name in trained:
         codec = choose(uplink.codec, name, u[name][0])
         if codec.quantizer.lossy and u[name].numel():
-            own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
-            values = codec.decode(codec.encode(u[name], own), len(u[name]), u[name].shape[1:])
-            arrived[name] = as_dtype(values, u[name].dtype).to(u[name].dtype)
+            arrived[name], _ = code_tensor(codec, name, u[name], key)
     return arrived
+
+
+def code_tensor(codec: Codec, name: str, u: Tensor, key: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """One tensor of K stacked clients through its codec: the decoded values (K, ...), and the codes of each segment.
+
+    What travels exactly is returned as it is, and its codes are its bytes.
+    """
+    if isinstance(codec.quantizer, Identity):
+        return u, [u.contiguous().view(len(u), -1).view(torch.uint8)]
+    own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+    parts = codec.encode(u, own)
+    values = as_dtype(codec.decode(parts, len(u), u.shape[1:]), u.dtype).to(u.dtype)
+    return values, [codes for codes, _ in parts]
 
 
 def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> Params:

@@ -114,14 +114,24 @@ def size(codec: Choice, like: Params) -> int:
     >>> size(EXACT, PaperCNN().state_dict()), size(Codec(KMeans(4)), PaperCNN().state_dict())
     (8623696, 1078400)
     """
-    total = overhead(list(like), [x.ndim for x in like.values()])
+    total, variable = known(codec, like)
+    for name in variable:
+        coder = choose(codec, name, like[name]).coder
+        raise ValueError(f"{name}: the size under {coder} depends on the values; take len(pack(...))")
+    return total
+
+
+def known(codec: Choice, like: Params) -> tuple[int, list[str]]:
+    """Bytes of a frame that do not depend on the values, and the tensors whose codes take a number that does."""
+    total, variable = sum(fixed(codec, like)), []
     for name, x in like.items():
         chosen = choose(codec, name, x)
         codes = chosen.coder.size(*code_count(chosen, x.dtype, x.shape)) if x.numel() else 0
         if codes is None:
-            raise ValueError(f"{name}: the size under {chosen.coder} depends on the values; take len(pack(...))")
-        total += 4 * side_numbers(chosen, x.shape) + codes
-    return total
+            variable.append(name)
+        else:
+            total += codes
+    return total, variable
 
 
 def fixed(codec: Choice, like: Params) -> tuple[int, int]:

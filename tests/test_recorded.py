@@ -1,5 +1,6 @@
 """What can be read of a record, whole or not."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 
 from fedshift.files import RunError
+from fedshift.paper.publish import publish
+from fedshift.paper.records import Record
 from fedshift.recorded import Broken, Recorded, recorded, sheet
-from tests.report.written import damage, published, settings, write, write_histograms
+from fedshift.summary import load
+from tests.report.written import GUESSED, damage, published, settings, write, write_histograms
 from tests.runs import go, small
 
 
@@ -132,3 +136,29 @@ def test_a_column_is_asked_for_strictly(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"some\.csv: has no column loss"):
         sheet(tmp_path / "some.csv").column("loss")
     assert sheet(tmp_path / "some.csv").column("round") == [1.0, 2.0, 3.0]
+
+
+def test_every_reader_of_a_record_finds_the_same_bytes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(rounds=3), figures=GUESSED)
+    run = readable(folder)
+    assert run.up.tolist() == sheet(folder / "rounds.csv").uploaded().up.tolist() == [1000, 1250, 1250]
+    assert run.uploaded.estimate == (3, 2, 1, 1.25)
+    assert load(folder, run.experiment)[3:] == (3500, run.uploaded.estimate)
+
+
+def test_a_published_record_keeps_what_its_bytes_are_corrected_by(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(rounds=3), figures=GUESSED)
+    place, _ = publish(folder, tmp_path / "results")
+    found = readable(place)
+    assert (found.figures["bytes.up"].tolist(), found.up.tolist()) == ([1000] * 3, [1000, 1250, 1250])
+    assert found.uploaded.estimate == Record(place).uploaded.estimate == (3, 2, 1, 1.25)
+    exact, _ = publish(write(tmp_path / "exact", settings(rounds=3)), tmp_path / "results")
+    assert not set(GUESSED) & readable(exact).figures.keys()
+
+
+@pytest.mark.parametrize("framed", [math.nan, math.inf, -1000.0, 0.0])
+def test_a_ratio_that_is_no_number_above_zero_corrects_nothing(framed: float, tmp_path: Path) -> None:
+    run = readable(
+        write(tmp_path / "run", settings(rounds=3), figures=GUESSED | {"bytes.framed": [framed, None, None]})
+    )
+    assert run.up.tolist() == [1000] * 3

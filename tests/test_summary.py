@@ -2,6 +2,7 @@
 
 import io
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from fedshift import Experiment
 from fedshift.files import RunError
 from fedshift.summary import Result, apart, difference, load, names, rows, sentences, table, told
+from fedshift.toml import dotted
 
 
 def result(bits: str, shift: bool, seed: int, score: float) -> Result:
@@ -207,6 +209,16 @@ def test_settings_that_look_alike_get_names_that_differ() -> None:
     assert names(sizes) == ["hidden-8_seed-0", "hidden-16_seed-0"]
     lists = [Experiment(uplink={"bits": [first, *[4] * 98, last]}) for first, last in ((32, 4), (4, 32))]
     assert len(set(names(lists))) == 2
+
+
+def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
+    """The checksum is that of the settings there were before `record.frames`."""
+    before = dotted(Experiment().model_dump())
+    assert before.pop("record.frames") == 50
+    checksum = f"{zlib.crc32(str(sorted(before.items())).encode()):08x}"
+    assert names([Experiment(), Experiment()]) == [f"seed-0_{checksum}"] * 2
+    often = Experiment(record={"frames": 1})
+    assert checksum not in names([often, often])[0]
 
 
 def test_rows_are_told_apart_when_some_runs_failed() -> None:

@@ -22,6 +22,7 @@ from fedshift.codecs.bitpack import BitPack
 Side = Tensor  # float32 (rows, width): what one row needs beside its codes
 Shape = Sequence[int]
 NOT_FINITE = "holds NaN or infinity, which cannot be quantized"
+LANES = 64  # counters per code that a GPU counts with
 CHUNK = 1 << 17  # values worked on at a time on a CPU: a chunk and its temporaries stay in the L2 cache
 
 
@@ -111,6 +112,12 @@ class Coder(Protocol):
 
     def most(self, n: int, bits: int) -> int:
         """An upper bound on len(encode(...)) for any n codes: more bytes are not the encoding of n codes."""
+
+    def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
+        """Expected len(encode(...)) of codes of which code q occurs counts[..., q] times; None where counts do not say.
+
+        counts (..., 2^bits) of any integer type, on any device -> float64 (...) on that device, without waiting for it.
+        """
 
 
 class Groups(Protocol):
@@ -207,6 +214,40 @@ class Codec:
         """What `encode` took, less what the quantizer lost: float32 (K, *shape)."""
         flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in parts]
         return (torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)).reshape(stack, *shape)
+
+
+def counts(codes: Sequence[Tensor], stack: int, bits: int) -> Tensor:
+    """Occurrences of each code in each of K stacked tensors, from the codes (K * rows, n) of every segment.
+
+    Returns int64 (K, 2^bits) on the device of the codes, without waiting for it.
+
+    >>> counts([torch.tensor([[0, 3, 3], [1, 1, 1]], dtype=torch.uint8)], stack=2, bits=2)
+    tensor([[1, 0, 0, 2],
+            [0, 3, 0, 0]])
+    """
+    levels = 1 << bits
+    total = torch.zeros(stack, levels, dtype=torch.int64, device=codes[0].device)
+    for part in codes:
+        rows = part.reshape(stack, -1)
+        if rows.device.type == "cpu":
+            total += torch.stack([torch.bincount(row, minlength=levels) for row in rows])
+        else:  # torch.bincount would wait for the device
+            total += counts_by_lanes(rows, levels)
+    return total
+
+
+def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
+    """Occurrences of each code in each row, uint8 (K, n) -> int64 (K, levels), in whole numbers without waiting.
+
+    Each lane has counters of its own, so that neighbouring threads of a GPU do not wait for one another.
+    """
+    stack, n = rows.shape
+    lane = torch.arange(n, dtype=torch.int32, device=rows.device) % LANES
+    first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
+    slot = rows.int().mul_(LANES).add_(lane).add_(first)
+    one = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
+    found = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
+    return found.index_add_(0, slot.flatten(), one).view(stack, levels, LANES).sum(2)
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:

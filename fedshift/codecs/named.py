@@ -16,7 +16,7 @@ GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits of a code before the coder: their codes are mostly zero
 
 
-def codec(
+def make_codec(
     quantizer: str,
     bits: int,
     *,
@@ -28,7 +28,7 @@ def codec(
 ) -> Codec:
     """The codec of these settings; ValueError where they do not go together.
 
-    >>> codec("step", 8, rate=0.5) == Codec(Step(rate=0.5), Range())
+    >>> make_codec("step", 8, rate=0.5) == Codec(Step(rate=0.5), Range())
     True
     """
     codes = CODERS[coder]() if coder != "auto" else default_coder(quantizer, bits)

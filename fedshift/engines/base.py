@@ -178,6 +178,7 @@ class Job(NamedTuple):
     uplinks: Sequence[Uplink]  # one a client
     layers: Sequence[str]  # tensors whose drift and error are wanted
     histograms: bool = False  # whether to count weights before and after the quantizer
+    frames: bool = True  # whether to make real frames also where the coder can estimate their lengths
 
 
 class Histogram(NamedTuple):

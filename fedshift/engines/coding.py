@@ -1,7 +1,8 @@
 """What stacked clients upload: the codecs work on all of them together, and no frame is made.
 
 The weights a server would read are decoded from the codes where they are; how long the frames would
-be is known before they exist (`wire.size`), but for entropy coders, whose frames are made to be measured.
+be is known before they exist (`wire.size`), but for entropy coders. Those estimate it from counts of the codes, or,
+like Zstd, cannot; then, and in rounds that check the estimate, frames are made to be measured.
 """
 
 from collections.abc import Sequence
@@ -12,16 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedshift import rng
+from fedshift.codecs.base import Codec, counts
 from fedshift.data.cohorts import ROUNDING, travel
 from fedshift.engines.base import Histogram, Job, Task, Upload
 from fedshift.engines.client import histograms
 from fedshift.engines.limits import flat, largest, most, refusal
+from fedshift.parts import code_count
 from fedshift.tree import over, take, tmap
 from fedshift.types import Decoded, Params
-from fedshift.uplink import ERROR, Sent, Uplink, code, quantized
-from fedshift.wire import EXACT, choose, pack, size
+from fedshift.uplink import ERROR, Sent, Uplink, code_tensor, quantized
+from fedshift.wire import EXACT, choose, known, pack, size
 
-FIGURES = 4  # numbers per client beside drifts: error, whether the change is finite, norms of update and of change
+# numbers per client beside drifts: error, whether the change is finite, norms of update and of change, estimated bytes
+FIGURES = 5
 
 
 class Trained(NamedTuple):
@@ -44,6 +48,8 @@ class Coded(NamedTuple):
     arrived: Params  # of each tensor that was quantized
     failures: list[str]  # '' for those who can send
     reach: list[dict[str, float]]  # of u, tensor by tensor
+    length: int | None = None  # of each frame; None where it depends on the codes
+    estimate: Tensor | None = None  # (n,) of each length, float64; None where the coder has none
 
 
 class Arrived(NamedTuple):
@@ -61,11 +67,10 @@ def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
     limits = torch.cat([largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
     each = torch.split(limits, [len(part.rows) for part in parts], dim=1)
     parts = [_checked(task, part, own) for part, own in zip(parts, each, strict=True)]
-    for uplink in dict.fromkeys(part.uplink for part in parts if part.uplink.lossy):
+    for uplink in dict.fromkeys(part.uplink for part in parts):
         alike = [place for place, part in enumerate(parts) if part.uplink == uplink]
-        coded = _code(task, uplink, trained, [parts[place] for place in alike])
-        for place, arrived in zip(alike, coded, strict=True):
-            parts[place] = parts[place]._replace(arrived=arrived)
+        for place, coded in zip(alike, _code(task, uplink, trained, [parts[place] for place in alike]), strict=True):
+            parts[place] = coded
     owned = [[part for part in parts if part.owner == j] for j in range(len(trained))]
     read = [_arrived(task, one, own) for one, own in zip(trained, owned, strict=True)]
     widest = max(one.figures.shape[1] for one in read)
@@ -121,34 +126,55 @@ def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
     return part._replace(failures=failures, reach=far)
 
 
-def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Params]:
-    """Through the codec and back, all jobs' clients of this uplink at once."""
+def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Coded]:
+    """Through the codec and back, all jobs' clients of this uplink at once, with what is known of their lengths."""
     key = None
     if uplink.codec.quantizer.random:
         key = torch.cat([rng.fold(trained[part.owner].job.plan.key[part.rows, 0], ROUNDING) for part in parts])
-    names = [name for name in task.trained if choose(uplink.codec, name, task.params[name]).quantizer.lossy]
+    device, rows = parts[0].at.device, [len(part.rows) for part in parts]
+    key = None if key is None else key.to(device)
+    length, variable = known(quantized(uplink, task.trained), task.params)
+    estimate = torch.full((sum(rows),), float(length), dtype=torch.float64, device=device) if variable else None
     split: list[Params] = [{} for _ in parts]
-    for name in names:  # one after another: a stack of one tensor is large enough
-        u = torch.cat([part.u[name] for part in parts])
-        arrived = code(uplink, {name: u}, [name], None if key is None else key.to(u.device))[name]
-        for own, rows in zip(split, torch.split(arrived, [len(part.rows) for part in parts]), strict=True):
-            own[name] = rows
-    return split
+    for name in task.trained:  # one after another: a stack of one tensor is large enough
+        x = task.params[name]
+        codec = choose(uplink.codec, name, x)
+        if not codec.quantizer.lossy and (estimate is None or name not in variable):
+            continue
+        values, codes = code_tensor(codec, name, torch.cat([part.u[name] for part in parts]), key)
+        if codec.quantizer.lossy:
+            for own, arrived in zip(split, torch.split(values, rows), strict=True):
+                own[name] = arrived
+        if estimate is not None and name in variable:
+            estimate = _longer(estimate, codec, codes, code_count(codec, x.dtype, x.shape)[1])
+    each = [None] * len(parts) if estimate is None else torch.split(estimate, rows)
+    return [
+        part._replace(arrived=arrived, length=None if variable else length, estimate=own)
+        for part, arrived, own in zip(parts, split, each, strict=True)
+    ]
+
+
+def _longer(lengths: Tensor, codec: Codec, codes: Sequence[Tensor], bits: int) -> Tensor | None:
+    """Lengths (K,) of frames with the codes of one more tensor; None where the coder cannot tell from counts."""
+    more = codec.coder.estimate(counts(codes, len(lengths), bits), bits)
+    return None if more is None else lengths + more
 
 
 def _arrived(task: Task, one: Trained, parts: Sequence[Coded]) -> Arrived:
     start, layers = one.job.sent.params, one.job.layers
     decoded = _decoded(one, parts)
     memory, change = _finished(task, one, decoded)
-    error = torch.zeros(len(one.job.clients), dtype=torch.float64, device=_device(one.w))
+    error, length = torch.zeros((2, len(one.job.clients)), dtype=torch.float64, device=_device(one.w))
     for part in parts:
+        if part.estimate is not None:
+            length.index_copy_(0, part.at, part.estimate)
         if part.arrived:
             error.index_copy_(0, part.at, _relative_errors(part))
     sane = largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
     drifts = [_drift(w, start, name) for w in (one.w, decoded) for name in layers]
     update = _norm([decoded[name] - start[name] for name in one.w], error)
     beside = _norm(list(change.values()), error) if one.job.rule.extra == "sent" else torch.zeros_like(error)
-    return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane, update, beside], dim=1))
+    return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane, update, beside, length], dim=1))
 
 
 def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figures: Tensor) -> list[Upload]:
@@ -157,9 +183,10 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
     told = figures.tolist()
     made: dict[int, Upload] = {}
     for part in parts:
-        lengths = _sizes(task, part, job)
+        lengths = _lengths(task, part, job, [round(told[i][2 * n + FIGURES - 1]) for i in part.rows])
         for at, i in enumerate(part.rows):
-            error, sane, update, beside = told[i][2 * n : 2 * n + FIGURES]
+            error, sane, update, beside, _ = told[i][2 * n : 2 * n + FIGURES]
+            length, estimate = lengths[at]
             failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
             if failure:
                 made[i] = Upload(job.clients[i], b"", b"", one.memory[i], [], 0.0, (0.0, 0.0), failure)
@@ -169,11 +196,12 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
                 client=job.clients[i],
                 frame=Decoded(
                     {name: read.decoded[name][i] for name in start},
-                    lengths[at],
+                    length,
                     part.reach[at],
                     part.uplink.lossy,
                     part.uplink.update,
                     norms=(update, 0.0),  # buffers stay as they were sent
+                    estimate=estimate,
                 ),
                 extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control), norms=(beside, 0.0))
                 if job.rule.extra == "sent"
@@ -221,17 +249,15 @@ def _histograms(part: Coded, at: int, job: Job) -> tuple[Histogram, ...]:
     return histograms(Sent(b"", u, {}, {name: u[name] - x for name, x in arrived.items()}), job.layers)
 
 
-def _sizes(task: Task, part: Coded, job: Job) -> list[int]:
-    """How long each frame would be."""
-    codec, like = quantized(part.uplink, task.trained), {name: x[0] for name, x in part.u.items()}
-    try:
-        return [size(codec, like)] * len(part.rows)
-    except ValueError:  # it depends on the codes
-        keys = rng.fold(job.plan.key[part.rows, 0], ROUNDING).cpu()
-        frames = [
-            pack(codec, {name: x[at].cpu() for name, x in part.u.items()}, key=keys[at]) for at in range(len(part.rows))
-        ]
-        return [len(frame) for frame in frames]
+def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
+    """The length of each frame, and its estimate where there is one: both are the same unless frames are made."""
+    if part.length is not None:
+        return [(part.length, None)] * len(part.rows)
+    if part.estimate is not None and not job.frames:
+        return [(estimate, estimate) for estimate in estimates]
+    codec, keys = quantized(part.uplink, task.trained), rng.fold(job.plan.key[part.rows, 0], ROUNDING).cpu()
+    frames = (pack(codec, tmap(torch.Tensor.cpu, _row(part.u, at)), key=keys[at]) for at in range(len(part.rows)))
+    return [(len(frame), None if part.estimate is None else own) for frame, own in zip(frames, estimates, strict=True)]
 
 
 def _relative_errors(part: Coded) -> Tensor:

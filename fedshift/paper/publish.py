@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedshift.columns import column
+from fedshift.columns import ESTIMATES, column
 from fedshift.files import RunError, write
 from fedshift.paper.records import Record
 from fedshift.record import ABOUT, ROUNDS, SETTINGS, begun, finished
+from fedshift.recorded import PARTS
 from fedshift.toml import plain
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
@@ -82,10 +83,12 @@ def reduced(record: Record) -> str:
     }
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow([*digits, "bytes.up", "bytes.down"])
+    checks = [name for name in ESTIMATES if name in record.header and record.column(name)]
+    lines.writerow([*digits, "bytes.up", "bytes.down", *checks])
     for line in record.lines:
-        up = sum(int(line[f"bytes.{part}"]) for part in ("codes", "side", "header"))
-        lines.writerow([*(short(line[name], n) for name, n in digits.items()), up, line["bytes.down"]])
+        up = sum(int(line[part]) for part in PARTS)
+        cells = [short(line[name], n) for name, n in digits.items()]
+        lines.writerow([*cells, up, line["bytes.down"], *(line[name] for name in checks)])
     return text.getvalue()
 
 

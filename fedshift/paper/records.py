@@ -11,7 +11,7 @@ from fedshift.files import RunError
 from fedshift.paper.experiments import BASE, Cell, settings
 from fedshift.paper.published import GATE_ROUNDS
 from fedshift.record import ROUNDS, SETTINGS, about
-from fedshift.recorded import Sheet, sheet
+from fedshift.recorded import Sheet, Uploaded, sheet
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
 from fedshift.toml import dotted, merge, read
@@ -53,6 +53,11 @@ class Record:
         if name not in self._columns:
             self._columns[name] = self._sheet.column(name)
         return self._columns[name]
+
+    @property
+    def uploaded(self) -> Uploaded:
+        """Bytes sent in each round, corrected where they are estimates."""
+        return self._sheet.uploaded()
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""

@@ -13,6 +13,7 @@ from fedshift.paper.records import Record, Results, published
 from fedshift.paper.tables import Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, table3
 from fedshift.rates import rate
+from fedshift.recorded import estimates
 from fedshift.toml import SettingsError
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
@@ -71,6 +72,8 @@ def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
     told: list[str | Listing] = ["Nothing yet: every cell below says not run."]
     if lines:
         told = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
+    if guessed := estimates(record.uploaded.estimate for record in results.all):
+        told.append(guessed)
     if others:
         told.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
     return told

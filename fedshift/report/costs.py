@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedshift.rates import said
-from fedshift.recorded import Figures, Recorded
+from fedshift.recorded import Figures, Recorded, estimates
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
@@ -40,12 +40,15 @@ def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
         alike = [label for label, other in sizes.items() if size(other) == size(count)]
         return common(alike, [label for label in sizes if label not in alike])
 
+    guessed = estimates(run.uploaded.estimate for one in strands if one.row for run in one.runs)
+    further = [guessed] if guessed else []
     if size(least) == size(most):
-        return [f"A run sends {told(least)}."]
+        return [f"A run sends {told(least)}.", *further]
     much = f"{most / least:.3g} times as much" if least else "most"
     return [
         f"Runs with {which(least)} send the least: {told(least)}.",
         f"Those with {which(most)} send {much}: {told(most)}.",
+        *further,
     ]
 
 
@@ -131,13 +134,18 @@ def upload(strands: Sequence[Strand]) -> Stacks | None:
         uploads = sum(float(np.nansum(_uploads(run))) for run in one.runs)
         split = all("bytes.codes" in run.figures for run in one.runs)
         sums = {
-            part: sum(float(np.nansum(run.figure(name))) for run in one.runs)
+            part: sum(float(np.nansum(run.figure(name) + corrected(run, name))) for run in one.runs)
             for part, name in (PARTS.items() if split else ())
         } or {WHOLE: sum(float(np.nansum(run.up)) for run in one.runs)}
         if uploads and sum(sums.values()):
             found.append((one, {part: size / uploads for part, size in sums.items()}))
     caption = "Bytes of one upload, mean over clients and rounds: full and quantized ones together."
     return _stacks("upload", "Bytes per round and client", caption, Axis("one upload", "B"), [*PARTS, WHOLE], found)
+
+
+def corrected(run: Recorded, name: str) -> Figures:
+    """Bytes by which estimates were corrected, all of them codes: header and side data are exact."""
+    return run.uploaded.correction if name == PARTS["codes"] else np.zeros(len(run.rounds))
 
 
 def _uploads(run: Recorded) -> Figures:

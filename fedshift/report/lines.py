@@ -80,7 +80,7 @@ def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Row 
 
 
 def outcome(run: Recorded) -> summary.Result:
-    return summary.result(run.experiment, run.scores[run.evaluated].tolist(), int(run.up.sum()))
+    return summary.result(run.experiment, run.scores[run.evaluated].tolist(), run.uploaded)
 
 
 def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift import Dataset, dataset
+from fedshift import Dataset, Range, dataset
+from fedshift.codecs.base import counts
 from fedshift.engines import Batched, Sequential
 from fedshift.engines.stacked import Convolved, Mapped
 from fedshift.experiment import build
@@ -112,3 +113,29 @@ def test_a_sweep_goes_to_the_gpu_by_itself(tmp_path: Path) -> None:
     assert sum(event.kind == "done" for event in events) == 8
     seen = [event.place for event in events if event.kind == "round"]
     assert sorted(seen[:8]) == list(range(8))  # all at once
+
+
+@pytest.mark.parametrize("uplink", [{"bits": 1}, {"bits": 4, "quantizer": "uniform"}, {"bits": "32+2"}])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_estimated_bytes_are_those_of_real_frames_within_one_percent(
+    uplink: dict[str, Any], deterministic: bool
+) -> None:
+    fed = papers(uplink={"coder": "range"} | uplink)
+    _, outcomes, _ = train(fed, rounds=2, engine=Batched(fed.task, "fp32", deterministic))
+    for outcome in outcomes:
+        assert outcome.bytes_framed == sum(outcome.bytes_up)
+        assert outcome.bytes_estimated == pytest.approx(outcome.bytes_framed, rel=0.01)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_codes_are_counted_without_waiting_for_the_device(bits: int) -> None:
+    codes = torch.randint(0, 2**bits, (20, 5000), dtype=torch.uint8)
+    there = codes.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        counted = counts([there], 20, bits)
+        estimate = Range().estimate(counted, bits)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert estimate is not None
+    assert torch.equal(counted.cpu(), counts([codes], 20, bits))

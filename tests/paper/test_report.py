@@ -89,3 +89,17 @@ def test_a_plan_from_the_command_line() -> None:
     assert told["rate"] == 1.25e6
     assert told["shift"] == {"on": True, "per": "filter", "share": 1.0, "bytes": 0}
     assert seconds == sorted(seconds)
+
+
+def test_a_report_says_which_bytes_are_estimated(tmp_path: Path) -> None:
+    """800 rounds of 100 bytes by estimate, of which every fiftieth was framed and took 101."""
+    folder = write(tmp_path, mixed("fedpaq", 4, False))
+    head, *lines = (folder / "rounds.csv").read_text().splitlines()
+    cells = ["101,100,101" if t % 50 == 0 else "100,100," for t in range(len(lines))]
+    pairs = [f"{line},{more}" for line, more in zip(lines, cells, strict=True)]
+    (folder / "rounds.csv").write_text("\n".join([f"{head},bytes.up,bytes.estimated,bytes.framed", *pairs, ""]))
+    told = dict(report(tmp_path).sections)["What was run"]
+    assert told[1:] == [
+        "Uploaded bytes of 784 of 800 rounds are estimated from counts of codes, times 1.01, the ratio of real frames "
+        "to estimates measured in 16 rounds."
+    ]

@@ -8,7 +8,7 @@ from fedshift.report.charts import Curves, Section, Stacks
 from fedshift.report.costs import section
 from fedshift.report.lines import grouped
 from tests.report.test_lines import read
-from tests.report.written import published, settings, write
+from tests.report.written import GUESSED, published, settings, write
 
 RATE = 1000.0
 
@@ -107,3 +107,24 @@ def test_all_lines_that_send_the_least_are_meant(tmp_path: Path) -> None:
 def test_bytes_that_are_no_number_are_none(tmp_path: Path) -> None:
     made = costs(write(tmp_path / "run", settings(rounds=4), figures={"bytes.codes": [900, float("inf"), 900, 900]}))
     assert list(chart(made, "score-bytes").panels[0].curves[0].x) == [1000, 1000, 2000, 3000]
+
+
+def test_estimated_bytes_are_corrected_by_the_ratio_and_the_page_says_so(tmp_path: Path) -> None:
+    made = costs(write(tmp_path / "run", settings(rounds=3), figures=GUESSED))
+    assert made.answer == [
+        "A run sends 3.5 kB, 3.5 s on one link of 1 kB/s for all.",
+        "Uploaded bytes of 2 of 3 rounds are estimated from counts of codes, times 1.25, the ratio of real frames to "
+        "estimates measured in 1 round.",
+    ]
+    assert list(chart(made, "score-bytes").panels[0].curves[0].x) == [1000, 2250, 3500]
+    own = stacks(made, "upload").stacks[0].values  # codes, side data, header of each of six uploads
+    assert own == pytest.approx([(3 * 900 + 2 * 250) / 6, 30, 20], rel=1e-3)
+
+
+def test_estimates_that_nothing_checks_are_taken_as_they_are(tmp_path: Path) -> None:
+    made = costs(write(tmp_path / "run", settings(rounds=3), figures=GUESSED | {"bytes.framed": [None] * 3}))
+    assert made.answer == [
+        "A run sends 3 kB, 3 s on one link of 1 kB/s for all.",
+        "Uploaded bytes of 3 of 3 rounds are estimated from counts of codes, and no real frames were made to check "
+        "them.",
+    ]

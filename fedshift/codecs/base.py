@@ -107,6 +107,12 @@ class Coder(Protocol):
     def most(self, n: int, bits: int) -> int:
         """An upper bound on len(encode(...)) for any n codes: more bytes are not the encoding of n codes."""
 
+    def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
+        """Expected len(encode(...)) of codes of which code q occurs counts[..., q] times; None where counts do not say.
+
+        counts (..., 2^bits) of any integer type, on any device -> float64 (...) on that device, without waiting for it.
+        """
+
 
 class Groups(Protocol):
     """Which values share one side."""

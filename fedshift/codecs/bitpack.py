@@ -55,6 +55,9 @@ class BitPack:
     def most(self, n: int, bits: int) -> int:
         return self.size(n, bits)
 
+    def estimate(self, counts: Tensor, bits: int) -> Tensor:
+        return torch.ceil(counts.double().sum(-1) * bits / 8)
+
 
 def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:
     """For each fold: how far the upper half of each pair of lanes moves, and the two halves' masks."""

@@ -105,10 +105,7 @@ def group_of(name: str, link: Link) -> Group:
 
 
 def codec_of(link: Link) -> Codec:
-    try:
-        coder = CODERS[link.coder]()
-    except ModuleNotFoundError as missing:
-        raise SettingsError(f"uplink.coder = {link.coder!r}: {missing}") from None
+    coder = CODERS[link.coder]()
     if link.bits == 32:
         return EXACT if link.coder == "bitpack" else Codec(EXACT.quantizer, coder)
     if link.bits == 16:

@@ -26,7 +26,7 @@ DTYPES = {
 }
 IDENTITY, FLOAT16, BFLOAT16 = 0, 4, 5
 LOOKUPS: dict[int, type[Uniform | KMeans | Stochastic]] = {1: Uniform, 2: KMeans, 3: Stochastic}
-CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 2: Range}
+CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 3: Range}  # 2: retired, a range coder of fixed tables
 GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
 
 

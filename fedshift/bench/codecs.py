@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fedshift.accumulate import Mean
-from fedshift.bench.timing import Job, apart, fresh_memory, installed, medians, resident
+from fedshift.bench.timing import Job, apart, fresh_memory, medians, resident
 from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
 from fedshift.codecs.base import Quantizer
-from fedshift.extras import needs
 from fedshift.models import PaperCNN
 from fedshift.rng import key
 from fedshift.types import Params
@@ -81,16 +80,10 @@ def codecs() -> dict[str, Codec]:
     for bits in (8, 6, 5, 4):
         table[f"Uniform({bits})"] = Codec(Uniform(bits))
         table[f"Uniform({bits}) + Zstd"] = Codec(Uniform(bits), Zstd())
-        if installed("constriction"):
-            table[f"Uniform({bits}) + Range"] = Codec(Uniform(bits), Range())
+        table[f"Uniform({bits}) + Range"] = Codec(Uniform(bits), Range())
     table["KMeans(4) + Zstd"] = Codec(KMeans(4), Zstd())
     table["Stochastic(4)"] = Codec(Stochastic(4))
     return table
-
-
-def left_out() -> str:
-    """The codecs that cannot be measured here, in a sentence; empty where there are none."""
-    return "" if installed("constriction") else f"Codecs with a range coder are left out: it {needs('constriction')}."
 
 
 def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:

@@ -91,7 +91,7 @@ class Range:
 
     >>> codes = torch.tensor([0] * 999 + [3], dtype=torch.uint8)
     >>> len(Range().encode(codes, bits=2))  # packed: 250
-    9
+    10
     """
 
     def encode(self, codes: Tensor, bits: int) -> bytes:
@@ -161,23 +161,26 @@ class Range:
         return 1 + BitPack().size(n, bits)
 
     def estimate(self, counts: Tensor, bits: int) -> Tensor:
-        """1 + table + (digits of the number of gaps) + 3.5 + sum_q counts_q log2(1 / share_q) / 8, or packed bits.
+        """1 + table + sum_q counts_q log2(1 / share_q) / 8 + 3.5, or the packed codes where these are fewer bytes.
 
-        Within 1 % for 10,000 and more independent codes.
+        The state begins at three bytes, and its last byte is half full on average. With gaps, their number takes one
+        to four bytes, and the codes after the last of them, log2(e) bits on average, take none. Within 1 % for 10,000
+        and more independent codes.
         """
         c = counts.double()
         n, most = c.sum(-1), c.amax(-1)
         quantum = torch.ldexp(torch.ones_like(c), (torch.frexp(c).exponent - 4).clamp(min=0))
-        f = (c / quantum + 0.5).floor() * quantum
+        f = (c / quantum + 0.5).floor() * quantum  # as _levels rounds them
         spent = -torch.xlogy(c, f / f.sum(-1, keepdim=True)).sum(-1) / math.log(2)
         code = torch.arange(2**bits, device=c.device)
         last = torch.where(c > 0, code, -1).cummax(-1).values
         table = ((c > 0) | ((code - last - 1) % SKIP == 0)).sum(-1)
         digits = (n - most) / (1 - (most / n) ** LONGEST)
         length = 1 + (digits >= 1 << 7).double() + (digits >= 1 << 14).double() + (digits >= 1 << 21).double()
-        coded = 1 + table + torch.where(DENSEST * digits <= n, length, 0) + 3.5 + spent / 8
+        gaps = torch.where(DENSEST * digits > n, 0, length - 1 / (8 * math.log(2)))
+        coded = 1 + table + gaps + 3.5 + spent / 8
         packed = BitPack().estimate(counts, bits)
-        return 1 + torch.where(coded <= packed, coded - 1, packed)  # packed where there are no codes, too
+        return 1 + torch.where(coded <= packed, coded - 1, packed)  # NaN, where there are no codes, is not less
 
 
 def _check_blocks(data: memoryview, most: int) -> None:

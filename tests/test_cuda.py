@@ -67,7 +67,8 @@ def test_frames_are_those_of_the_cpu(params: Params, quantizer: Quantizer) -> No
 def test_estimated_lengths_are_those_of_the_cpu_and_nothing_waits_for_the_gpu() -> None:
     codes = torch.randint(0, 256, (3, 100_000), generator=torch.Generator().manual_seed(0)) ** 3 >> 16
     counts = torch.stack([torch.bincount(row, minlength=256) for row in codes])
-    on_gpu, coders = counts.cuda(), (BitPack(), Range())
+    on_gpu = counts.cuda()
+    coders: tuple[BitPack | Range, ...] = BitPack(), Range()
     torch.cuda.set_sync_debug_mode("error")
     try:
         estimates = [coder.estimate(on_gpu, 8) for coder in coders]

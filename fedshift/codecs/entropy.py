@@ -304,7 +304,7 @@ def _ranks(symbols: NDArray[np.uint8], used: Counts) -> NDArray[np.int32]:
 
 def _scaled(shares: Counts) -> Counts:
     """1 + floor(share (WHOLE - number of shares) / sum of shares), and what is missing to WHOLE for the largest."""
-    scaled = 1 + shares * (WHOLE - len(shares)) // shares.sum()
+    scaled: Counts = 1 + shares * (WHOLE - len(shares)) // shares.sum()
     scaled[shares.argmax()] += WHOLE - scaled.sum()
     return scaled
 
@@ -325,7 +325,7 @@ def _model(frequencies: Counts) -> object:
 
 
 def _read_plain(stack: Any, n: int, used: Counts, shares: Counts) -> NDArray[np.uint8]:
-    ranks = stack.decode(_model(_scaled(shares)), n)
+    ranks: NDArray[np.int32] = stack.decode(_model(_scaled(shares)), n)
     return np.take(used.astype(np.uint8), ranks, mode="clip")
 
 

@@ -7,23 +7,27 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift import BitPack, Range, Zstd
+from fedshift.codecs.base import Coder
 
 WHOLE = 1 << 24
+Floats = NDArray[np.float64]
 
 
-def drawn(share: np.ndarray, n: int, seed: int = 0) -> Tensor:
+def drawn(share: Floats, n: int, seed: int = 0) -> Tensor:
     """n independent codes."""
     picked = np.random.default_rng(seed).choice(len(share), n, p=share / share.sum())
     return torch.from_numpy(picked.astype(np.uint8))
 
 
-def steps(rate: float, bits: int = 8) -> np.ndarray:
+def steps(rate: float, bits: int = 8) -> Floats:
     """Shares of the codes of a uniform step: p_q proportional to r^|q - middle|, of this entropy."""
     distance = abs(np.arange(2**bits) - 2 ** (bits - 1))
     low, high = 0.0, 1.0
+    share = np.ones(2**bits)
     for _ in range(50):
         r = (low + high) / 2
         share = r**distance / (r**distance).sum()
@@ -31,7 +35,7 @@ def steps(rate: float, bits: int = 8) -> np.ndarray:
     return share
 
 
-def entropy(counts: np.ndarray) -> float:
+def entropy(counts: NDArray[np.int64] | Floats) -> float:
     """Bits of one code, order 0."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum())
@@ -103,7 +107,8 @@ def test_estimates_take_stacks_of_counts_of_any_integer_type(kind: torch.dtype) 
     assert (estimate.dtype, estimate.shape) == (torch.float64, (2, 2))
     assert estimate[0, 0] < 16
     assert estimate.flatten()[1:].tolist() == [1, 4, 27]  # packed, and the byte that says so
-    assert Zstd().estimate(counts, 2) is None
+    other: Coder = Zstd()
+    assert other.estimate(counts, 2) is None
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

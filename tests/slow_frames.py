@@ -135,7 +135,7 @@ def hostile() -> dict[str, tuple[Codec, Coded]]:
     for quantizer in (Uniform(8), Uniform(1), KMeans(8), KMeans(1)):
         for n in (1, 2, 7, 16):
             frames[f"{quantizer}, blocks of {n}"] = Codec(quantizer, groups=PerBlock(n)), packed
-    frames["Uniform(8), blocks of 1, range coder"] = Codec(Uniform(8), Range(), PerBlock(1)), certain
+    frames["Uniform(8), blocks of 1, range coder"] = Codec(Uniform(8), Range(), PerBlock(1)), gaps
     for name, codec in {"exact": Codec(Identity(), Zstd()), "Uniform(4)": Codec(Uniform(4), Zstd())}.items():
         frames[f"{name}, Zstd, an empty block every 16 bytes"] = codec, empty_blocks
         frames[f"{name}, Zstd, blocks of 1 byte"] = codec, short_blocks

@@ -82,12 +82,12 @@ class Zstd:
 
 @dataclass(frozen=True)
 class Range:
-    """A range coder (rANS) over the codes' own frequencies: within 1 % of their entropy, and quickest at low rates.
+    """Range coder (rANS) with the frequencies of the codes: within 1 % of their entropy, fastest at low rates.
 
-    A coder's time goes with the symbols it codes. Where one code is frequent, these are not the codes but the gaps
-    between the others, and the others themselves: at 0.2 bits a code, one symbol for twenty codes. A gap is
-    geometric, P(gap = k) = p^k (1 - p) with p the share of the frequent code, so it needs no table, and gaps of
-    independent codes take the codes' entropy and no more. What would not shrink is packed. The bytes: docs/wire.md.
+    Its time is proportional to the number of symbols. Where one code is frequent, the symbols are the gaps between
+    the other codes, and the other codes: at 0.2 bits per code, one symbol for twenty codes. Gaps are geometric,
+    P(gap = k) = p^k (1 - p) with p the share of the frequent code, so they need no table, and together with the other
+    codes they take the entropy of the codes. Codes that would not become shorter are packed. Format: docs/wire.md.
 
     >>> codes = torch.tensor([0] * 999 + [3], dtype=torch.uint8)
     >>> len(Range().encode(codes, bits=2))  # packed: 250
@@ -119,7 +119,7 @@ class Range:
             head = bytes([PLAIN]) + table
             model = _scaled(shares)
             least = len(head) + math.floor(float(counts[used] @ np.log2(WHOLE / model)) / 8)
-            if least > packed + 16:  # far from close: whether it is tried must not depend on how log2 rounds
+            if least > packed + 16:  # the margin makes the result independent of rounding errors of log2
                 return bytes([PACKED]) + BitPack().encode(codes, bits)
             stack.encode_reverse(_ranks(symbols, used), _model(model))
         whole: bytes = head + stack.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
@@ -204,7 +204,7 @@ def _below(codes: Tensor, bits: int) -> Tensor:
 
 
 def _count(symbols: NDArray[np.uint8], bits: int) -> Counts:
-    """How often each code occurs: int64 (2^bits,)."""
+    """Counts of all codes: int64 (2^bits,)."""
     if len(symbols) < PAIRS:
         counts = np.bincount(symbols, minlength=256)
     else:
@@ -217,7 +217,7 @@ def _count(symbols: NDArray[np.uint8], bits: int) -> Counts:
 
 
 def _levels(counts: Counts) -> Counts:
-    """Counts on a scale of eight steps an octave, the nearest: 0..15 as they are, 224 for 2^30 and more."""
+    """Nearest levels on a scale of eight steps per octave: 0..15 for these counts, 224 for 2^30 and more."""
     exponent = np.maximum(np.frexp(counts.astype(np.float64))[1] - 4, 0).astype(np.int64)  # of the lowest of four bits
     rounded = (counts + (1 << exponent >> 1)) >> exponent
     levels: Counts = np.minimum(8 * exponent + rounded, 255 - SKIP + 1)
@@ -230,7 +230,7 @@ def _frequency(levels: Counts) -> Counts:
 
 
 def _table(levels: Counts) -> bytes:
-    """A byte for each code in use, SKIP - 1 + level, and below SKIP for runs of codes that are not: length - 1."""
+    """One byte per code in use, SKIP - 1 + level, and one per run of up to SKIP unused codes, length - 1."""
     table, at = bytearray(), 0
     for code in [*np.flatnonzero(levels).tolist(), len(levels)]:
         whole, rest = divmod(code - at, SKIP)
@@ -242,7 +242,7 @@ def _table(levels: Counts) -> bytes:
 
 
 def _read_table(data: memoryview, bits: int) -> tuple[Counts, int]:
-    """The levels, and where the table ends."""
+    """Levels of all codes, and the position after the table."""
     levels, code, at = np.zeros(1 << bits, np.int64), 0, 1
     for byte in data[1 : 1 + len(levels)]:
         at += 1
@@ -259,7 +259,7 @@ def _read_table(data: memoryview, bits: int) -> tuple[Counts, int]:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit of a byte says that another follows."""
+    """Seven bits per byte, lowest first; the highest bit is set in all bytes but the last."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -268,7 +268,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number, and where it ends."""
+    """The number, and the position after it."""
     number = 0
     for i, byte in enumerate(data[at : at + 9]):
         number |= (byte & 127) << 7 * i
@@ -280,7 +280,7 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _gaps(symbols: NDArray[np.uint8], frequent: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
-    """Where the other codes are, and the digits of the gaps before them; None where these are too many to pay."""
+    """Positions of the other codes, and the digits of the gaps before them; None where plain codes are faster."""
     n = len(symbols)
     if DENSEST * (n - count) > n:
         return None
@@ -299,18 +299,19 @@ def _ranks(symbols: NDArray[np.uint8], used: Counts) -> NDArray[np.int32]:
     """Codes as indices into those in use."""
     ranks = np.zeros(256, np.int32)
     ranks[used] = np.arange(len(used))
-    return np.take(ranks, symbols, mode="clip")  # which is quicker than to raise
+    # no index is out of bounds; "clip" skips the check
+    return np.take(ranks, symbols, mode="clip")
 
 
 def _scaled(shares: Counts) -> Counts:
-    """1 + floor(share (WHOLE - number of shares) / sum of shares), and what is missing to WHOLE for the largest."""
+    """f_i = 1 + floor(s_i (WHOLE - m) / sum s) for m shares s; the largest also gets the remainder to WHOLE."""
     scaled: Counts = 1 + shares * (WHOLE - len(shares)) // shares.sum()
     scaled[shares.argmax()] += WHOLE - scaled.sum()
     return scaled
 
 
 def _geometric(shares: Counts, top: int) -> Counts:
-    """The digits' frequencies: each takes its part of what those before it left, and one more; the last the rest."""
+    """Frequencies of digits: f_k = 1 + floor(r_k others / all), r_(k+1) = r_k + 1 - f_k; the last is 1 + r."""
     whole = int(shares.sum())
     others, left, parts = whole - int(shares[top]), WHOLE - LONGEST - 1, []
     for _ in range(LONGEST):
@@ -320,7 +321,7 @@ def _geometric(shares: Counts, top: int) -> Counts:
 
 
 def _model(frequencies: Counts) -> object:
-    """These frequencies exactly: constriction scales what it is given to WHOLE - len, here by 1, and adds 1 to each."""
+    """Model of exactly these frequencies: constriction scales its input to a sum of WHOLE - m and adds 1 to each."""
     return constriction.stream.model.Categorical((frequencies - 1).astype(np.float64), perfect=False)
 
 

@@ -1,7 +1,6 @@
 """Optional packages: the versions that fedshift works with, and how to install one that is missing."""
 
 REQUIREMENTS = {
-    "constriction": "constriction>=0.4",
     "flwr": "flwr[simulation]>=1.41,<1.43",
     "matplotlib": "matplotlib>=3.9",
     "mlflow": "mlflow>=3.4",

@@ -134,7 +134,7 @@ class Reader:
             middle, end = at + side, at + side + codes
             try:
                 parts[name] = _open(codec, self.like[name], region[at:middle], region[middle:end])
-            except (ValueError, ModuleNotFoundError) as error:
+            except ValueError as error:
                 raise WireError(f"{name}: {error}") from None
             at = end
         return frame.header, parts
@@ -169,7 +169,7 @@ def _expect(record: Record, x: Tensor) -> Codec:
         raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} where {x.dtype} is expected")
     try:
         codec = codec_of(record)
-    except (ValueError, ModuleNotFoundError) as error:
+    except ValueError as error:
         raise WireError(f"{record.name}: {error}") from None
     count = code_count(codec, x.dtype, x.shape)
     fixed = codec.coder.size(*count) if x.numel() else 0

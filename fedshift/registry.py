@@ -34,7 +34,7 @@ LOOKUPS: dict[int, type[Uniform | KMeans | Stochastic | Step | Ternary]] = {
     6: Step,
     7: Ternary,
 }
-CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 2: Range}
+CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 3: Range}  # 2: retired, a range coder of fixed tables
 GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
+import constriction
 import numpy as np
 import torch
 import zstandard
@@ -31,7 +32,7 @@ from fedshift import (
 )
 from fedshift.codecs.base import Coder, Quantizer
 from fedshift.codecs.bitpack import BitPack
-from fedshift.codecs.entropy import _constriction, _model
+from fedshift.codecs.entropy import PLAIN, WHOLE, _frequency, _model, _scaled, _table
 from fedshift.frame import Header, Record, build, describe
 from fedshift.models import MLP, PaperCNN
 from fedshift.parts import code_count, side_numbers
@@ -99,22 +100,29 @@ def tables(n: int, bits: int) -> bytes:
     return zstd(size, [block] * whole + ([(RAW, rest, bytes(rest))] if rest or not whole else []))
 
 
-def one_code(n: int, bits: int, frequency: int) -> bytes:
-    """One code again and again, which the model of the range coder takes for this frequent; as bytes, 0.747."""
+def one_code(n: int, bits: int, level: int, others: int) -> bytes:
+    """One code again and again, coded one by one, with a table of these levels; as bytes, 0.747."""
     code = min(2**bits - 1, 0x3F)
-    scaled = np.full(2**bits, 65536 - frequency, "<u2")
-    scaled[code] = frequency
-    encoder = _constriction().stream.queue.RangeEncoder()
-    encoder.encode(np.full(n, code, np.int32), _model(scaled))
-    return bytes(scaled.tobytes() + encoder.get_compressed().astype("<u4").tobytes())
+    levels = np.full(2**bits, others)
+    levels[code] = level
+    stack = constriction.stream.stack.AnsCoder(np.array([WHOLE], np.uint32))
+    stack.encode_reverse(np.full(n, code, np.int32), _model(_scaled(_frequency(levels))))
+    return bytes([PLAIN]) + _table(levels) + bytes(stack.get_compressed().astype("<u4").tobytes()).rstrip(b"\0")
 
 
 def rarest(n: int, bits: int) -> bytes:
-    return one_code(n, bits, 1)
+    return one_code(n, bits, 1, 224)
 
 
 def certain(n: int, bits: int) -> bytes:
-    return one_code(n, bits, 65535)
+    return one_code(n, bits, 224, 1)
+
+
+def gaps(n: int, bits: int) -> bytes:
+    """As many gaps as the range coder takes, and every code in use."""
+    codes = torch.full((n,), min(2**bits - 1, 0x3F), dtype=torch.uint8)
+    codes[2::3] = torch.arange(len(codes[2::3])) % 2**bits
+    return Range().encode(codes, bits)
 
 
 def denormal(n: int, bits: int) -> bytes:
@@ -127,7 +135,7 @@ def hostile() -> dict[str, tuple[Codec, Coded]]:
     for quantizer in (Uniform(8), Uniform(1), KMeans(8), KMeans(1)):
         for n in (1, 2, 7, 16):
             frames[f"{quantizer}, blocks of {n}"] = Codec(quantizer, groups=PerBlock(n)), packed
-    frames["Uniform(8), blocks of 1, range coder"] = Codec(Uniform(8), Range(), PerBlock(1)), certain
+    frames["Uniform(8), blocks of 1, range coder"] = Codec(Uniform(8), Range(), PerBlock(1)), gaps
     for name, codec in {"exact": Codec(Identity(), Zstd()), "Uniform(4)": Codec(Uniform(4), Zstd())}.items():
         frames[f"{name}, Zstd, an empty block every 16 bytes"] = codec, empty_blocks
         frames[f"{name}, Zstd, blocks of 1 byte"] = codec, short_blocks
@@ -136,6 +144,7 @@ def hostile() -> dict[str, tuple[Codec, Coded]]:
     for codec in (Codec(Identity(), Range()), Codec(Uniform(8), Range()), Codec(Uniform(1), Range())):
         frames[f"{codec.quantizer}, range coder, the rarest code"] = codec, rarest
         frames[f"{codec.quantizer}, range coder, a certain code"] = codec, certain
+        frames[f"{codec.quantizer}, range coder, gaps"] = codec, gaps
     frames["exact, denormal numbers"] = Codec(Identity()), denormal
     return frames
 

@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 class Bare(PathFinder):  # as if nothing were installed that no run needs
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        hidden = name.partition(".")[0] in {"matplotlib", "mlflow", "wandb", "tensorboard", "flwr", "constriction"}
+        hidden = name.partition(".")[0] in {"matplotlib", "mlflow", "wandb", "tensorboard", "flwr"}
         return None if hidden else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Bare

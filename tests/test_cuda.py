@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedshift import (
+    BitPack,
     Cast,
     Codec,
     Identity,
@@ -11,6 +12,7 @@ from fedshift import (
     Mean,
     Params,
     PerChannel,
+    Range,
     Step,
     Stochastic,
     Ternary,
@@ -65,6 +67,21 @@ def test_frames_are_those_of_the_cpu(params: Params, quantizer: Quantizer) -> No
             assert read[name].is_cuda
             assert torch.equal(read[name].cpu(), expected[name])
             assert torch.allclose(averaged[name].cpu().double(), expected[name].double())
+
+
+def test_estimated_lengths_are_those_of_the_cpu_and_nothing_waits_for_the_gpu() -> None:
+    codes = torch.randint(0, 256, (3, 100_000), generator=torch.Generator().manual_seed(0)) ** 3 >> 16
+    counts = torch.stack([torch.bincount(row, minlength=256) for row in codes])
+    on_gpu = counts.cuda()
+    coders: tuple[BitPack | Range, ...] = BitPack(), Range()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        estimates = [coder.estimate(on_gpu, 8) for coder in coders]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for coder, estimate in zip(coders, estimates, strict=True):
+        assert estimate.is_cuda
+        assert torch.allclose(estimate.cpu(), coder.estimate(counts, 8), rtol=1e-12)
 
 
 def test_nan_is_refused() -> None:

@@ -12,6 +12,7 @@ from fedshift import (
     Identity,
     KMeans,
     Params,
+    Range,
     Stochastic,
     Uniform,
     WireError,
@@ -106,6 +107,15 @@ def test_an_index_beyond_its_codebook_is_refused() -> None:
         unpack(fuzz.mend(frame[:codes] + bytes([0b11_01_00]) + frame[codes + 1 :]), params)
     with pytest.raises(WireError, match="x: the bits after the last code are not zero"):
         unpack(fuzz.mend(frame[:codes] + bytes([0b01_10_01_00]) + frame[codes + 1 :]), params)
+
+
+def test_the_retired_number_of_the_range_coder_is_refused() -> None:
+    params = {"x": torch.zeros(2, 30)}
+    frame = bytearray(pack(Codec(Uniform(2), Range()), params))
+    coder = frame.index(bytes([0, 1, 2, 3, 0]) + bytes(4)) + 3  # float32, uniform, 2 bits, range coder, per tensor
+    frame[coder] = 2
+    with pytest.raises(WireError, match="x: unknown coder 2"):
+        unpack(fuzz.mend(bytes(frame)), params)
 
 
 def test_a_cast_integer_that_is_not_finite_is_refused() -> None:

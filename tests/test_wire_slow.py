@@ -128,7 +128,10 @@ def test_what_an_honest_coder_writes_is_within_its_bounds(coder: Coder, bits: in
         alone = np.zeros(n, np.int64)
         alone[: min(n, top + 1)] = np.arange(min(n, top + 1))  # each code once, the first in every other place
         mixed = np.concatenate([flat[: n // 2], np.tile(flat[:3], n)[: n - n // 2]])
-        for symbols in (flat, skewed, alone, mixed):
+        sparse = np.where(draw.random(n) < 0.02, flat, top)
+        sorted_ = np.sort(np.where(draw.random(n) < 0.3, flat, 0))  # all gaps at one end
+        third = np.where(np.arange(n) % 3 == 2, flat, 0)  # as many gaps as are coded
+        for symbols in (flat, skewed, alone, mixed, sparse, sorted_, sorted_[::-1], third):
             codes = torch.from_numpy(symbols.astype(np.uint8))
             data = coder.encode(codes, bits)
             assert len(data) <= coder.most(n, bits)

@@ -25,10 +25,7 @@ def codecs(
 ) -> None:
     """Bytes, time and error of every codec on the paper's CNN, and the promises they keep."""
     from fedshift.bench import report
-    from fedshift.bench.codecs import left_out
 
-    if sentence := left_out():
-        typer.echo(f"fedshift: {sentence}", err=True)
     measured(report.measure, quick, 3 if quick else repeats, as_json)
 
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from fedshift.accumulate import Mean
-from fedshift.bench.timing import Job, apart, fresh_memory, installed, medians, resident
+from fedshift.bench.timing import Job, apart, fresh_memory, medians, resident
 from fedshift.codecs import BitPack, Cast, Codec, Identity, KMeans, Range, Stochastic, Uniform, Zstd
 from fedshift.codecs.base import Quantizer
-from fedshift.extras import needs
 from fedshift.models import PaperCNN
 from fedshift.rng import key
 from fedshift.types import Params
@@ -28,6 +27,7 @@ PAPER_KB = {
     "KMeans(4)": 1058.19,
     "KMeans(8)": 2193.82,
 }
+STEPS = {"1": 2.4, "0.2": 4.5}  # bits of entropy per code -> the step that gives them, in standard deviations
 Tick = Callable[[str], None]
 
 
@@ -81,16 +81,10 @@ def codecs() -> dict[str, Codec]:
     for bits in (8, 6, 5, 4):
         table[f"Uniform({bits})"] = Codec(Uniform(bits))
         table[f"Uniform({bits}) + Zstd"] = Codec(Uniform(bits), Zstd())
-        if installed("constriction"):
-            table[f"Uniform({bits}) + Range"] = Codec(Uniform(bits), Range())
+        table[f"Uniform({bits}) + Range"] = Codec(Uniform(bits), Range())
     table["KMeans(4) + Zstd"] = Codec(KMeans(4), Zstd())
     table["Stochastic(4)"] = Codec(Stochastic(4))
     return table
-
-
-def left_out() -> str:
-    """The codecs that cannot be measured here, in a sentence; empty where there are none."""
-    return "" if installed("constriction") else f"Codecs with a range coder are left out: it {needs('constriction')}."
 
 
 def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:
@@ -150,6 +144,12 @@ def bars(took: dict[str, float], params: Params) -> Iterator[Bar]:
     for bits, part in (4, 0.2), (8, 0.3):
         what = f"mean of 10 uploads, streaming, {bits} bit / stack and mean"
         yield at_most(what, part, [f"streaming {bits}"], f"stacked {bits}")
+    for rate, limit in ("1", 30), ("0.2", 15):
+        for way in ("encode", "decode"):
+            yield at_most(f"Range.{way}, codes of {rate} bit / np.copy", limit, [f"range {way} {rate}"])
+        tensors = stepped(params, STEPS[rate])
+        ratio = sum(map(len, ranged(tensors))) / sum(map(entropy, tensors))
+        yield Bar(f"bytes of range-coded codes of {rate} bit / entropy", "<= 1.01x", ratio, ratio <= 1.01)
     for bits, most in (4, 1_077_936 + 256 + 512), (8, 2_155_872 + 4_096 + 512):
         length = len(pack(Codec(KMeans(bits)), params))
         yield Bar(f"bytes of a {bits}-bit K-means upload", f"<= {most:,}", length, length <= most)
@@ -170,6 +170,10 @@ def jobs(params: Params) -> dict[str, Job]:
         codes = [codes[0] for codes, _ in encode(Uniform(bits), params)]
         todo[f"pack {bits}"] = partial(packed, codes, bits)
         todo[f"read {bits}"] = partial(unpack, pack(Codec(Uniform(bits)), params), params)
+    for rate, step in STEPS.items():
+        tensors = stepped(params, step)
+        todo[f"range encode {rate}"] = partial(ranged, tensors)
+        todo[f"range decode {rate}"] = partial(unranged, ranged(tensors), tensors)
     for bits in (4, 8):
         todo[f"stacked {bits}"] = partial(stacked, encode(KMeans(bits), params))
         todo[f"streaming {bits}"] = partial(streamed, [pack(Codec(KMeans(bits)), params)] * 10, params)
@@ -182,6 +186,25 @@ def encode(quantizer: Quantizer, params: Params) -> list[tuple[Tensor, Tensor]]:
 
 def packed(tensors: list[Tensor], bits: int) -> list[bytes]:
     return [BitPack().encode(codes, bits) for codes in tensors]
+
+
+def stepped(params: Params, step: float) -> list[Tensor]:
+    """8-bit codes of the nearest multiples of a step, in standard deviations of each tensor; 128 stands for zero."""
+    return [(x / (step * x.std())).round().clamp(-128, 127).add(128).byte().flatten() for x in params.values()]
+
+
+def entropy(codes: Tensor) -> float:
+    """Bytes of these codes, order 0."""
+    counts = torch.bincount(codes).double()
+    return float(-torch.xlogy(counts, counts / len(codes)).sum()) / math.log(2) / 8
+
+
+def ranged(tensors: list[Tensor]) -> list[bytes]:
+    return [Range().encode(codes, 8) for codes in tensors]
+
+
+def unranged(coded: list[bytes], like: list[Tensor]) -> list[Tensor]:
+    return [Range().decode(data, len(codes), 8) for data, codes in zip(coded, like, strict=True)]
 
 
 def stacked(coded: list[tuple[Tensor, Tensor]]) -> list[Tensor]:

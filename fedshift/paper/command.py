@@ -9,7 +9,6 @@ from rich.console import Console
 
 from fedshift import command, grid, sweep
 from fedshift.about import machine
-from fedshift.bench.codecs import left_out
 from fedshift.files import write
 from fedshift.names import printable
 from fedshift.paper import beyond, experiments, uplinks
@@ -203,8 +202,6 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
 
 def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upload]:
     """Every codec, with a word on what is going on."""
-    if sentence := left_out():
-        echo(f"fedshift: {sentence}", err=True)
     with Console(stderr=True).status("") as status:
         return uplinks.measure(params, times, repeats, lambda name: status.update(f"measuring {name} ..."))
 

@@ -1,6 +1,5 @@
 """Zstd and Range: exact, small, and unimpressed by what is not theirs."""
 
-import numpy as np
 import pytest
 import torch
 import zstandard
@@ -18,22 +17,12 @@ def uniform_codes(bits: int, n: int = 50_000) -> torch.Tensor:
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_round_trip(coder: Zstd | Range, bits: int) -> None:
-    for n in (1, 2, 9, 1000):
+    for n in (0, 1, 2, 9, 1000):
         codes = torch.randint(0, 2**bits, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(n))
         assert torch.equal(coder.decode(coder.encode(codes, bits), n, bits), codes)
         same = torch.full((n,), 2**bits - 1, dtype=torch.uint8)
         assert torch.equal(coder.decode(coder.encode(same, bits), n, bits), same)
     assert coder.size(1000, bits) is None
-
-
-@pytest.mark.parametrize("bits", [4, 5, 8])
-def test_range_coder_comes_within_one_percent_of_the_entropy(bits: int) -> None:
-    codes = uniform_codes(bits, 500_000)
-    p = np.bincount(codes.numpy()) / len(codes)
-    entropy = -(p[p > 0] * np.log2(p[p > 0])).sum()
-    table = 8 * 2 * 2**bits
-    spent = 8 * len(Range().encode(codes, bits)) - table
-    assert entropy <= spent / len(codes) <= 1.01 * entropy
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6])
@@ -54,25 +43,13 @@ def test_a_zstd_bomb_is_refused_before_it_is_unpacked() -> None:
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("data", [b"", b"\x00", b"not a frame at all", bytes(100)])
 def test_nonsense_is_refused(coder: Zstd | Range, data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"zstd|frequenc|range"):
+    with pytest.raises(ValueError, match=r"zstd|range-coded|range coder|the bits after|codes of 3 bits"):
         coder.decode(data, 10, 3)
 
 
 def test_a_code_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="code 9 does not fit 3 bits"):
         Zstd().decode(zstandard.ZstdCompressor().compress(bytes([1, 9])), 2, 3)
-
-
-def test_range_codes_constant_rows_of_any_length() -> None:
-    for n in range(1, 400):
-        codes = torch.full((n,), 3, dtype=torch.uint8)
-        assert torch.equal(Range().decode(Range().encode(codes, 4), n, 4), codes)
-
-
-def test_words_after_the_last_code_are_refused() -> None:
-    codes = uniform_codes(4, 1000)
-    with pytest.raises(ValueError, match="words are left"):
-        Range().decode(Range().encode(codes, 4) + bytes(range(40)), 1000, 4)
 
 
 def test_bad_levels_are_refused() -> None:

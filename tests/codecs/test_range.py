@@ -1,0 +1,310 @@
+"""The range coder: close to the entropy for any codes, as docs/wire.md says, and nothing that is not its own."""
+
+import hashlib
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import BitPack, Range, Zstd
+from fedshift.codecs.base import Coder
+
+WHOLE = 1 << 24
+Floats = NDArray[np.float64]
+
+
+def drawn(share: Floats, n: int, seed: int = 0) -> Tensor:
+    """n independent codes."""
+    picked = np.random.default_rng(seed).choice(len(share), n, p=share / share.sum())
+    return torch.from_numpy(picked.astype(np.uint8))
+
+
+def steps(rate: float, bits: int = 8) -> Floats:
+    """Shares of the codes of a uniform step: p_q proportional to r^|q - middle|, of this entropy."""
+    distance = abs(np.arange(2**bits) - 2 ** (bits - 1))
+    low, high = 0.0, 1.0
+    share = np.ones(2**bits)
+    for _ in range(50):
+        r = (low + high) / 2
+        share = r**distance / (r**distance).sum()
+        low, high = (r, high) if entropy(share) < rate else (low, r)
+    return share
+
+
+def entropy(counts: NDArray[np.int64] | Floats) -> float:
+    """Bits of one code, order 0."""
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log2(p)).sum())
+
+
+def counts_of(codes: Tensor, bits: int = 8) -> Tensor:
+    return torch.bincount(codes, minlength=2**bits)
+
+
+def distributions(n: int) -> Iterator[tuple[int, Tensor]]:
+    """(bits, codes): what quantizers make, and what they do not."""
+    for rate in (0.001, 0.02, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0):
+        yield 8, drawn(steps(rate), n)
+    for zeros in (0.5, 0.66, 0.67, 0.95, 0.99):
+        yield 2, drawn(np.array([(1 - zeros) / 2, zeros, (1 - zeros) / 2]), n)
+        yield 1, drawn(np.array([zeros, 1 - zeros]), n)
+        yield 8, drawn(np.eye(256)[[3, 250]].T @ [zeros, 1 - zeros], n)  # two codes far apart
+    for bits in range(1, 9):
+        yield bits, drawn(np.ones(2**bits), n)
+        yield bits, torch.full((n,), 2**bits - 1, dtype=torch.uint8)
+        yield bits, drawn(0.5 ** np.arange(2**bits), n)
+    scattered = np.zeros(256)
+    scattered[6::13] = 1  # 20 codes, a gap before each
+    yield 8, drawn(scattered, n)
+    yield 8, drawn(scattered * 0.6 ** np.arange(256), n)
+    yield 8, drawn(np.arange(256.0), n)
+    yield 8, torch.sort(drawn(steps(0.5), n)).values
+    yield 4, torch.sort(drawn(steps(1.0, 4), n), descending=True).values
+    weights = torch.randn(n // 4 + 1, generator=torch.Generator().manual_seed(0))
+    yield 8, weights.view(torch.uint8)[:n]
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 640, 10_000, 300_001])
+def test_codes_come_back_and_take_their_entropy_a_hundredth_of_it_and_64_bytes(n: int) -> None:
+    for bits, codes in distributions(n):
+        data = Range().encode(codes, bits)
+        assert torch.equal(Range().decode(data, n, bits), codes)
+        counts = counts_of(codes, bits).numpy()
+        table = 2 * max(0, int((counts > 0).sum()) - 20)  # 64 bytes hold the table of 20 codes
+        assert len(data) <= 1.01 * n * entropy(counts) / 8 + 64 + table
+        assert len(data) <= Range().most(n, bits) == 1 + BitPack().size(n, bits)
+
+
+def test_every_small_tensor_comes_back() -> None:
+    draw = np.random.default_rng(0)
+    for n in range(400):
+        codes = torch.from_numpy(np.where(draw.random(n) < draw.random(), draw.integers(0, 16, n), 3).astype(np.uint8))
+        data = Range().encode(codes, 4)
+        assert torch.equal(Range().decode(memoryview(data), n, 4), codes)
+        same = torch.full((n,), 3, dtype=torch.uint8)
+        assert torch.equal(Range().decode(Range().encode(same, 4), n, 4), same)
+
+
+@pytest.mark.parametrize("n", [10_000, 80_000, 500_000])
+def test_estimates_are_within_one_percent(n: int) -> None:
+    cases = [drawn(steps(rate), n) for rate in (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.3, 1.6, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    cases += [drawn(np.ones(256), n), drawn(np.array([0.02, 0.96, 0.02]), n), drawn(np.array([0.5, 0.5]), n)]
+    lengths = [len(Range().encode(codes, 8)) for codes in cases]
+    estimates = Range().estimate(torch.stack([counts_of(codes) for codes in cases]), 8)
+    assert estimates.tolist() == pytest.approx(lengths, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_estimates_take_stacks_of_counts_of_any_integer_type(kind: torch.dtype) -> None:
+    counts = torch.tensor([[[100, 1, 2, 0], [0, 0, 0, 0]], [[0, 0, 9, 0], [25, 25, 25, 26]]], dtype=kind)
+    packed = BitPack().estimate(counts, 2)
+    assert packed.tolist() == [[26, 0], [3, 26]]
+    estimate = Range().estimate(counts, 2)
+    assert (estimate.dtype, estimate.shape) == (torch.float64, (2, 2))
+    assert estimate[0, 0] < 16
+    assert estimate.flatten()[1:].tolist() == [1, 4, 27]  # packed, and the byte that says so
+    other: Coder = Zstd()
+    assert other.estimate(counts, 2) is None
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_estimates_of_packed_codes_are_exact(bits: int) -> None:
+    for n in (0, 1, 7, 8, 1001):
+        codes = drawn(np.ones(2**bits), n)
+        assert float(BitPack().estimate(counts_of(codes, bits), bits)) == len(BitPack().encode(codes, bits))
+
+
+def by_the_book(data: bytes, n: int, bits: int) -> list[int]:
+    """A decoder written from docs/wire.md alone."""
+    kind, at = data[0], 1
+    frequency: dict[int, int] = {}
+    code = 0
+    while code < 2**bits:
+        byte = data[at]
+        at += 1
+        if byte < 32:
+            code += byte + 1
+            continue
+        level = byte - 31
+        frequency[code] = level if level < 8 else (8 + level % 8) << (level // 8 - 1)
+        code += 1
+    digits = shift = 0
+    while kind == 2:
+        digits |= (data[at] & 127) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 128:
+            break
+    body = data[at:] + bytes(-len(data[at:]) % 4)
+    words = [int.from_bytes(body[i : i + 4], "little") for i in range(0, len(body), 4)]
+    state = words.pop()
+    if words:
+        state = state << 32 | words.pop()
+
+    def next_of(scaled: list[int]) -> int:
+        nonlocal state
+        low, symbol = state % WHOLE, 0
+        while low >= scaled[symbol]:
+            low -= scaled[symbol]
+            symbol += 1
+        state = scaled[symbol] * (state >> 24) + low
+        if state < 1 << 32 and words:
+            state = state << 32 | words.pop()
+        return symbol
+
+    def scaled(shares: list[int]) -> list[int]:
+        out = [1 + share * (WHOLE - len(shares)) // sum(shares) for share in shares]
+        out[shares.index(max(shares))] += WHOLE - sum(out)
+        return out
+
+    if kind == 1:
+        model = scaled(list(frequency.values()))
+        codes = [list(frequency)[next_of(model)] for _ in range(n)]
+    else:
+        frequent = max(frequency, key=lambda code: (frequency[code], -code))
+        whole, left, model = sum(frequency.values()), WHOLE - 64, []
+        for _ in range(63):
+            part = left * (whole - frequency[frequent]) // whole
+            model.append(1 + part)
+            left -= part
+        model.append(1 + left)
+        codes, places, place = [frequent] * n, [], 0
+        for _ in range(digits):
+            digit = next_of(model)
+            place += digit
+            if digit < 63:
+                places.append(place)
+                place += 1
+        del frequency[frequent]
+        values = scaled(list(frequency.values())) if frequency else []
+        for place in places:
+            codes[place] = list(frequency)[next_of(values) if len(values) > 1 else 0]
+    assert (state, words) == (WHOLE, [])
+    return codes
+
+
+def test_a_decoder_written_from_the_specification_reads_the_same() -> None:
+    kinds = set()
+    for bits, codes in distributions(3000):
+        data = Range().encode(codes, bits)
+        kinds.add(data[0])
+        if data[0]:
+            assert by_the_book(data, 3000, bits) == codes.tolist()
+    assert kinds == {0, 1, 2}
+
+
+def test_the_example_of_the_specification() -> None:
+    """39 zeros and, after five of them, a 3.
+
+    Counts 39 and 1 become levels 26 (40) and 1. A gap of 5 has the frequency 1 + 361672 and 1948597 below it:
+    2^24 = 46 * 361673 + 140258, so the state is 46 * 2^24 + 1948597 + 140258 = 0x2e1fdf97.
+    """
+    codes = torch.zeros(40, dtype=torch.uint8)
+    codes[5] = 3
+    data = bytes.fromhex("02 390120 01 97df1f2e")
+    assert Range().encode(codes, 2) == data
+    assert torch.equal(Range().decode(data, 40, 2), codes)
+    assert by_the_book(data, 40, 2) == codes.tolist()
+
+
+def test_the_bytes_are_the_same_on_every_machine() -> None:
+    """Codes of integers alone: 3 % of seven others, products of two numbers below 16, and uniform ones."""
+    mixed = np.arange(1, 20_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
+    low, high = (mixed % 1000).astype(int), (mixed // 1000).astype(int)
+    cases = np.where(low < 30, 100 + low % 7, 128), low % 16 * (high % 16), low % 256, np.full(20_000, 5)
+    frames = [Range().encode(torch.from_numpy(codes.astype(np.uint8)), 8) for codes in cases]
+    assert [frame[0] for frame in frames] == [2, 1, 0, 2]
+    assert [hashlib.sha256(frame).hexdigest()[:8] for frame in frames] == [
+        "9e856318",
+        "0695eae9",
+        "95a0cdc8",
+        "bb71f2f6",
+    ]
+
+
+SPARSE, DENSE = drawn(steps(0.3), 2000), drawn(steps(3.0), 2000)
+
+
+@pytest.mark.parametrize("codes", [SPARSE, DENSE, drawn(np.ones(256), 50)])
+def test_damaged_bytes_are_refused(codes: Tensor) -> None:
+    data, n = Range().encode(codes, 8), len(codes)
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            Range().decode(data[:end], n, 8)
+    for extra in (b"\0", b"\1", bytes(4), b"\1\0\0\0", data):
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            Range().decode(data + extra, n, 8)
+    for at in range(len(data)) if data[0] else (0,):  # packed codes have nothing to check them by
+        for bit in range(8):
+            with pytest.raises(ValueError, match=r"^[^\n]+$"):
+                Range().decode(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], n, 8)
+
+
+STATE = WHOLE.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "no bytes where range-coded codes are expected"),
+        (b"\x03", "40 range-coded codes of kind 3"),
+        (b"\x02", "table"),
+        (b"\x02\x39\x01", "table is not one of frequencies of 4 codes"),
+        (b"\x02\x03\x00" + STATE, "table is not one of frequencies of 4 codes"),  # none in use
+        (b"\x02\x39\x03\x00" + STATE, "table is not one of frequencies of 4 codes"),  # beyond the last code
+        (b"\x02\x39\x00\x01\x00" + STATE, "frequencies are not those of its codes"),  # skips not in one byte
+        (b"\x02\x39\x02", "number of gaps is cut short"),
+        (b"\x02\x39\x02\x80\x00" + STATE, "not in its shortest form"),
+        (b"\x02\x39\x02" + b"\xff" * 9, "number of gaps is cut short"),
+        (b"\x02\x39\x02\x00", "state is missing"),
+        (b"\x02\x39\x02\x00" + STATE + b"\0", "zeros at its end"),
+        (b"\x02\x39\x02\x01" + STATE, "1 digits of gaps for 40 codes with 1 in use"),
+        (b"\x01\x39\x02" + STATE, "0 digits of gaps for 40 codes with 1 in use"),
+        (b"\x02\x39\x01\x20\x0e" + STATE, "14 digits of gaps for 40 codes with 2 in use"),
+        (b"\x02\x39\x01\x20" + b"\xff" * 8 + b"\x7f" + STATE, "digits of gaps for 40 codes"),  # 2^63 - 1
+        (b"\x02\x39\x01\x20\x01" + b"\xff" * 8, "gaps go beyond the last code"),
+        (b"\x02\x3a\x02\x00" + STATE, "frequencies are not those of its codes"),
+        (b"\x02\x39\x01\x20\x00" + STATE, "frequencies are not those of its codes"),
+        (b"\x02\x39\x02\x00" + b"\x01" * 5, "does not end with the last code"),
+        (bytes(12), "12 bytes|11 bytes"),
+    ],
+)
+def test_what_no_encoder_writes_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Range().decode(data, 40, 2)
+
+
+def test_codes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="code 9 does not fit 3 bits"):
+        Range().encode(torch.tensor([1, 9], dtype=torch.uint8), 3)
+    with pytest.raises(ValueError, match="0 range-coded codes of kind 2"):
+        Range().decode(b"\x02\x39\x02\x00" + STATE, 0, 2)
+
+
+def test_random_bytes_are_refused_or_are_codes() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(3000):
+        data = bytes([draw.integers(0, 3)]) + draw.bytes(int(draw.integers(0, 40)))
+        try:
+            codes = Range().decode(data, 60, 3)
+        except ValueError:
+            continue
+        assert len(codes) == 60
+        assert int(codes.max()) < 8
+
+
+def test_decoding_takes_a_small_multiple_of_the_codes_in_memory() -> None:
+    n = 600_000
+    third = torch.full((n,), 7, dtype=torch.uint8)
+    third[2::3] = drawn(np.ones(256), n // 3)
+    for codes in (third, drawn(steps(6.0), n), drawn(steps(0.1), n)):
+        data = Range().encode(codes, 8)
+        tracemalloc.start()
+        Range().decode(data, n, 8)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 14 * n

@@ -38,11 +38,15 @@ class Sheet(NamedTuple):
 
     def column(self, name: str) -> list[float]:
         """What was measured, line after line; lines without it are left out. RunError for what is no number."""
+        return [value for value in self.values(name) if value is not None]
+
+    def values(self, name: str) -> list[float | None]:
+        """A value for each line, None where nothing was measured. RunError for what is no number."""
         if name not in self.header:
             raise RunError(f"{self.path}: has no column {name}")
         place = self.header.index(name)
         try:
-            return [float(cells[place]) for cells in self.lines if cells[place]]
+            return [float(cells[place]) if cells[place] else None for cells in self.lines]
         except ValueError:
             raise RunError(f"{self.path}: {name}: holds something that is no number") from None
 
@@ -140,6 +144,11 @@ class Recorded:
         parts = ("up",) if "bytes.up" in self.figures else ("codes", "side", "header")
         sums = sum((self.figure(f"bytes.{part}") for part in parts), np.zeros(len(self.rounds)))
         return np.where(np.isfinite(sums), sums, 0.0)
+
+    @property
+    def down(self) -> Figures:
+        """Bytes that all clients of a round received, NaN where that was not recorded."""
+        return self.figure("bytes.down")
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""

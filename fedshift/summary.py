@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return _mean([*self.scores.values()])
+        return mean_of([*self.scores.values()])
 
     @property
     def spread(self) -> float | None:
@@ -108,9 +108,9 @@ class Row(NamedTuple):
         return statistics.fmean(known) if known and len(known) == len(self.runs) else None
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean_of(values: Sequence[float]) -> float:
     """
-    >>> _mean([0.5, 1.0]), _mean([math.inf, -math.inf]), _mean([1.7e308, 1.7e308])
+    >>> mean_of([0.5, 1.0]), mean_of([math.inf, -math.inf]), mean_of([1.7e308, 1.7e308])
     (0.75, nan, inf)
     """
     try:
@@ -145,7 +145,7 @@ def load(folder: Path, experiment: Experiment) -> Result:
 def result(experiment: Experiment, trace: Trace, bytes_up: int, bytes_down: float = math.nan) -> Result:
     """Of the evaluated rounds, and the bytes of all rounds."""
     down = int(bytes_down) if math.isfinite(bytes_down) else None
-    return Result(experiment, _mean(trace.scores[-WINDOW:]), trace.scores[-1], bytes_up, down, trace)
+    return Result(experiment, mean_of(trace.scores[-WINDOW:]), trace.scores[-1], bytes_up, down, trace)
 
 
 def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
@@ -165,7 +165,7 @@ def _row(runs: Sequence[Result], keys: Sequence[str]) -> Row:
     return Row(
         label(runs[0].experiment, keys),
         {run.experiment.seed: run.score for run in runs},
-        _mean([run.last for run in runs]),
+        mean_of([run.last for run in runs]),
         statistics.fmean(run.bytes_up for run in runs),
         experiment=runs[0].experiment,
         runs=runs,
@@ -370,9 +370,9 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     """Mean difference over the seeds both have, with its 95 % interval (paired t)."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
-        return Paired(_mean([*ours.values()]) - _mean([*theirs.values()]), "no seed in common")
+        return Paired(mean_of([*ours.values()]) - mean_of([*theirs.values()]), "no seed in common")
     differences = [ours[seed] - theirs[seed] for seed in seeds]
-    gain = _mean(differences)
+    gain = mean_of(differences)
     if not math.isfinite(gain):
         return Paired(gain, "no number")
     if len(seeds) == 1:
@@ -413,7 +413,12 @@ def front(points: Sequence[tuple[float, float]], lower: bool = False) -> list[bo
 
 def by_merit(made: Sequence[Row]) -> list[Row]:
     """Task by task, Pareto-optimal rows first, then the dominated ones; both from few uploaded bytes to many."""
-    ordered: list[Row] = []
+    return [row for row, _ in merits(made)]
+
+
+def merits(made: Sequence[Row]) -> list[tuple[Row, bool]]:
+    """Rows by merit, and whether each is Pareto-optimal in its task."""
+    ordered: list[tuple[Row, bool]] = []
     for some in tasks(made):
         lower = some[0].experiment.train.lower
         best = front([(row.bytes_up, row.mean) for row in some], lower)
@@ -421,7 +426,7 @@ def by_merit(made: Sequence[Row]) -> list[Row]:
             range(len(some)),
             key=lambda i: (not best[i], some[i].bytes_up, some[i].mean if lower else -some[i].mean),
         )
-        ordered += [some[i] for i in places]
+        ordered += [(some[i], best[i]) for i in places]
     return ordered
 
 

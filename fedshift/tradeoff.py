@@ -6,7 +6,6 @@ bytes (simply by running fewer rounds), and how many bytes it takes to reach a t
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from fedshift.summary import (
     Row,
     Trace,
     described,
+    mean_of,
     metric,
     much,
     paired,
@@ -57,8 +57,8 @@ def smooth(scores: Sequence[float]) -> list[float]:
     [1.0, 4.0, 4.5, 4.5]
     """
     sides = [min(i, WINDOW // 2) for i in range(len(scores))]
-    means = [statistics.fmean(scores[i - side : i + side + 1]) for i, side in enumerate(sides)]
-    return [*means[:-1], statistics.fmean(scores[-WINDOW:])] if scores else []
+    means = [mean_of(scores[i - side : i + side + 1]) for i, side in enumerate(sides)]
+    return [*means[:-1], mean_of(scores[-WINDOW:])] if scores else []
 
 
 def score_at(trace: Trace, sent: float) -> float:
@@ -90,7 +90,7 @@ def equal_bytes(row: Row) -> Equal | None:
         return None
     gain = paired(row.scores, known)
     better = gain.gain < 0 if row.experiment.train.lower else gain.gain > 0
-    return Equal(statistics.fmean(known.values()), gain, better, gain.verdict == "within noise")
+    return Equal(mean_of(known.values()), gain, better, gain.verdict == "within noise")
 
 
 def target(full: Row) -> float:
@@ -111,8 +111,8 @@ def bytes_to(row: Row, goal: float) -> float | None:
     ]
     for number in sorted(set.intersection(*(set(curve) for curve in curves)) if curves else ()):
         sent, scores = zip(*(curve[number] for curve in curves), strict=True)
-        if reaches(statistics.fmean(scores), goal, row.experiment):
-            return statistics.fmean(sent)
+        if reaches(mean_of(scores), goal, row.experiment):
+            return mean_of(sent)
     return None
 
 
@@ -132,8 +132,9 @@ def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
     groups = tasks(made)
     said: list[str] = []
     for rows in groups[:ANSWERS]:
-        own = about(rows, name or namer(made))
-        said += [f"{_task(rows[0], groups)}: {own[0]}", *own[1:]] if len(groups) > 1 else own
+        first, *rest = about(rows, name or namer(made))
+        which = f"{task_name(rows[0], groups)}: " if len(groups) > 1 else ""
+        said += [first if first.startswith(which.replace(": ", ", ")) else f"{which}{first}", *rest]
     more = len(groups) - ANSWERS
     return said + (
         [f"The other {more} combinations of data, model and algorithm are in the report."] if more > 0 else []
@@ -154,7 +155,7 @@ def namer(made: Sequence[Row]) -> Name:
     return name
 
 
-def _task(row: Row, groups: Sequence[Sequence[Row]]) -> str:
+def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
     """What tells a task apart from the others: its data, model, algorithm and metric."""
     flats = [described(rows[0].experiment) for rows in groups]
     own = described(row.experiment)
@@ -213,7 +214,19 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
     ]
     if equal:
         said.append(f"Full precision stopped after the same uploaded bytes reaches {_score(equal.score, experiment)}.")
+    goal = target(full)
+    ours, theirs = bytes_to(row, goal), bytes_to(full, goal)
+    if ours and theirs:
+        room = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
+        said.append(f"To reach {room} it uploads {size(ours)}, and full precision {size(theirs)}.")
     return said
+
+
+def room_of(experiment: Experiment) -> str:
+    """How the target differs from the score of full precision."""
+    if experiment.train.metric == "accuracy":
+        return "less 1 point"
+    return "plus 1 %" if experiment.train.lower else "less 1 %"
 
 
 def _losing(judged: Sequence[Row], name: Name) -> list[str]:
@@ -246,10 +259,10 @@ def _missing(alone: Sequence[Row], name: Name) -> list[str]:
     parts = "+".join(["32"] * len(bits.split("+"))) if isinstance(bits, str) else "32"
     groups = " and bits = 32 in every group" if alone[0].experiment.uplink.group else ""
     rest = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
+    which = "; ".join(map(name, alone[:NAMED]))
     return [
-        f"Whether {', '.join(map(name, alone[:NAMED]))}{rest} was worth it cannot be said: there is no finished "
-        f"full-precision run with the same server rule; one with `--set uplink.bits={parts}`{groups} and all other "
-        "settings alike adds it."
+        f"There is no finished full-precision run with the same server rule to judge {which}{rest} by; "
+        f"a run with `--set uplink.bits={parts}`{groups} and all other settings alike adds it."
     ]
 
 

@@ -92,9 +92,10 @@ class Markup:
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
         title = f'<h3 id="{anchor}-title">{escape(table.title)} <small class="left-out"></small></h3>'
+        caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
         if table.folded:
-            return f'<details class="table" id="{anchor}"><summary>{title}</summary>{whole}</details>'
-        return f'<div class="table" id="{anchor}">{title}{whole}</div>'
+            return f'<details class="table" id="{anchor}"><summary>{title}</summary>{caption}{whole}</details>'
+        return f'<div class="table" id="{anchor}">{title}{caption}{whole}</div>'
 
     def _row(self, row: Row, classes: list[str]) -> str:
         line = f' data-line="{self._known[row.line]}"' if row.line in self._known else ""

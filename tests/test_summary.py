@@ -8,9 +8,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedshift import Experiment
+from fedshift import Experiment, summary
 from fedshift.files import RunError
-from fedshift.summary import Result, apart, difference, load, names, rows, sentences, table, told
+from fedshift.summary import (
+    Result,
+    apart,
+    columns,
+    comparable,
+    difference,
+    load,
+    names,
+    rows,
+    sentences,
+    table,
+    told,
+    uplink_label,
+)
 
 
 def result(bits: str, shift: bool, seed: int, score: float) -> Result:
@@ -274,3 +287,88 @@ def test_a_table_is_not_wrapped_within_words(width: int) -> None:
     seen = set(text.getvalue().replace("=", " ").split())
     assert seen >= {"algorithm", "scaffold", "updates", "32+32", "difference", "against", "(within", "noise)"}
     assert max(map(len, text.getvalue().splitlines())) <= width
+
+
+def test_settings_without_effect_on_exact_uploads_do_not_tell_runs_apart() -> None:
+    """A quantizer, its groups, updates and feedback do nothing to 32 bits; a coder other than bitpack does."""
+    idle = [{"quantizer": "uniform"}, {"per": "channel"}, {"send": "updates"}, {"feedback": True}, {}]
+    exact = [Experiment(uplink={"bits": "32+32", **more}) for more in idle]
+    assert apart(exact) == ([], [()] * 5)
+    assert len(set(names(exact))) == 5  # they have folders of their own all the same
+    zipped = Experiment(uplink={"bits": "32+32", "coder": "zstd"})
+    assert apart([exact[0], zipped])[0] == ["uplink.coder"]
+    lossy = [Experiment(uplink={"bits": "32+4", **more}) for more in idle]
+    assert len(set(apart(lossy)[1])) == 5
+
+
+def test_settings_without_effect_on_exact_groups_are_left_out() -> None:
+    groups = {"fast": {"share": 0.5, "feedback": True}, "slow": {"share": 0.5, "bits": 4, "feedback": True}}
+    found = comparable(Experiment(uplink={"group": groups, "send": "updates"}))
+    assert "uplink.send" not in found
+    assert "uplink.group.fast.feedback" not in found
+    assert found["uplink.group.slow.feedback"] is True
+
+
+def test_folders_keep_their_names_whatever_has_an_effect() -> None:
+    runs = [
+        Experiment(uplink={"bits": bits, "send": send}) for bits in ("32+32", "32+4") for send in ("updates", "weights")
+    ]
+    assert names(runs) == [
+        "send-updates_bits-32+32_seed-0",
+        "send-weights_bits-32+32_seed-0",
+        "send-updates_bits-32+4_seed-0",
+        "send-weights_bits-32+4_seed-0",
+    ]
+
+
+def test_several_settings_of_the_uplink_share_a_column() -> None:
+    uplinks: list[dict[str, Any]] = [{"bits": 32}, {"bits": 4}, {"bits": 4, "send": "updates", "feedback": True}]
+    made = rows([Result(Experiment(uplink=uplink), 0.5, 0.5, 1) for uplink in uplinks])
+    assert [row.label for row in made] == [{"uplink": "32"}, {"uplink": "4"}, {"uplink": "4 bit updates, feedback"}]
+    assert made[2].full == made[0]
+
+
+def test_settings_of_the_uplink_keep_their_columns_where_one_label_would_stand_for_two() -> None:
+    """Who has which bits is not in the label."""
+    lists = [[32, 4] * 50, [4, 32] * 50]
+    runs = [Experiment(uplink={"bits": bits, "send": send}) for bits in lists for send in ("weights", "updates")]
+    assert columns(apart(runs)[0], runs) == ["uplink.send", "uplink.bits"]
+
+
+def test_an_uplink_may_have_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For just these settings; what has no effect and a bandwidth do not count."""
+    monkeypatch.setitem(
+        summary.UPLINK_WORDS, "lean", {"bits": 2, "send": "updates", "feedback": True, "coder": "range"}
+    )
+    lean = {"bits": 2, "send": "updates", "feedback": True, "coder": "range", "bandwidth": 1e6}
+    assert uplink_label(Experiment(uplink=lean)) == "lean"
+    assert uplink_label(Experiment(uplink={**lean, "bits": 4})) == "4 bit updates, range, feedback"
+
+
+def test_compressed_rows_are_compared_with_full_precision_of_the_same_server_rule() -> None:
+    """0.8 - 0.9 without the shift; 0.85 and 0.87 - 0.91 per filter; no shift is what 32 bits are compared with."""
+    text = io.StringIO()
+    made = rows(of_rules(RULES))
+    assert [row.cost and row.cost.gain for row in made] == [
+        None,
+        None,
+        pytest.approx(-0.1),
+        pytest.approx(-0.05),  # the share of quantized uploads is none in full precision
+        pytest.approx(-0.04),
+    ]
+    Console(file=text, width=80).print(table(made, made[0].experiment))
+    lines = [line.split() for line in text.getvalue().splitlines() if "±" in line]
+    assert [line[-4:] for line in lines if "against" in line] == [
+        ["+1.0", "against", "no", "shift"],
+        ["-4.0", "against", "32", "bits"],
+        ["-5.0", "against", "32", "bits"],
+        ["-10.0", "against", "32", "bits"],
+    ]
+
+
+def test_a_table_says_how_many_times_fewer_bytes_are_uploaded() -> None:
+    text = io.StringIO()
+    Console(file=text, width=80).print(table(rows(CLEAR), CLEAR[0].experiment, "digits"))
+    lines = [line.split() for line in text.getvalue().splitlines() if "±" in line]
+    assert [line[:2] for line in lines] == [["per", "filter"], ["no", "32+32"], ["no", "32+4"]]  # by merit
+    assert lines[2] == ["no", "32+4", "80.1", "±", "0.1", "0.60", "1.7", "-10.0", "against", "32", "bits"]

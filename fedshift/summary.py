@@ -494,20 +494,20 @@ def _drawn(
     for head in heads:
         drawn.add_column(printable(head), overflow="fold")
     metrics = list(dict.fromkeys(printable(metric(row.experiment)) for row in made))
-    for name in (metrics[0] if len(metrics) == 1 else "score", "MB up"):
-        drawn.add_column(name, justify="right")
     saving = any(row.fewer is not None for row in made)
-    if saving:
-        drawn.add_column("times\nfewer", justify="right")
     compared = saving or any(row.gain is not None for row in made)
+    score = metrics[0] if len(metrics) == 1 else "score"
+    last = [] if compared else ["last round"]  # which matters less than a difference
+    for name in (score, *last, "MB up", *(["times\nfewer"] if saving else [])):
+        drawn.add_column(name, justify="right")
     if compared:
         drawn.add_column("difference", overflow="fold", min_width=len(DIFFERENCE))
     for row, label in zip(made, labels, strict=True):
         show = partial(scored, experiment=row.experiment)
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
         which = f"{metric(row.experiment)} " if len(metrics) > 1 else ""
-        cells = [*label, f"{which}{show(row.mean)}{spread}", f"{row.bytes_up / 1e6:.2f}"]
-        cells += [times(row.fewer)] if saving else []
+        cells = [*label, f"{which}{show(row.mean)}{spread}", *([show(row.last)] if last else [])]
+        cells += [f"{row.bytes_up / 1e6:.2f}", *([times(row.fewer)] if saving else [])]
         drawn.add_row(*map(printable, cells), *([compared_with(row)] if compared else []))
     for figures in drawn.columns[len(heads) : len(drawn.columns) - compared]:
         _whole(figures)

@@ -90,7 +90,7 @@ def equal_bytes(row: Row) -> Equal | None:
         return None
     gain = paired(row.scores, known)
     better = gain.gain < 0 if row.experiment.train.lower else gain.gain > 0
-    return Equal(mean_of(known.values()), gain, better, gain.verdict == "within noise")
+    return Equal(mean_of([*known.values()]), gain, better, gain.verdict == "within noise")
 
 
 def target(full: Row) -> float:

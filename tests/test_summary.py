@@ -291,7 +291,13 @@ def test_a_table_is_not_wrapped_within_words(width: int) -> None:
 
 def test_settings_without_effect_on_exact_uploads_do_not_tell_runs_apart() -> None:
     """A quantizer, its groups, updates and feedback do nothing to 32 bits; a coder other than bitpack does."""
-    idle: list[dict[str, Any]] = [{"quantizer": "uniform"}, {"per": "channel"}, {"send": "updates"}, {"feedback": True}, {}]
+    idle: list[dict[str, Any]] = [
+        {"quantizer": "uniform"},
+        {"per": "channel"},
+        {"send": "updates"},
+        {"feedback": True},
+        {},
+    ]
     exact = [Experiment(uplink={"bits": "32+32", **more}) for more in idle]
     assert apart(exact) == ([], [()] * 5)
     assert len(set(names(exact))) == 5  # they have folders of their own all the same

@@ -79,7 +79,13 @@ def points(chart: Points, lines: Mapping[str, Line]) -> Figure:
             ink = colour(line.colour)
             mark, face = MARKS[line.dash], "white" if line.dash == "dashed" else ink
             spread = None if point.spread is None else point.spread / up.size
-            look: dict[str, Any] = {"color": ink, "marker": mark, "markersize": 5, "markerfacecolor": face, "linestyle": "none"}
+            look: dict[str, Any] = {
+                "color": ink,
+                "marker": mark,
+                "markersize": 5,
+                "markerfacecolor": face,
+                "linestyle": "none",
+            }
             axes.errorbar(point.x / across.size, point.y / up.size, yerr=spread, **look)
             entries.setdefault(line.label, Line2D([], [], label=line.label, **look))
         axes.set_title(field.title, loc="left")

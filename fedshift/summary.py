@@ -187,7 +187,11 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
     (['uplink'], ['uplink.bits'])
     """
     uplinks = [key for key in varying if key.startswith("uplink.")]
-    kinds = {(uplink_label(one), str([comparable(one).get(key) for key in uplinks])) for one in experiments}
+    flats = [comparable(one) for one in experiments]
+    kinds = {
+        (uplink_label(one), str([flat.get(key) for key in uplinks]))
+        for one, flat in zip(experiments, flats, strict=True)
+    }
     if len(uplinks) < 2 or len({name for name, _ in kinds}) < len(kinds):
         return [*varying]
     first = uplinks[0]
@@ -205,9 +209,9 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
     {'shift.on': 'no', 'uplink.coder': 'bitpack', 'uplink.bits': 32, 'uplink.bandwidth': None}
     """
     flat, uplink = _settings(experiment), experiment.uplink
-    scopes = [("uplink.", uplink.bits), *((f"uplink.group.{name}.", link.bits) for name, link in uplink.group.items())]
-    for prefix, bits in scopes:
-        if _exact(bits):
+    groups = {f"uplink.group.{name}.": link for name, link in uplink.group.items()}
+    for prefix, coding in ({"uplink.": uplink} | groups).items():
+        if _exact(coding):
             own = [key for key in flat if key.startswith(prefix) and not key.startswith(f"{prefix}group.")]
             flat = {key: x for key, x in flat.items() if key not in own or key.removeprefix(prefix) in EXACT}
             flat |= {f"{prefix}coder": "bitpack"} if flat[f"{prefix}coder"] in PLAIN_CODERS else {}
@@ -274,8 +278,9 @@ def _unusual(key: str, value: Any) -> str:
     return str(value) if key in ("quantizer", "coder") else f"{key} {shown(value)}"
 
 
-def _exact(bits: Any) -> bool:
-    """True if all of these are 32."""
+def _exact(coding: Uplink | Link) -> bool:
+    """True if all clients with this coding upload in full precision, whatever its quantizer."""
+    bits = coding.bits
     every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
     return all(int(one) == 32 for one in every)
 
@@ -621,7 +626,7 @@ def quantized(experiment: Experiment) -> bool:
     (True, False)
     """
     uplink = experiment.uplink
-    return not all(map(_exact, (uplink.bits, *(link.bits for link in uplink.group.values()))))
+    return not all(map(_exact, (uplink, *uplink.group.values())))
 
 
 def shown(value: Any) -> str:

@@ -137,7 +137,7 @@ def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
         said += [first if first.startswith(which.replace(": ", ", ")) else f"{which}{first}", *rest]
     more = len(groups) - ANSWERS
     return said + (
-        [f"The other {more} combinations of data, model and algorithm are in the report."] if more > 0 else []
+        [f"The other {more} combinations of data, model and algorithm are in the report's table."] if more > 0 else []
     )
 
 
@@ -174,15 +174,17 @@ def about(rows: Sequence[Row], name: Name) -> list[str]:
     if not packed:
         return ["All runs upload in full precision, so there is no compression to judge."]
     judged = [row for row in packed if row.full and math.isfinite(row.full.mean)]
-    said = [*_best(judged, name), *_losing(judged, name)] if judged else []
-    return said + _missing([row for row in packed if row.full is None], name)
+    exact = [row for row in finite if not quantized(row.experiment)]
+    said = [*_best(judged, exact, name), *_losing(judged, name)] if judged else []
+    said += _missing([row for row in packed if row.full is None], name)
+    return said or ["Full precision came to no number, so whether compression was worth it cannot be said."]
 
 
-def _best(judged: Sequence[Row], name: Name) -> list[str]:
+def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
     """The fewest bytes among settings about as good as full precision; or else the most gained at equal bytes."""
     experiment = judged[0].experiment
     sign = -1 if experiment.train.lower else 1
-    best = max((row.full for row in judged if row.full), key=lambda row: sign * row.mean)
+    best = max(exact, key=lambda row: sign * row.mean)
     equal = [(row, equal_bytes(row)) for row in judged]
     saving = [(row, found) for row, found in equal if (row.fewer or 0) > 1 and (found is None or found.better)]
     near = [(row, found) for row, found in saving if reaches(row.mean, target(best), experiment)]
@@ -192,7 +194,8 @@ def _best(judged: Sequence[Row], name: Name) -> list[str]:
     if not saving:
         return ["Compression was not worth it: no setting beats full precision stopped after the same uploaded bytes."]
     room = "1 point" if experiment.train.metric == "accuracy" else "1 %"
-    none = f"No compressed setting stays within {room} of full precision ({_score(best.mean, experiment)})"
+    full = f"full precision ({_score(best.mean, experiment)})"
+    none = f"No compressed setting stays within {room} of {full} and beats it at equal bytes"
     if not gains:
         return [f"{none}."]
     row, found = max(gains, key=lambda pair: sign * pair[1].gain.gain)

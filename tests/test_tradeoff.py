@@ -143,7 +143,8 @@ def test_a_setting_that_loses_to_fewer_rounds_is_called_out() -> None:
 def test_the_best_for_its_bytes_is_named_where_none_comes_near() -> None:
     first, second = answers(compared(rising(0.5)))
     assert first.startswith(
-        "No compressed setting stays within 1 point of full precision (81.0 %); the best for its bytes: "
+        "No compressed setting stays within 1 point of full precision (81.0 %) and beats it at equal bytes; "
+        "the best for its bytes: "
         "4 bits uploads 2.5 kB instead of 20 kB (8.0 times fewer) and reaches 51.0 %"
     )
     assert second == "Full precision stopped after the same uploaded bytes reaches 21.0 %."
@@ -196,3 +197,16 @@ def test_runs_that_came_to_no_number_say_so() -> None:
     made = rows([run(32, 1000, [math.inf, -math.inf]), run(4, 125, [math.nan] * 3)])
     assert answers(made) == ["What the runs came to is no number: accuracy is infinite or NaN."]
     assert equal_bytes(made[1]) is None
+    made = rows([run(32, 1000, [math.nan] * 3), run(4, 125, [0.5] * 3)])
+    assert answers(made) == ["Full precision came to no number, so whether compression was worth it cannot be said."]
+
+
+def test_settings_are_near_the_best_full_precision_and_not_one_that_is_poor() -> None:
+    """4 bits without the shift keep the 0.5 of full precision without it, but the shift reaches 0.8."""
+    made = rows(
+        [
+            run(bits, size, rising(score), shift={"on": on})
+            for bits, size, score, on in ((32, 1000, 0.5, False), (4, 125, 0.5, False), (32, 1000, 0.8, True))
+        ]
+    )
+    assert answers(made)[0].startswith("No compressed setting stays within 1 point of full precision (80.0 %)")

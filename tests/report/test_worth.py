@@ -132,7 +132,7 @@ def test_one_of_very_many_tasks_is_chosen(tmp_path: Path) -> None:
     choice = made.parts[1]
     assert isinstance(choice, Choice)
     assert [label for label, _ in choice.of][:2] == ["alpha 0.1", "alpha 0.2"]
-    assert made.answer[-1] == "The other 9 combinations of data, model and algorithm are in the report."
+    assert made.answer[-1] == "The other 9 combinations of data, model and algorithm are in the report's table."
 
 
 @pytest.mark.parametrize("metric", ["mine:mae", "mine:auc"])

@@ -11,6 +11,7 @@ from fedshift.report.lines import Grouped, Strand
 from fedshift.settings import Experiment
 from fedshift.summary import metric, much, quality, quantized, scored, times
 
+SETTINGS = 3  # that have columns of their own; lines that differ in more are named in one
 PANELS = 12  # tasks that are drawn side by side; one of more is chosen
 
 
@@ -109,7 +110,8 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     experiment = strands[0].experiment
     unit = ", %" if experiment.train.metric == "accuracy" else ""
     points = ", points" if experiment.train.metric == "accuracy" else ""
-    words = [*summary.words(varying).values()] or ["line"]
+    named = not 0 < len(varying) <= SETTINGS
+    words = ["line"] if named else [*summary.words(varying).values()]
     columns = [
         *words,
         f"{metric(experiment)}{unit}",
@@ -124,7 +126,8 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     merits = summary.merits([one.row for one in strands if one.row])
     told = [(by_row[id(row)], _cells(row, optimal)) for row, optimal in merits]
     told += [(one, _unfinished(one)) for one in strands if one.row is None]
-    rows = [Row(one.line.key, [*([*one.line.settings.values()] or [one.line.label]), *cells]) for one, cells in told]
+    labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in told]
+    rows = [Row(one.line.key, [*label, *cells]) for (one, cells), label in zip(told, labels, strict=True)]
     title = f"{titled(experiment)}, bytes, and full precision beside them"
     return Table(name, title, columns, rows, caption=_caption(experiment))
 

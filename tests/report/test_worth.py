@@ -146,3 +146,14 @@ def test_a_metric_is_judged_by_its_goal(metric: str, tmp_path: Path) -> None:
     assert points(made)[0].lower == lower
     assert ("worth" in made.answer[0]) != lower
     assert f"Target: its final {metric[5:]} {'plus' if lower else 'less'} 1 %." in table(made).caption
+
+
+def test_lines_that_differ_in_many_settings_are_named_in_one_column(tmp_path: Path) -> None:
+    kinds = [(0.1, 1, "fedavg", "32+32"), (0.2, 2, "scaffold", "32+4")]
+    runs = [
+        (kind(bits, train={"lr": lr, "epochs": epochs}, algorithm={"name": name}), 0.9, False)
+        for lr, epochs, name, bits in kinds
+    ]
+    made = told(tmp_path, *runs)
+    assert table(made).columns[0] == "line"
+    assert [row.cells[0] for row in table(made).rows] == ["fedavg, 32+32 bits", "scaffold, 32+4 bits"]

@@ -626,7 +626,7 @@ def quantized(experiment: Experiment) -> bool:
     (True, False)
     """
     uplink = experiment.uplink
-    return not all(map(_exact, (uplink, *uplink.group.values())))
+    return not (_exact(uplink) and all(map(_exact, uplink.group.values())))
 
 
 def shown(value: Any) -> str:

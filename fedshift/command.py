@@ -30,6 +30,7 @@ from fedshift.running import Run, cores_here, resume
 from fedshift.settings import Experiment, check_used, uplink_name
 from fedshift.sweep import Sweep
 from fedshift.toml import SettingsError, assign, merge, read
+from fedshift.tradeoff import answers
 from fedshift.uplinks import expanded
 
 
@@ -235,10 +236,12 @@ def grid(
 
 
 def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
-    """The table, what it says, and where the rest is; `of` are the runs there should be."""
+    """The table, what it says, where the rest is, and whether compression was worth it; `of`: runs there should be."""
     rows, experiment = summary.rows(results, of), of[0]
+    answer = answers(rows) if len(rows) > 1 else []
     if as_json:
-        echo(strict_json({"out": str(out), "rows": [_json(row) for row in rows], "report": report(out)}))
+        made = [_json(row) for row in summary.by_merit(rows)]
+        echo(strict_json({"out": str(out), "rows": made, "answer": answer, "report": report(out)}))
         return
     console = Console(markup=False, emoji=False)
     console.print(summary.table(rows, experiment, experiment.data.name, console.width))
@@ -246,17 +249,23 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     metrics = ", ".join(dict.fromkeys(summary.directed(row.experiment) for row in rows))
     window = min(summary.WINDOW, max(1, experiment.train.rounds // experiment.record.evaluate))
     console.print(f"{printable(metrics)}: mean of the last {window} evaluated rounds{spread}", highlight=False)
+    if len(rows) > 2:
+        console.print(f"Order: {summary.ORDER}.", highlight=False)
     guessed = estimates(result.estimate for result in results if result.estimate)
-    for sentence in (*summary.sentences(rows), *([guessed] if guessed else [])):
+    shifted = summary.sentences([row for row in rows if row.against == "no shift"])
+    for sentence in (*shifted, *([guessed] if guessed else [])):
         console.print(sentence, highlight=False)
     console.print(f"Everything is in {printable(str(out))}", highlight=False, soft_wrap=True)
     look_at(out)
+    for sentence in answer:
+        console.print(printable(sentence), highlight=False)
 
 
 def _json(row: summary.Row) -> dict[str, Any]:
-    """A row for programs: `gain` is the difference of the metrics, whatever the goal."""
-    train = row.experiment.train
-    fields = {key: value for key, value in row._asdict().items() if key != "experiment"}
+    """A row for programs: `gain` is the difference of the metrics, whatever the goal; `full`: from full precision."""
+    train, cost = row.experiment.train, row.cost
+    fields = {key: value for key, value in row._asdict().items() if key not in ("experiment", "runs", "full")}
+    fields |= {"full": None if cost is None else cost._asdict() | {"times_fewer": row.fewer}}
     return fields | {"mean": row.mean, "spread": row.spread, "metric": train.metric, "goal": train.direction}
 
 

@@ -40,16 +40,16 @@ class Sheet(NamedTuple):
 
     def column(self, name: str) -> list[float]:
         """What was measured, line after line; lines without it are left out. RunError for what is no number."""
-        return [value for value in self._values(name) if value is not None]
+        return [value for value in self.values(name) if value is not None]
 
     def uploaded(self) -> "Uploaded":
         """Bytes sent in each line's round."""
         names = [name for name in (*PARTS, TOTAL, *ESTIMATES) if name in self.header]
-        figures = {name: np.array(self._values(name), dtype=np.float64) for name in names}
+        figures = {name: np.array(self.values(name), dtype=np.float64) for name in names}
         return uploaded(figures, len(self.lines))
 
-    def _values(self, name: str) -> list[float | None]:
-        """A column, None in lines without it."""
+    def values(self, name: str) -> list[float | None]:
+        """A value for each line, None where nothing was measured. RunError for what is no number."""
         if name not in self.header:
             raise RunError(f"{self.path}: has no column {name}")
         place = self.header.index(name)
@@ -213,6 +213,11 @@ class Recorded:
     @cached_property
     def uploaded(self) -> Uploaded:
         return uploaded(self.figures, len(self.rounds))
+
+    @property
+    def down(self) -> Figures:
+        """Bytes that all clients of a round received, NaN where that was not recorded."""
+        return self.figure("bytes.down")
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""

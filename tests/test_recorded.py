@@ -143,7 +143,8 @@ def test_every_reader_of_a_record_finds_the_same_bytes(tmp_path: Path) -> None:
     run = readable(folder)
     assert run.up.tolist() == sheet(folder / "rounds.csv").uploaded().up.tolist() == [1000, 1250, 1250]
     assert run.uploaded.estimate == (3, 2, 1, 1.25)
-    assert load(folder, run.experiment)[3:] == (3500, run.uploaded.estimate)
+    loaded = load(folder, run.experiment)
+    assert (loaded.bytes_up, loaded.estimate) == (3500, run.uploaded.estimate)
 
 
 def test_a_published_record_keeps_what_its_bytes_are_corrected_by(tmp_path: Path) -> None:

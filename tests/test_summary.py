@@ -11,8 +11,22 @@ from rich.console import Console
 
 from fedshift import Experiment
 from fedshift.files import RunError
-from fedshift.summary import Result, apart, difference, load, names, rows, sentences, table, told
+from fedshift.summary import (
+    Result,
+    apart,
+    columns,
+    comparable,
+    difference,
+    load,
+    names,
+    rows,
+    sentences,
+    table,
+    told,
+    uplink_label,
+)
 from fedshift.toml import dotted
+from fedshift.uplinks import UPLINKS
 
 
 def result(bits: str, shift: bool, seed: int, score: float) -> Result:
@@ -172,9 +186,10 @@ def test_nothing_is_cut_off_in_a_narrow_table(width: int) -> None:
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in text.getvalue()
-    assert sum("90.0 ± 0.0" in line and "91.0" in line and "57.92" in line for line in lines) == len(kinds)
-    said = set(text.getvalue().replace("=", " ").split())
-    assert width < 80 or said >= {"quantizer", "stochastic", "kmeans", "bitpack", "updates", "32+32"}
+    apart = 2 + 8  # a quantizer does nothing to exact uploads, nor do updates; a coder does
+    assert sum("90.0 ± 0.0" in line and "57.92" in line for line in lines) == apart
+    said = set(text.getvalue().replace("=", " ").replace(",", " ").split())
+    assert width < 80 or said >= {"uplink", "stochastic", "zstd", "updates", "feedback", "32+32", "difference"}
 
 
 def test_names_of_folders_tell_what_differs() -> None:
@@ -212,9 +227,10 @@ def test_settings_that_look_alike_get_names_that_differ() -> None:
 
 
 def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
-    """The checksum is that of the settings there were before `record.frames`."""
+    """The checksum is that of the settings there were before `record.frames` and the quantizers step and ternary."""
     before = dotted(Experiment().model_dump())
     assert before.pop("record.frames") == 50
+    assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep")] == [None] * 3
     checksum = f"{zlib.crc32(str(sorted(before.items())).encode()):08x}"
     assert names([Experiment(), Experiment()]) == [f"seed-0_{checksum}"] * 2
     often = Experiment(record={"frames": 1})
@@ -283,5 +299,93 @@ def test_a_table_is_not_wrapped_within_words(width: int) -> None:
     text = io.StringIO()
     Console(file=text, width=width).print(table(rows(results), results[0].experiment, "digits", width))
     seen = set(text.getvalue().replace("=", " ").split())
-    assert seen >= {"algorithm", "scaffold", "weights", "32+32", "difference", "against", "(within", "noise)"}
+    assert seen >= {"algorithm", "scaffold", "updates", "32+32", "difference", "against", "(within", "noise)"}
     assert max(map(len, text.getvalue().splitlines())) <= width
+
+
+def test_settings_without_effect_on_exact_uploads_do_not_tell_runs_apart() -> None:
+    """A quantizer, its groups, updates and feedback do nothing to 32 bits; a coder other than bitpack does."""
+    idle: list[dict[str, Any]] = [
+        {"quantizer": "uniform"},
+        {"per": "channel"},
+        {"send": "updates"},
+        {"feedback": True},
+        {},
+    ]
+    exact = [Experiment(uplink={"bits": "32+32", **more}) for more in idle]
+    assert apart(exact) == ([], [()] * 5)
+    assert len(set(names(exact))) == 5  # they have folders of their own all the same
+    zipped = Experiment(uplink={"bits": "32+32", "coder": "zstd"})
+    assert apart([exact[0], zipped])[0] == ["uplink.coder"]
+    lossy = [Experiment(uplink={"bits": "32+4", **more}) for more in idle]
+    assert len(set(apart(lossy)[1])) == 5
+
+
+def test_settings_without_effect_on_exact_groups_are_left_out() -> None:
+    groups = {"fast": {"share": 0.5, "feedback": True}, "slow": {"share": 0.5, "bits": 4, "feedback": True}}
+    found = comparable(Experiment(uplink={"group": groups, "send": "updates"}))
+    assert "uplink.send" not in found
+    assert "uplink.group.fast.feedback" not in found
+    assert found["uplink.group.slow.feedback"] is True
+
+
+def test_folders_keep_their_names_whatever_has_an_effect() -> None:
+    runs = [
+        Experiment(uplink={"bits": bits, "send": send}) for bits in ("32+32", "32+4") for send in ("updates", "weights")
+    ]
+    assert names(runs) == [
+        "send-updates_bits-32+32_seed-0",
+        "send-weights_bits-32+32_seed-0",
+        "send-updates_bits-32+4_seed-0",
+        "send-weights_bits-32+4_seed-0",
+    ]
+
+
+def test_several_settings_of_the_uplink_share_a_column() -> None:
+    uplinks: list[dict[str, Any]] = [{"bits": 32}, {"bits": 4}, {"bits": 4, "send": "updates", "feedback": True}]
+    made = rows([Result(Experiment(uplink=uplink), 0.5, 0.5, 1) for uplink in uplinks])
+    assert [row.label for row in made] == [{"uplink": "32"}, {"uplink": "4"}, {"uplink": "4 bit updates, feedback"}]
+    assert made[2].full == made[0]
+
+
+def test_settings_of_the_uplink_keep_their_columns_where_one_label_would_stand_for_two() -> None:
+    """Who has which bits is not in the label."""
+    lists = [[32, 4] * 50, [4, 32] * 50]
+    runs = [Experiment(uplink={"bits": bits, "send": send}) for bits in lists for send in ("weights", "updates")]
+    assert columns(apart(runs)[0], runs) == ["uplink.send", "uplink.bits"]
+
+
+def test_a_named_uplink_keeps_its_name_at_any_bandwidth_and_for_just_its_settings() -> None:
+    lean = {**UPLINKS["lean"], "bandwidth": 1e6}
+    assert uplink_label(Experiment(uplink=lean)) == "lean"
+    assert uplink_label(Experiment(uplink={**lean, "rate": 0.4})) == "0.4 bit updates, step, feedback"
+    assert uplink_label(Experiment(uplink="exact")) == "32"
+
+
+def test_compressed_rows_are_compared_with_full_precision_of_the_same_server_rule() -> None:
+    """0.8 - 0.9 without the shift; 0.85 and 0.87 - 0.91 per filter; no shift is what 32 bits are compared with."""
+    text = io.StringIO()
+    made = rows(of_rules(RULES))
+    assert [row.cost and row.cost.gain for row in made] == [
+        None,
+        None,
+        pytest.approx(-0.1),
+        pytest.approx(-0.05),  # the share of quantized uploads is none in full precision
+        pytest.approx(-0.04),
+    ]
+    Console(file=text, width=80).print(table(made, made[0].experiment))
+    lines = [line.split() for line in text.getvalue().splitlines() if "±" in line]
+    assert [line[-4:] for line in lines if "against" in line] == [
+        ["+1.0", "against", "no", "shift"],
+        ["-4.0", "against", "32", "bits"],
+        ["-5.0", "against", "32", "bits"],
+        ["-10.0", "against", "32", "bits"],
+    ]
+
+
+def test_a_table_says_how_many_times_fewer_bytes_are_uploaded() -> None:
+    text = io.StringIO()
+    Console(file=text, width=80).print(table(rows(CLEAR), CLEAR[0].experiment, "digits"))
+    lines = [line.split() for line in text.getvalue().splitlines() if "±" in line]
+    assert [line[:2] for line in lines] == [["per", "filter"], ["no", "32+32"], ["no", "32+4"]]  # by merit
+    assert lines[2] == ["no", "32+4", "80.1", "±", "0.1", "0.60", "1.7", "-10.0", "against", "32", "bits"]

@@ -31,7 +31,7 @@ def make_codec(
     >>> make_codec("step", 8, rate=0.5) == Codec(Step(rate=0.5), Range())
     True
     """
-    codes = CODERS[coder]() if coder != "auto" else default_coder(quantizer, bits)
+    codes = CODERS[default_coder(quantizer, bits) if coder == "auto" else coder]()
     if bits == 32:
         return Codec(Identity(), codes)
     if bits == 16:
@@ -47,6 +47,6 @@ def make_codec(
     return Codec(quantizers[quantizer](), codes, PerBlock(per) if isinstance(per, int) else GROUPS[per])
 
 
-def default_coder(quantizer: str, bits: int) -> Coder:
+def default_coder(quantizer: str, bits: int) -> str:
     """The range coder where it pays: below 4 bits, and for quantizers whose codes are mostly zero."""
-    return Range() if bits < 4 or (bits <= 8 and quantizer in WIDTH) else BitPack()
+    return "range" if bits < 4 or (bits <= 8 and quantizer in WIDTH) else "bitpack"

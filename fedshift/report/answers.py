@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fedshift import summary
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
-from fedshift.report.lines import BITS, PER_FILTER, PER_LAYER, SHIFT, Grouped, Strand, rule_of
-from fedshift.summary import metric, scored
+from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
+from fedshift.summary import BITS, SHIFT, UPLINK, metric, scored
 
-FEW = {SHIFT, BITS}  # settings that single sentences can speak of
+FEW = {SHIFT, BITS, UPLINK}  # settings that single sentences can speak of
 
 
 def section(grouped: Grouped) -> Section:

@@ -12,6 +12,7 @@ from fedshift.report.palette import COLOURS
 
 Dashes = Literal["-", "--", "-.", ":"]
 DASHES: dict[Dash, Dashes] = {"": "-", "dashed": "--", "dotdash": "-."}
+MARKS: dict[Dash, str] = {"dashed": "o", "dotdash": "D", "": "o"}  # without the shift they are open
 WIDE = 3.2  # inches, of a panel
 TALL = 2.2
 ROW = 3  # panels side by side

@@ -6,13 +6,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedshift.report.axes import WIDE, colour, legend, scale, sheet
+from fedshift.report.axes import MARKS, WIDE, colour, legend, scale, sheet
 from fedshift.report.charts import Dash, Intervals, Line, Stacks
 
 ROW = 0.24  # inches
 APART = 0.26  # rows, between intervals of one band
 GREY = "#555555"
-MARKS: dict[Dash, str] = {"dashed": "o", "dotdash": "D", "": "o"}  # without the shift they are open
 
 
 def intervals(chart: Intervals, lines: Mapping[str, Line]) -> Figure:

@@ -76,6 +76,33 @@ class Intervals(NamedTuple):
     lower: bool = False  # whether lower values are better
 
 
+class Point(NamedTuple):
+    line: str
+    x: float
+    y: float
+    spread: float | None  # of y, the standard deviation over seeds
+    front: bool  # Pareto-optimal: no other point has both a smaller x and a better y
+
+
+class Field(NamedTuple):
+    """Points to be compared with one another."""
+
+    title: str
+    points: list[Point]
+
+
+class Points(NamedTuple):
+    """Lines as single points, and the front of those that no other beats in both directions."""
+
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    fields: list[Field]
+    lower: bool = False  # whether lower values of y are better
+
+
 class Stack(NamedTuple):
     line: str
     values: Sequence[float]  # one for each part
@@ -122,7 +149,7 @@ class Histograms(NamedTuple):
     panels: list[Steps]
 
 
-Chart = Curves | Intervals | Stacks | Heat | Histograms
+Chart = Curves | Intervals | Points | Stacks | Heat | Histograms
 
 
 class Choice(NamedTuple):
@@ -144,6 +171,7 @@ class Table(NamedTuple):
     columns: list[str]
     rows: list[Row]
     folded: bool = False  # only its title is shown until it is asked for
+    caption: str = ""
 
 
 class Section(NamedTuple):

@@ -9,6 +9,7 @@ from fedshift.recorded import Figures, Recorded, estimates
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
+from fedshift.tradeoff import size
 
 UPLINK = "seconds.uplink"
 PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}
@@ -67,17 +68,6 @@ def common(labels: Sequence[str], others: Sequence[str]) -> str:
             return ", ".join(kept)
     more = len(labels) - 1
     return labels[0] + (f" (and {more} more line{'s' * (more > 1)})" if more else "")
-
-
-def size(count: float) -> str:
-    """
-    >>> size(33_160_000), size(107_797_950_000)
-    ('33.2 MB', '108 GB')
-    """
-    for unit, much in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= much:
-            return f"{count / much:.3g} {unit}"
-    return f"{count:.0f} B"
 
 
 def time(seconds: float) -> str:

@@ -5,7 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.files import RunError, write
-from fedshift.report.charts import Chart, Choice, Curves, Heat, Histograms, Intervals, Line, Report, Stacks, Table
+from fedshift.report.charts import (
+    Chart,
+    Choice,
+    Curves,
+    Heat,
+    Histograms,
+    Intervals,
+    Line,
+    Points,
+    Report,
+    Stacks,
+    Table,
+)
 from fedshift.report.curves import chosen
 from fedshift.report.prints import check, check_places, content, styled
 
@@ -77,6 +89,8 @@ def figure(chart: Chart, lines: Mapping[str, Line]) -> "Figure":
             return plots.histograms(chart)
         case Intervals():
             return bars.intervals(chart, lines)
+        case Points():
+            return plots.points(chart, lines)
         case Stacks():
             return bars.stacks(chart, lines)
         case Heat():

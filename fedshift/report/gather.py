@@ -8,7 +8,7 @@ from fedshift.files import RunError
 from fedshift.grid import expand
 from fedshift.record import ROUNDS, SETTINGS, SWEEP
 from fedshift.recorded import Broken, Recorded, recorded
-from fedshift.report import answers, costs, inside, what
+from fedshift.report import answers, costs, inside, what, worth
 from fedshift.report.charts import Report
 from fedshift.report.lines import Grouped, counts, grouped
 from fedshift.summary import names
@@ -32,6 +32,7 @@ def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) 
         warnings=warnings(folders, lines, runs, broken),
         lines=[one.line for one in lines.strands],
         sections=[
+            worth.section(lines),
             answers.section(lines),
             costs.section(lines.strands, uplink),
             inside.section(lines.strands),

@@ -10,9 +10,9 @@ import numpy as np
 from fedshift.recorded import Client, Figures, Recorded
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
-from fedshift.report.lines import NO, PER_FILTER, PER_LAYER, Strand, panels, rule_of
+from fedshift.report.lines import PER_FILTER, PER_LAYER, Strand, panels, rule_of
 from fedshift.settings import Experiment
-from fedshift.summary import WINDOW
+from fedshift.summary import NO, WINDOW
 
 ONLY = 0.9  # of a label's examples, or more, lie with one kind of clients: it is theirs
 SUPERIOR, INFERIOR = "superior", "inferior"

@@ -3,19 +3,20 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedshift import summary
 from fedshift.recorded import Recorded
 from fedshift.report.charts import Curve, Dash, Line, Panel
 from fedshift.report.palette import COLOURS
 from fedshift.settings import Experiment
-from fedshift.summary import comparable, shown
+from fedshift.summary import BITS, NO, SHIFT, UPLINK, comparable, described, phrase
 
 MOST = 8  # lines in one panel, before there are several
 PANELS = 12
-SHIFT, BITS, ALGORITHM = "shift.on", "uplink.bits", "algorithm.name"
-NO, PER_LAYER, PER_FILTER = "no", "per layer", "per filter"  # values of SHIFT, in the order of a legend
-COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
-FIRST = (ALGORITHM, "data.name", "model.name", BITS)  # of a label; the shift comes last
+ALGORITHM = "algorithm.name"
+PER_LAYER, PER_FILTER = "per layer", "per filter"  # values of SHIFT beside NO, in the order of a legend
+FIRST = (ALGORITHM, "data.name", "model.name", UPLINK, BITS)  # of a label; the shift comes last
 
 
 class Strand(NamedTuple):
@@ -40,7 +41,7 @@ class Strand(NamedTuple):
 
 class Grouped(NamedTuple):
     strands: list[Strand]
-    varying: list[str]  # the settings in which they differ
+    varying: list[str]  # the settings in which they differ, as tables show them
     doubles: list[tuple[Recorded, Recorded]]  # runs that are another one over again
 
 
@@ -51,7 +52,9 @@ def counts(run: Recorded) -> bool:
 
 def grouped(runs: Sequence[Recorded]) -> Grouped:
     """Strands in the order of a legend: by heading, by band, without shift, per layer, per filter."""
-    varying, kinds = summary.apart([run.experiment for run in runs])
+    experiments = [run.experiment for run in runs]
+    differing, kinds = summary.apart(experiments)
+    varying = summary.columns(differing, experiments)
     seeds: dict[tuple[str, ...], dict[int, Recorded]] = {}
     doubles = []
     for run, kind in zip(runs, kinds, strict=True):
@@ -61,11 +64,11 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
             doubles.append((mine[seed], run) if better else (run, mine[seed]))
             run = run if better else mine[seed]
         mine[seed] = run
-    flat = {kind: comparable(next(iter(mine.values())).experiment) for kind, mine in seeds.items()}
+    flat = {kind: described(next(iter(mine.values())).experiment) for kind, mine in seeds.items()}
     split = _split(varying, list(flat.values()))
     named = _telling(varying, list(flat.values())) or [ALGORITHM, BITS, SHIFT]  # alone, it is still called something
     made = [_strand(flat[kind], mine, varying, named, split) for kind, mine in seeds.items()]
-    rows = _rows(made, [run.experiment for run in runs])
+    rows = _rows(made, experiments)
     several = len(made) > MOST and bool(split)
     made = [one._replace(row=row, panel=one.heading if several else "") for one, row in zip(made, rows, strict=True)]
     return Grouped(_coloured(_ordered(made)), varying, doubles)
@@ -80,7 +83,9 @@ def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Row 
 
 
 def outcome(run: Recorded) -> summary.Result:
-    return summary.result(run.experiment, run.scores[run.evaluated].tolist(), run.uploaded)
+    there, sent = run.evaluated, run.uploaded
+    trace = summary.Trace(*(x[there].tolist() for x in (run.rounds, np.cumsum(sent.up), run.scores)))
+    return summary.result(run.experiment, trace, sent, float(run.down.sum()))
 
 
 def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:
@@ -91,7 +96,7 @@ def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:
     able = {key: held for key, held in sizes.items() if 1 < len(held) <= PANELS}
     if len(flat) <= MOST or not able:
         return ""
-    return min(able, key=lambda key: (max(0, max(able[key]) - MOST), len(able[key]), key == BITS))
+    return min(able, key=lambda key: (max(0, max(able[key]) - MOST), len(able[key]), key in (BITS, UPLINK)))
 
 
 def _telling(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -114,38 +119,18 @@ def _strand(
     runs = [seeds[seed] for seed in sorted(seeds)]
     done = [run for run in runs if counts(run)]
     words = summary.words(varying)
-    said = {key: told(key, words.get(key, ""), flat.get(key)) for key in named}
+    said = {key: phrase(key, words.get(key, ""), flat.get(key)) for key in named}
     rest = [text for key, text in said.items() if text and key not in (split or ALGORITHM, SHIFT)]
     line = Line(
         key="",
         label=", ".join([*filter(None, said.values()), *([] if done else ["unfinished"])]) or "plain",
-        settings={words[key]: value for key, value in summary.label(flat, varying).items()},
+        settings={words[key]: value for key, value in summary.label(runs[0].experiment, varying).items()},
         colour=0,
         dash="",
         runs=[run.folder.name for run in runs],
     )
-    band = ", ".join(rest) or told(BITS, "", flat[BITS])
+    band = ", ".join(rest) or phrase(BITS, "", flat[BITS])
     return Strand(line, done or runs, None, said.get(split or ALGORITHM, ""), band, "")
-
-
-def told(key: str, word: str, value: Any) -> str:
-    """A setting in a label; nothing for what is off.
-
-    >>> told("uplink.bits", "bits", "32+4"), told("shift.on", "shift", "per filter"), told("train.lr", "lr", 0.1)
-    ('32+4 bits', 'shift per filter', 'lr 0.1')
-    """
-    if key in COUNTED:
-        counted = key.rpartition(".")[2]
-        return f"{shown(value)} {counted.removesuffix('s') if value == 1 else counted}"
-    if key == SHIFT:
-        return "no shift" if value == NO else f"shift {value}"
-    if isinstance(value, bool):
-        return word if value else ""
-    if value is None and key.startswith("shift."):  # which a run without shift does not have
-        return ""
-    if value is None:
-        return f"{word} not set"
-    return shown(value) if key.endswith(".name") else f"{word} {shown(value)}"
 
 
 def _ordered(made: Sequence[Strand]) -> list[Strand]:

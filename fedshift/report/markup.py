@@ -8,6 +8,7 @@ from fedshift.report.charts import Chart, Choice, Report, Row, Section, Table
 NUMERIC = re.compile(r"[-+\u2212]?\d[\d.,]*(e[-+]?\d+)?( ?± ?[\d.,]+)?( ?%| ?[a-zA-Z]{1,3}(/s)?)?")  # 1.5 ± 0.2 MB
 ABSENT = {"", "-", "\u2013", "\u2014"}
 LONG = 60  # characters of a cell that is allowed several lines
+PARAGRAPH = 4  # sentences of an answer that are one; more are a list
 
 
 class Markup:
@@ -46,8 +47,10 @@ class Markup:
         return "\n".join(self._section(anchor, section) for anchor, section in pairs)
 
     def _section(self, anchor: str, section: Section) -> str:
-        answer = " ".join(escape(sentence) for sentence in section.answer)
-        said = f'<p class="answer">{answer}</p>' if answer else ""
+        sentences = [escape(sentence) for sentence in section.answer]
+        said = f'<p class="answer">{" ".join(sentences)}</p>' if sentences else ""
+        if len(sentences) > PARAGRAPH:
+            said = f'<ul class="answer">{"".join(f"<li>{sentence}</li>" for sentence in sentences)}</ul>'
         parts = "\n".join(self._part(part) for part in section.parts)
         heading = f'<h2 id="{anchor}-title">{escape(section.title)}</h2>'
         return f'<section id="{anchor}" aria-labelledby="{anchor}-title">{heading}{said}\n{parts}</section>'
@@ -92,9 +95,10 @@ class Markup:
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
         title = f'<h3 id="{anchor}-title">{escape(table.title)} <small class="left-out"></small></h3>'
+        caption = f"<p>{escape(table.caption)}</p>" if table.caption else ""
         if table.folded:
-            return f'<details class="table" id="{anchor}"><summary>{title}</summary>{whole}</details>'
-        return f'<div class="table" id="{anchor}">{title}{whole}</div>'
+            return f'<details class="table" id="{anchor}"><summary>{title}</summary>{caption}{whole}</details>'
+        return f'<div class="table" id="{anchor}">{title}{caption}{whole}</div>'
 
     def _row(self, row: Row, classes: list[str]) -> str:
         line = f' data-line="{self._known[row.line]}"' if row.line in self._known else ""

@@ -28,6 +28,7 @@ SCRIPTS = [  # in this order, as one script
     "readout.js",
     "zoom.js",
     "intervals.js",
+    "points.js",
     "stacks.js",
     "heat.js",
     "histograms.js",

@@ -1,14 +1,15 @@
-"""Curves and histograms, drawn."""
+"""Curves, points and histograms, drawn."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedshift.rates import said
-from fedshift.report.axes import DASHES, Dashes, Scale, colour, legend, scale, sheet, stroke
-from fedshift.report.charts import Curve, Curves, Histograms, Line, Panel
+from fedshift.report.axes import DASHES, MARKS, TALL, Dashes, Scale, colour, legend, scale, sheet, stroke
+from fedshift.report.charts import Curve, Curves, Histograms, Line, Panel, Points
 
 GREY = "#777777"
 FOG = 0.5  # of all bands that lie upon one another
@@ -61,6 +62,41 @@ def _entry(curve: Curve, line: Line | None, panel: Panel) -> Line2D:
         return stroke(curve.label, GREY, ":" if curve.dashed else "-")
     parts = [part for part in line.label.split(", ") if part != panel.title]
     return stroke(", ".join(parts) or line.label, colour(line.colour), _dashes(curve, line))
+
+
+def points(chart: Points, lines: Mapping[str, Line]) -> Figure:
+    """A panel for each task; Pareto-optimal points are ringed and joined."""
+    figure, found = sheet(chart.title, len(chart.fields), tall=1.3 * TALL)
+    up = scale(chart.y, max((abs(point.y) for field in chart.fields for point in field.points), default=0.0))
+    across = scale(chart.x, max((point.x for field in chart.fields for point in field.points), default=0.0))
+    entries: dict[str, Line2D] = {}
+    for field, axes in zip(chart.fields, found, strict=True):
+        best = sorted((point.x / across.size, point.y / up.size) for point in field.points if point.front)
+        axes.plot(*zip(*best, strict=True), color=GREY, linewidth=0.8, linestyle=":")
+        axes.plot(*zip(*best, strict=True), "o", markersize=9, markerfacecolor="none", markeredgecolor=GREY)
+        for point in field.points:
+            line = lines[point.line]
+            ink = colour(line.colour)
+            mark, face = MARKS[line.dash], "white" if line.dash == "dashed" else ink
+            spread = None if point.spread is None else point.spread / up.size
+            look: dict[str, Any] = {
+                "color": ink,
+                "marker": mark,
+                "markersize": 5,
+                "markerfacecolor": face,
+                "linestyle": "none",
+            }
+            axes.errorbar(point.x / across.size, point.y / up.size, yerr=spread, **look)
+            entries.setdefault(line.label, Line2D([], [], label=line.label, **look))
+        axes.set_title(field.title, loc="left")
+        if chart.x.log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(across.label)
+        if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            axes.set_ylabel(up.label)
+    legend(figure, list(entries.values()))
+    return figure
 
 
 def histograms(chart: Histograms) -> Figure:

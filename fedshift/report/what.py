@@ -61,7 +61,7 @@ def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken])
     doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:
-        varying = summary.label(comparable(run.experiment), grouped.varying).values()
+        varying = summary.label(run.experiment, grouped.varying).values()
         line = lines.get(run.folder)
         ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
         rows.append(Row(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
@@ -76,7 +76,7 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
         flat = comparable(run.experiment)
         for key, value in flat.items():
             found.setdefault(key, {})[summary.shown(value) if value is not None else ""] = None
-    other = (*grouped.varying, "seed", "name")
+    other = (*summary.apart([run.experiment for run in runs])[0], "seed", "name")
     same = {key: next(iter(values)) for key, values in found.items() if len(values) == 1 and key not in other}
     rows = [Row("", [key, value]) for key, value in same.items() if value]
     return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)

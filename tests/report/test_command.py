@@ -25,7 +25,7 @@ def test_a_page_is_written_beside_the_runs_and_again_over_itself(runs: Path) -> 
         assert (done.exit_code, done.stdout) == (0, f"{runs / 'report.html'}\n")
     page = (runs / "report.html").read_text()
     assert SIGN in page
-    assert "Did the shift help?" in page
+    assert page.index("Was it worth it?") < page.index("Did the shift help?")
 
 
 def test_a_page_of_ones_own_is_not_written_over(runs: Path) -> None:
@@ -52,9 +52,9 @@ def test_json_is_printed_and_nothing_written(runs: Path) -> None:
     done = fedshift("report", runs, "--json", "--title", "Mine", "--uplink", "1kB/s")
     told = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert told["title"] == "Mine"
-    assert [section["name"] for section in told["sections"]] == ["answer", "cost", "inside", "what"]
+    assert [section["name"] for section in told["sections"]] == ["worth", "answer", "cost", "inside", "what"]
     assert told["sections"][0]["parts"][0]["kind"] == "Table"
-    (seconds,) = [part for part in told["sections"][1]["parts"] if part["name"] == "score-seconds"]
+    (seconds,) = [part for part in told["sections"][2]["parts"] if part["name"] == "score-seconds"]
     assert (seconds["rate"], seconds["panels"][0]["curves"][0]["x"]) == (1000.0, [1, 2, 3])
     assert not (runs / "report.html").exists()
 

@@ -30,11 +30,11 @@ def report(tmp_path: Path) -> Report:
 def test_every_kind_of_chart_is_drawn_in_three_formats(tmp_path: Path) -> None:
     whole = report(tmp_path)
     one_of_each = {type(chart).__name__: chart for chart in reversed([*charts(whole)]) if chart.name != "score-bytes"}
-    assert one_of_each.keys() == {"Curves", "Intervals", "Stacks", "Heat", "Histograms"}
+    assert one_of_each.keys() == {"Curves", "Intervals", "Points", "Stacks", "Heat", "Histograms"}
     made = whole._replace(sections=[whole.sections[0]._replace(parts=[*one_of_each.values()])])
     paths = draw(made, tmp_path / "figures", list(HEADS))
     assert sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert len(paths) == 15
+    assert len(paths) == 18
     for path in paths:
         assert path.read_bytes().startswith(HEADS[path.suffix[1:]]), path
     words = {

@@ -29,6 +29,7 @@ def test_a_report_answers_in_order(tmp_path: Path) -> None:
     made = gather([tmp_path / "sweep"])
     assert (made.title, made.about) == ("sweep", "digits: 2 runs of 20 rounds, seeds 0, 1")
     assert [one.title for one in made.sections] == [
+        "Was it worth it?",
         "Did the shift help?",
         "What did it cost?",
         "What happened inside?",
@@ -71,6 +72,7 @@ def test_a_run_that_has_only_begun_is_no_hindrance(tmp_path: Path) -> None:
     alone = gather([tmp_path])
     assert alone.warnings == ["Not finished, and not in the final figures: begun (stopped after round 0 of 20)."]
     assert [part.name for one in alone.sections for part in one.parts] == [
+        "worth-table",
         "results",
         "runs",
         "settings",

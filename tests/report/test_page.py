@@ -169,3 +169,10 @@ def test_every_file_of_the_page_is_used() -> None:
 
 def test_a_report_without_runs_or_sections_is_a_page() -> None:
     assert "<h1>empty</h1>" in render(Report("empty", "", [], [], []))
+
+
+def test_many_sentences_are_a_list() -> None:
+    few, many = (Section(f"s{n}", "s", [f"Sentence {i}." for i in range(n)], []) for n in (4, 5))
+    outline = Outline(render(Report("r", "", [], [], [few, many])))
+    assert [dict(attributes)["class"] for tag, attributes in outline.elements if tag == "ul"] == ["answer"]
+    assert outline.texts["li"][-5:] == [f"Sentence {i}." for i in range(5)]

@@ -115,8 +115,7 @@ def found(folder: Path) -> tuple[list[Record], list[str]]:
 def panels(records: Sequence[Record]) -> list[Panel]:
     """In the paper's order; that of full precision alone is part of the others, where there are others."""
     flat = [{key: x for key, x in comparable(one.experiment).items() if not key.startswith(OWN)} for one in records]
-    keys = dict.fromkeys(key for one in flat for key in one)
-    varying = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
+    varying = [key for key in apart([one.experiment for one in records])[0] if not key.startswith(OWN)]
     grouped: dict[str, dict[str, list[Record]]] = {}
     for record, one in zip(records, flat, strict=True):
         shift = {key: x for key, x in one.items() if key.startswith("shift.")}

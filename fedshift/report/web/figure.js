@@ -3,6 +3,7 @@
 const KINDS = {
   Curves: { draw: drawCurves, numbers: numbersOfCurves },
   Intervals: { draw: drawIntervals, numbers: numbersOfIntervals },
+  Points: { draw: drawPoints, numbers: numbersOfPoints },
   Stacks: { draw: drawStacks, numbers: numbersOfStacks },
   Heat: { draw: drawHeat, numbers: numbersOfHeat },
   Histograms: { draw: drawHistograms, numbers: numbersOfHistograms },

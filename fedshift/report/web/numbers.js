@@ -44,6 +44,22 @@ function numbersOfIntervals(chart) {
   });
 }
 
+function numbersOfPoints(chart) {
+  return shownFields(chart).map(({ title: heading, points }) => {
+    const unitX = unitFor(chart.x, extent(points.map((point) => point.x))[1]);
+    const unitY = unitFor(chart.y, extent(points.map((point) => point.y))[1]);
+    const rows = points.map((point) => [
+      named(point.line),
+      bare(point.x, unitX),
+      bare(point.y, unitY),
+      bare(point.spread, unitY),
+      point.front ? "yes" : "no",
+    ]);
+    const heads = ["", titled(chart.x, unitX), titled(chart.y, unitY), "standard deviation", "Pareto-optimal"];
+    return [heading, heads, rows];
+  });
+}
+
 function numbersOfStacks(chart) {
   const stacks = chart.stacks.filter((stack) => shown(stack.line));
   const unit = unitFor(chart.x, extent(stacks.flatMap((stack) => stack.values))?.[1] ?? 0);

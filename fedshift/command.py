@@ -78,7 +78,7 @@ def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
     """What the names of uplinks in these settings stand for, a line each.
 
     >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
-    ['uplink lean: quantizer = "step", rate = ...']
+    ['uplink lean: quantizer = "step", coder = "range", biases = true, ...']
     """
     names = dict.fromkeys(uplink_name(one.uplink) for one in grids.expand(raw))
     found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]

@@ -88,7 +88,7 @@ def group_of(name: str, link: Link) -> Group:
 def codec_of(link: Link) -> Codec:
     chosen = {"step": link.step, "rate": link.rate, "keep": link.keep}
     try:
-        return make_codec(link.quantizer, link.bits, **chosen, coder=link.coder, per=link.per)
+        return make_codec(link.quantizer, link.bits, **chosen, coder=link.coder, per=link.per, biases=link.biases)
     except ValueError as problem:
         raise SettingsError(f"uplink.quantizer = {link.quantizer!r}: {problem}") from None
 

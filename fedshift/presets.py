@@ -3,20 +3,20 @@
 from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # what 4 bits cost on digits, and what the paper's shift and filter centring give back: fifteen runs
+    # full precision without and with filter centring, the paper's 4-bit uploads with its shift, lean and extreme:
+    # fifteen runs, which all draw the same clients
     "demo": {
         "name": "demo",
         "data": {"name": "digits", "clients": 100, "partition": "shards"},
         "model": {"name": "mlp"},
-        "train": {"rounds": 150, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 10, "lr": 0.05},
-        "uplink": {"quantizer": "kmeans"},
+        "train": {"rounds": 150, "cohort": 10, "epochs": 5, "batch": 10, "lr": 0.05},
         "sweep": {
             "runs": [
-                {"name": "32+32", "uplink": {"bits": "32+32"}, "shift": {"on": False}},
-                {"name": "32+32 per filter", "uplink": {"bits": "32+32"}, "shift": {"on": True, "per": "filter"}},
-                {"name": "32+4", "uplink": {"bits": "32+4"}, "shift": {"on": False}},
-                {"name": "32+4 per layer", "uplink": {"bits": "32+4"}, "shift": {"on": True, "per": "layer"}},
-                {"name": "32+4 per filter", "uplink": {"bits": "32+4"}, "shift": {"on": True, "per": "filter"}},
+                {"uplink": "exact", "shift": {"on": False}},
+                {"uplink": "exact", "shift": {"on": True, "per": "filter"}},
+                {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
+                {"uplink": "lean", "shift": {"on": True, "per": "filter"}},
+                {"uplink": "extreme", "shift": {"on": True, "per": "filter"}},
             ],
             "seed": [0, 1, 2],
         },

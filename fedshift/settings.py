@@ -195,6 +195,7 @@ class Coding(Table):
     keep: Annotated[float, Field(gt=0, le=1)] | None = None  # of ternary, the part of the values that is not zero
     coder: Literal["auto", "bitpack", "zstd", "range"] = "auto"  # auto: range below 4 bits and after step, else bitpack
     per: Literal["tensor", "channel"] | Count = "tensor"  # or a block of so many values
+    biases: bool = False  # quantized as well: tensors of one axis, which travel exactly otherwise
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
 

@@ -20,7 +20,7 @@ from fedshift.files import RunError
 from fedshift.names import printable
 from fedshift.record import ROUNDS
 from fedshift.recorded import PARTS, Estimate, Uploaded, sheet
-from fedshift.settings import Experiment, Link, Shift, Uplink
+from fedshift.settings import Experiment, Link, Shift, Uplink, uplink_name
 from fedshift.toml import dotted
 from fedshift.uplinks import UPLINKS
 
@@ -28,7 +28,7 @@ WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by sev
 # settings of how a run is computed and recorded, which change its scores by rounding at most
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings added after folders were first named by a checksum, which does not count them at these values
-LATER = {"record.frames": 50, "uplink.step": None, "uplink.rate": None, "uplink.keep": None}
+LATER = {"record.frames": 50, "uplink.step": None, "uplink.rate": None, "uplink.keep": None, "uplink.biases": False}
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink in one column
@@ -663,12 +663,20 @@ def shown(value: Any) -> str:
 def names(experiments: Iterable[Experiment]) -> list[str]:
     """A folder name for each run: the settings in which they differ, with a checksum where that is not enough.
 
-    Runs that were given names which end in their seed keep those, whatever runs are beside them.
+    Runs that were given names which end in their seed keep those, whatever runs are beside them. Where all uplinks are
+    named ones, their names stand for their settings.
+
+    >>> names([Experiment(uplink=uplink, seed=3) for uplink in ("exact", "lean")])
+    ['uplink-exact_seed-3', 'uplink-lean_seed-3']
     """
     runs = list(experiments)
     if all(one.name.endswith(f"_seed-{one.seed}") for one in runs):
         return [one.name for one in runs]
     settings = [_settings(one) for one in runs]  # all of them: names outlast what is known to have an effect
+    uplinks = [uplink_name(one.uplink) for one in runs]
+    if all(uplinks):
+        others = [{key: x for key, x in flat.items() if not key.startswith("uplink.")} for flat in settings]
+        settings = [flat | {UPLINK: name} for flat, name in zip(others, uplinks, strict=True)]
     varying = _varying(runs, settings)
     short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
     named = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}

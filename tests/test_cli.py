@@ -75,20 +75,19 @@ def test_a_run_as_json(tmp_path: Path) -> None:
     assert result["rows"][0]["mean"] == pytest.approx(sum(one["score"] for one in rounds) / 3, abs=1e-5)
 
 
-def test_the_demo_compares_what_bits_cost_and_what_the_shift_gives(tmp_path: Path) -> None:
+NAMED = ("exact", "lean", "extreme")
+
+
+def test_the_demo_compares_full_precision_the_paper_lean_and_extreme(tmp_path: Path) -> None:
     done = run("run", *SMALL, "--out", "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for expected in (
-        "32+32",
-        "against 32 bits",
-        "The shift per layer",
-        "The shift per filter",
-        "Everything is in demo",
-    ):
+    for expected in ("paper", "lean", "extreme", "against 32 bits", "The shift per filter", "Everything is in demo"):
         assert expected in done.stdout
-    shifts = ("no_bits-32+32", "per-filter_bits-32+32", "no_bits-32+4", "per-layer_bits-32+4", "per-filter_bits-32+4")
+    assert "times fewer" in done.stdout[done.stdout.index("To look at") :]  # the answer comes last
+    shifts = ("no_uplink-exact", "per-layer_uplink-paper", *(f"per-filter_uplink-{name}" for name in NAMED))
     folders = {path.parent.name for path in (tmp_path / "demo").glob("*/model.safetensors")}
     assert folders == {f"shift-{shift}_seed-{seed}" for shift in shifts for seed in range(3)}
+    assert "uplink lean: quantizer" in done.stderr
 
 
 def test_a_sweep_skips_what_is_finished_and_goes_on_with_more(tmp_path: Path) -> None:

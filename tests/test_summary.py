@@ -230,7 +230,7 @@ def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
     """The checksum is that of the settings there were before `record.frames` and the quantizers step and ternary."""
     before = dotted(Experiment().model_dump())
     assert before.pop("record.frames") == 50
-    assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep")] == [None] * 3
+    assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep", "biases")] == [None, None, None, False]
     checksum = f"{zlib.crc32(str(sorted(before.items())).encode()):08x}"
     assert names([Experiment(), Experiment()]) == [f"seed-0_{checksum}"] * 2
     often = Experiment(record={"frames": 1})
@@ -358,7 +358,7 @@ def test_settings_of_the_uplink_keep_their_columns_where_one_label_would_stand_f
 def test_a_named_uplink_keeps_its_name_at_any_bandwidth_and_for_just_its_settings() -> None:
     lean = {**UPLINKS["lean"], "bandwidth": 1e6}
     assert uplink_label(Experiment(uplink=lean)) == "lean"
-    assert uplink_label(Experiment(uplink={**lean, "rate": 0.4})) == "0.4 bit updates, step, feedback"
+    assert uplink_label(Experiment(uplink={**lean, "rate": 0.4})) == "0.4 bit updates, step, biases, feedback"
     assert uplink_label(Experiment(uplink="exact")) == "32"
 
 

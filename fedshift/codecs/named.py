@@ -25,6 +25,7 @@ def make_codec(
     keep: float | None = None,
     coder: str = "auto",
     per: str | int = "tensor",
+    biases: bool = False,
 ) -> Codec:
     """The codec of these settings; ValueError where they do not go together.
 
@@ -44,7 +45,8 @@ def make_codec(
         "step": lambda: Step(bits, Step.step if step is None else step, rate),
         "ternary": lambda: Ternary(bits, Ternary.keep if keep is None else keep),
     }
-    return Codec(quantizers[quantizer](), codes, PerBlock(per) if isinstance(per, int) else GROUPS[per])
+    groups = PerBlock(per) if isinstance(per, int) else GROUPS[per]
+    return Codec(quantizers[quantizer](), codes, groups, min_axes=1 if biases else 2)
 
 
 def default_coder(quantizer: str, bits: int) -> str:

@@ -19,7 +19,7 @@ DEAD = 0.65  # half of the zero level's width, in steps
 LOW, HIGH = -16, 16  # octaves around the root mean square that bins of magnitudes cover
 DROPPED = 16  # low bits of a float32 that its bin ignores: an octave has 128 bins
 FIRST, BINS = (LOW + 127) << (23 - DROPPED), (HIGH - LOW) << (23 - DROPPED)
-PARTS, PASSES = 16, 4  # a step is looked for among so many at once, so often, each time between two neighbours
+PARTS, PASSES = 12, 3  # a step is looked for in so many parts of an interval, then in one of these, and so on
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,16 @@ def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
     """
     tails, n = _tails(x, rms), x.shape[1]
     levels = torch.arange(top, device=x.device, dtype=torch.float64) + DEAD  # where k = 1, 2, ... begin
-    parts = torch.arange(1, PARTS + 1, device=x.device, dtype=torch.float64)
+    parts = torch.arange(PARTS + 1, device=x.device, dtype=torch.float64)
     low, width = torch.full_like(rms, LOW + 8), float(HIGH - LOW - 8)  # octaves
     for _ in range(PASSES):
         width /= PARTS
         steps = (low[:, None] + width * parts).exp2()
-        more = _entropy(tails, steps[:, :, None] * levels, n) > rate
-        low = low + width * more.sum(1).clamp(max=PARTS - 1)
-    return (low + width).exp2()
+        bits = _entropy(tails, steps[:, :, None] * levels, n)
+        place = (bits > rate).sum(1, keepdim=True).clamp(1, PARTS)  # between the last step of more bits and the next
+        low = low + width * (place[:, 0] - 1)
+    more, less = bits.gather(1, place - 1)[:, 0], bits.gather(1, place)[:, 0]
+    return (low + width * ((more - rate) / (more - less).clamp(min=1e-9)).clamp(0, 1)).exp2()
 
 
 def _tails(x: Tensor, rms: Tensor) -> Tensor:
@@ -141,10 +143,9 @@ def _entropy(tails: Tensor, borders: Tensor, n: int) -> Tensor:
     below = place.long().clamp(max=BINS - 1)
     near, far = (tails.gather(2, (below + one).expand(2, -1, -1)) for one in (0, 1))
     above = (near + (far - near) * (place - below)).view(2, *borders.shape)  # values of each sign beyond each border
-    each = above - torch.nn.functional.pad(above[..., 1:], (0, 1))
-    zero = n - above[..., 0].sum(0)
-    bits: Tensor = (torch.special.entr(each / n).sum((0, 3)) + torch.special.entr(zero / n)) / math.log(2)
-    return bits
+    above[..., :-1] -= above[..., 1:].clone()  # values of each sign and level
+    part = torch.cat([*above, n - above.sum((0, 3), keepdim=True)[0]], dim=2).mul_(1 / n)
+    return -(part.clamp(min=1e-300).log2_().mul_(part)).sum(2)
 
 
 def _bits(size: Tensor) -> Tensor:

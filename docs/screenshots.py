@@ -25,7 +25,7 @@ from rich.text import Text
 IMAGES = Path(__file__).parent / "images"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
 WIDTH, HEIGHT, PAGE = 100, 40, (1200, 1400)  # of the terminal in characters, and of the page in pixels
-TITLE = "Digits, half of the clients on a 4-bit uplink"
+TITLE = "Digits: lean uplinks beside full precision and the paper"
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"  # the reader's own
 
 

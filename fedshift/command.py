@@ -59,7 +59,7 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether one of two settings is, or is in a table of, the other.
+    """True if one of two settings is the other or is in a table of it.
 
     >>> overlap("uplink", "uplink.bits"), overlap("uplink.bits", "uplink.bits"), overlap("uplink.rate", "uplink.bits")
     (True, True, False)
@@ -75,7 +75,7 @@ def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
-    """What the names of uplinks in these settings stand for, a line each.
+    """A line for each named uplink in these settings: its name and its settings.
 
     >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
     ['uplink lean: quantizer = "step", coder = "range", biases = true, ...']

@@ -80,7 +80,7 @@ class Federation:
 
     @cached_property
     def variable(self) -> bool:
-        """Whether the length of some group's uploads depends on what they hold."""
+        """True if the length of some group's uploads depends on what they hold."""
         choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
         return any(known(choice, self.task.params)[1] for choice in choices)
 

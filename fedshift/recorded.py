@@ -39,7 +39,7 @@ class Sheet(NamedTuple):
     lost: int
 
     def column(self, name: str) -> list[float]:
-        """What was measured, line after line; lines without it are left out. RunError for what is no number."""
+        """What was measured, line after line; lines without it are left out. RunError where it is no number."""
         return [value for value in self.values(name) if value is not None]
 
     def uploaded(self) -> "Uploaded":
@@ -49,7 +49,7 @@ class Sheet(NamedTuple):
         return uploaded(figures, len(self.lines))
 
     def values(self, name: str) -> list[float | None]:
-        """A value for each line, None where nothing was measured. RunError for what is no number."""
+        """A value for each line, None where nothing was measured. RunError where it is no number."""
         if name not in self.header:
             raise RunError(f"{self.path}: has no column {name}")
         place = self.header.index(name)
@@ -99,7 +99,7 @@ def uploaded(figures: Mapping[str, Figures], rounds: int) -> Uploaded:
 
 
 def estimates(runs: Iterable[Estimate]) -> str:
-    """How the uploaded bytes of some runs were estimated, in one sentence; '' where none were.
+    """A sentence on how the uploaded bytes of some runs were estimated; '' where none were.
 
     >>> estimates([Estimate(100, 98, 2, 1.0012), Estimate(100, 98, 2, 1.0031), Estimate(100, 0, 0, 1.0)])
     'Uploaded bytes of 196 of 300 rounds are estimated from counts of codes, times 1.0012 to 1.0031, the ratio of \

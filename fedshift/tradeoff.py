@@ -130,13 +130,13 @@ def size(count: float) -> str:
 def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
     """One or few sentences for each task; `name` says what a row is called."""
     groups = tasks(made)
-    said: list[str] = []
+    sentences: list[str] = []
     for rows in groups[:ANSWERS]:
         first, *rest = about(rows, name or namer(made))
         which = f"{task_name(rows[0], groups)}: " if len(groups) > 1 else ""
-        said += [first if first.startswith(which.replace(": ", ", ")) else f"{which}{first}", *rest]
+        sentences += [first if first.startswith(which.replace(": ", ", ")) else f"{which}{first}", *rest]
     more = len(groups) - ANSWERS
-    return said + (
+    return sentences + (
         [f"The other {more} combinations of data, model and algorithm are in the report's table."] if more > 0 else []
     )
 
@@ -175,9 +175,9 @@ def about(rows: Sequence[Row], name: Name) -> list[str]:
         return ["All runs upload in full precision, so there is no compression to judge."]
     judged = [row for row in packed if row.full and math.isfinite(row.full.mean)]
     exact = [row for row in finite if not quantized(row.experiment)]
-    said = [*_best(judged, exact, name), *_losing(judged, name)] if judged else []
-    said += _missing([row for row in packed if row.full is None], name)
-    return said or ["Full precision came to no number, so whether compression was worth it cannot be said."]
+    sentences = [*_best(judged, exact, name), *_losing(judged, name)] if judged else []
+    sentences += _missing([row for row in packed if row.full is None], name)
+    return sentences or ["Full precision came to no number, so whether compression was worth it cannot be said."]
 
 
 def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
@@ -210,19 +210,21 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
     assert cost is not None
     unit = " points" if experiment.train.metric == "accuracy" else quality(cost.gain, experiment)
     verdict = f", {cost.verdict}" if cost.verdict else ""
-    said = [
+    sentences = [
         f"{name(row)} uploads {size(row.bytes_up)} instead of {size(full.bytes_up)} ({times(row.fewer)} times fewer) "
         f"and reaches {_score(row.mean, experiment)} (full precision with the same server rule: "
         f"{_score(full.mean, experiment)}; difference {much(cost.gain, experiment)}{unit}{verdict})."
     ]
     if equal:
-        said.append(f"Full precision stopped after the same uploaded bytes reaches {_score(equal.score, experiment)}.")
+        sentences.append(
+            f"Full precision stopped after the same uploaded bytes reaches {_score(equal.score, experiment)}."
+        )
     goal = target(full)
     ours, theirs = bytes_to(row, goal), bytes_to(full, goal)
     if ours and theirs:
         room = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
-        said.append(f"To reach {room} it uploads {size(ours)}, and full precision {size(theirs)}.")
-    return said
+        sentences.append(f"To reach {room} it uploads {size(ours)}, and full precision {size(theirs)}.")
+    return sentences
 
 
 def room_of(experiment: Experiment) -> str:
@@ -236,22 +238,22 @@ def _losing(judged: Sequence[Row], name: Name) -> list[str]:
     """Settings that do no better than fewer rounds in full precision."""
     lower = [(row, found) for row in judged if (found := equal_bytes(row)) and not found.better]
     verbs = {False: ("loses to", "lose to"), True: ("does not beat", "do not beat")}
-    said = []
+    sentences = []
     for noise, verb in verbs.items():
         some = [(row, found) for row, found in lower if found.noise is noise]
-        told = [
+        losing = [
             f"{name(row)} ({_score(row.mean, row.experiment)} against {_score(found.score, row.experiment)})"
             for row, found in some
         ]
         unknown = any(found.gain.verdict and not found.noise for _, found in some)
         why = "; the difference is within noise" if noise else "; too few seeds to know the noise" if unknown else ""
-        if told:
-            rest = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
-            said.append(
-                f"{'; '.join(told[:NAMED])}{rest} {verb[len(told) > 1]} simply running fewer rounds in full precision "
-                f"(stopped after the same uploaded bytes{why})."
+        if losing:
+            rest = f" and {len(losing) - NAMED} more" if len(losing) > NAMED else ""
+            sentences.append(
+                f"{'; '.join(losing[:NAMED])}{rest} {verb[len(losing) > 1]} simply running fewer rounds in full "
+                f"precision (stopped after the same uploaded bytes{why})."
             )
-    return said
+    return sentences
 
 
 def _missing(alone: Sequence[Row], name: Name) -> list[str]:

@@ -126,7 +126,7 @@ def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
 
 
 def _tails(x: Tensor, rms: Tensor) -> Tensor:
-    """How many values of each sign have a magnitude of at least each bin's: float64 (2, rows, bins + 1)."""
+    """Numbers of values, by sign, of at least the magnitude of each bin: float64 (2, rows, bins + 1)."""
     place = _bits(x.abs() / rms[:, None].float()).bitwise_right_shift_(DROPPED).sub_(FIRST).clamp_(0, BINS - 1)
     place += torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * BINS
     place += (x < 0) * (len(x) * BINS)

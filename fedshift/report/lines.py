@@ -119,18 +119,18 @@ def _strand(
     runs = [seeds[seed] for seed in sorted(seeds)]
     done = [run for run in runs if counts(run)]
     words = summary.words(varying)
-    said = {key: phrase(key, words.get(key, ""), flat.get(key)) for key in named}
-    rest = [text for key, text in said.items() if text and key not in (split or ALGORITHM, SHIFT)]
+    phrases = {key: phrase(key, words.get(key, ""), flat.get(key)) for key in named}
+    rest = [text for key, text in phrases.items() if text and key not in (split or ALGORITHM, SHIFT)]
     line = Line(
         key="",
-        label=", ".join([*filter(None, said.values()), *([] if done else ["unfinished"])]) or "plain",
+        label=", ".join([*filter(None, phrases.values()), *([] if done else ["unfinished"])]) or "plain",
         settings={words[key]: value for key, value in summary.label(runs[0].experiment, varying).items()},
         colour=0,
         dash="",
         runs=[run.folder.name for run in runs],
     )
     band = ", ".join(rest) or phrase(BITS, "", flat[BITS])
-    return Strand(line, done or runs, None, said.get(split or ALGORITHM, ""), band, "")
+    return Strand(line, done or runs, None, phrases.get(split or ALGORITHM, ""), band, "")
 
 
 def _ordered(made: Sequence[Strand]) -> list[Strand]:

@@ -48,12 +48,12 @@ class Markup:
 
     def _section(self, anchor: str, section: Section) -> str:
         sentences = [escape(sentence) for sentence in section.answer]
-        said = f'<p class="answer">{" ".join(sentences)}</p>' if sentences else ""
+        answer = f'<p class="answer">{" ".join(sentences)}</p>' if sentences else ""
         if len(sentences) > PARAGRAPH:
-            said = f'<ul class="answer">{"".join(f"<li>{sentence}</li>" for sentence in sentences)}</ul>'
+            answer = f'<ul class="answer">{"".join(f"<li>{sentence}</li>" for sentence in sentences)}</ul>'
         parts = "\n".join(self._part(part) for part in section.parts)
         heading = f'<h2 id="{anchor}-title">{escape(section.title)}</h2>'
-        return f'<section id="{anchor}" aria-labelledby="{anchor}-title">{heading}{said}\n{parts}</section>'
+        return f'<section id="{anchor}" aria-labelledby="{anchor}-title">{heading}{answer}\n{parts}</section>'
 
     def _part(self, part: Table | Chart | Choice) -> str:
         if isinstance(part, Table):

@@ -124,10 +124,10 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     ]
     by_row = {id(one.row): one for one in strands if one.row}
     merits = summary.merits([one.row for one in strands if one.row])
-    told = [(by_row[id(row)], _cells(row, optimal)) for row, optimal in merits]
-    told += [(one, _unfinished(one)) for one in strands if one.row is None]
-    labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in told]
-    rows = [Row(one.line.key, [*label, *cells]) for (one, cells), label in zip(told, labels, strict=True)]
+    listed = [(by_row[id(row)], _cells(row, optimal)) for row, optimal in merits]
+    listed += [(one, _unfinished(one)) for one in strands if one.row is None]
+    labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in listed]
+    rows = [Row(one.line.key, [*label, *cells]) for (one, cells), label in zip(listed, labels, strict=True)]
     title = f"{titled(experiment)}, bytes, and full precision beside them"
     return Table(name, title, columns, rows, caption=_caption(experiment))
 
@@ -163,11 +163,11 @@ def _cells(row: summary.Row, optimal: bool) -> list[str]:
 
 
 def _difference(cost: summary.Paired, experiment: Experiment) -> str:
-    told = f"{much(cost.gain, experiment)}{quality(cost.gain, experiment)}"
+    points = f"{much(cost.gain, experiment)}{quality(cost.gain, experiment)}"
     if cost.margin is None:
-        return f"{told} ({cost.verdict})"
+        return f"{points} ({cost.verdict})"
     low, high = (much(cost.gain + side * cost.margin, experiment) for side in (-1, 1))
-    return f"{told} ({low} to {high})"
+    return f"{points} ({low} to {high})"
 
 
 def _equal(row: summary.Row) -> str:

@@ -237,6 +237,8 @@ def uplink_label(experiment: Experiment) -> str:
 
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in ("lean", {"rate": 0.4, "send": "updates"})]
     ['lean', '0.4 bit updates, step']
+    >>> uplink_label(Experiment(uplink={"keep": 0.02, "send": "updates", "feedback": True}))
+    'top 2 % updates, ternary, feedback'
     >>> kinds = [{"bits": 32, "quantizer": "uniform"}, {"bits": "32+4"}]
     >>> kinds += [{"bits": 4, "send": "updates", "feedback": True}, {"bits": 8, "per": "channel"}]
     >>> kinds += [{"group": {"slow": {"share": 0.5, "bits": 4, "coder": "range"}}}]
@@ -266,12 +268,15 @@ def _uplink(experiment: Experiment) -> dict[str, Any]:
 
 
 def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -> str:
-    """Label of the clients that upload alike, or alike but for their bits; a rate counts as bits."""
+    """Label of the clients that upload alike, or alike but for their bits; a rate or a kept part stands for bits."""
     usual = kind(feedback=settings.get("feedback", False)).model_dump() | {"feedback": False}
     send, named = settings.get("send", usual["send"]), {"bits", "send", "share", "clients"}
     bits = shown(settings.get("bits"))
-    if settings.get("rate") is not None and isinstance(settings.get("bits"), int):
-        bits, named = f"{settings['rate']:g}", named | {"rate"}
+    amount = f"{bits} bit"
+    if isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
+        amount, named = f"{settings['rate']:g} bit", named | {"rate"}
+    elif isinstance(settings.get("bits"), int) and settings.get("keep") is not None:
+        amount, named = f"top {100 * settings['keep']:g} %", named | {"keep"}
     more = [
         _unusual(key, value)
         for key, value in settings.items()
@@ -279,7 +284,7 @@ def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -
     ]
     if not more and send == usual["send"]:
         return bits
-    return ", ".join([f"{bits} bit {send}" if send != usual["send"] else f"{bits} bit", *more])
+    return ", ".join([f"{amount} {send}" if send != usual["send"] else amount, *more])
 
 
 def _unusual(key: str, value: Any) -> str:

@@ -41,6 +41,7 @@ TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.go
 ORDER = (
     "Pareto-optimal settings first (none has both fewer bytes and a better score), by bytes; then the others, by bytes"
 )
+ONE_SEED = "one seed: noise unknown"  # a verdict
 DIFFERENCE = "-10.0 against 32"  # the narrowest column of differences is as wide
 
 
@@ -405,7 +406,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     if not math.isfinite(gain):
         return Paired(gain, "no number")
     if len(seeds) == 1:
-        return Paired(gain, "one seed: noise unknown")
+        return Paired(gain, ONE_SEED)
     t = T95[min(len(seeds) - 2, len(T95) - 1)]  # of more seeds it is smaller: rather noise than a finding
     margin = t * _deviation(differences) / math.sqrt(len(seeds))
     return Paired(gain, "within noise" if abs(gain) <= margin else "", margin)
@@ -586,8 +587,15 @@ def told(row: Row, experiment: Experiment) -> str:
 
 
 def compared_with(row: Row) -> str:
-    """Difference from full precision with the same server rule where there is one, else from no shift."""
-    return told(row, row.experiment) if row.cost is None else _told(row.cost, "32 bits", row.experiment)
+    """Difference from full precision with the same server rule where there is one, else from no shift; for tables."""
+    if row.cost is None:
+        return told(row._replace(verdict=brief(row.verdict)), row.experiment)
+    return _told(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
+
+
+def brief(verdict: str) -> str:
+    """A verdict in the cell of a table."""
+    return "one seed" if verdict == ONE_SEED else verdict
 
 
 def _told(of: Paired, against: str, experiment: Experiment) -> str:

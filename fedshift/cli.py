@@ -51,7 +51,7 @@ def show_version(wanted: bool) -> None:
         "fedshift run my.toml                  # your own settings",
         "fedshift resume runs/my               # go on after it was stopped",
         "fedshift frontier                     # accuracy against bytes, 15 uplinks",
-        "fedshift plan --uplink 10Mbit/s       # how few bits a link asks for",
+        "fedshift plan --uplink 10Mbit/s       # which uplink to take on a link",
     )
 )
 def main(
@@ -164,8 +164,7 @@ def frontier(
 ) -> None:
     """Measure accuracy against uploaded bytes: one task, 15 uplinks, one report.
 
-    Runs range from exact uploads to about a hundredth of their bytes. Finished runs are skipped when the command
-    is repeated. cifar10 is meant for a GPU, which trains many runs at once.
+    The same command resumes what was stopped and skips finished runs. cifar10 is meant for a GPU.
     """
     with sentences():
         from fedshift import frontier

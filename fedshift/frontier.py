@@ -1,4 +1,4 @@
-"""`fedshift frontier`: one task with a grid of uplinks, from exact uploads to a hundredth of their bytes.
+"""`fedshift frontier`: one task with a grid of uplinks, from exact uploads to updates of 0.08 bits a weight.
 
 All clients upload alike and all runs have the same server rule, so runs of one seed draw the same clients and differ in
 their uploads only.

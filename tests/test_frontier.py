@@ -46,7 +46,7 @@ def test_every_uplink_is_trained_just_once_and_judged_against_exact_uploads(mine
 def test_what_was_stopped_is_resumed(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assignments = ["--set", "train.rounds=20", "--set", f"sweep.runs={FEW}"]
-    arguments = ["frontier", "--task", mine, "--out", out, *assignments, "-q"]
+    arguments: list[str | Path] = ["frontier", "--task", mine, "--out", out, *assignments, "-q"]
     done = fedshift(*arguments, "--minutes", "0")
     assert done.exit_code == 0
     # a run that ends before it hears of it is finished

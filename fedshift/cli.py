@@ -13,6 +13,7 @@ from fedshift.presets import PRESETS
 from fedshift.terminal import Formats, Minutes, Quiet, Set, Track, Uplink, among, display, examples, sentences
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
+TASKS = ("digits", "cifar10")
 DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist")
 
 app = typer.Typer(
@@ -49,7 +50,8 @@ def show_version(wanted: bool) -> None:
         "fedshift run                          # the demo: what few bits cost",
         "fedshift run my.toml                  # your own settings",
         "fedshift resume runs/my               # go on after it was stopped",
-        "fedshift plan --uplink 10Mbit/s       # how few bits a link asks for",
+        "fedshift frontier                     # accuracy against bytes, 15 uplinks",
+        "fedshift plan --uplink 10Mbit/s       # which uplink to take on a link",
     )
 )
 def main(
@@ -133,6 +135,42 @@ def sweep(
         shown = display(quiet, as_json, track)
         with command.placed(str(file), assignments):
             command.grid(command.listed(raw), out or Path("runs") / file.stem, shown, as_json, minutes)
+
+
+@app.command(
+    epilog=examples(
+        "fedshift frontier                     # digits, one seed: minutes",
+        "fedshift frontier --task my.toml --seeds 3 --minutes 30",
+        "fedshift frontier --task cifar10 --set train.rounds=200",
+    )
+)
+def frontier(
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", autocompletion=among(*TASKS), help="digits, cifar10, or FILE.toml: settings of one run."
+        ),
+    ] = "digits",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Train seeds 0 to N - 1.")] = 1,
+    assignments: Set = None,
+    engine: On = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the runs (default: runs/frontier-NAME).")
+    ] = None,
+    minutes: Minutes = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure accuracy against uploaded bytes: one task, 15 uplinks, one report.
+
+    The same command resumes what was stopped and skips finished runs. cifar10 is meant for a GPU.
+    """
+    with sentences():
+        from fedshift import frontier
+
+        assignments = named(None, engine) + (assignments or [])
+        frontier.train(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes)
 
 
 @app.command(

@@ -40,20 +40,25 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
         raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
     raw = PRESETS[preset] if preset else {}
     raw = merge(raw, read(file)) if file else merge({}, raw)
-    with placed(str(file) if file else f"--preset {preset}"):
+    return changed(raw, str(file) if file else f"--preset {preset}", assignments)
+
+
+def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """Settings from a file or preset with those of the command line; what is wrong is named with its place."""
+    with placed(where):
         grids.expand(raw)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         assign(changes, assignment)
         key = assignment.partition("=")[0].strip()
         if swept := [name for name in grids.keys(raw) if overlap(key, name)]:
-            hint = f"--set 'sweep.{swept[0]}=[...]' changes that"
+            hint = f"--set 'sweep.{swept[0] if swept[0] in grids.axes(raw) else 'runs'}=[...]' changes that"
             which = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
             raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
     raw = merge(raw, changes)
     with placed("--set"):
         experiments = grids.expand(raw)
-    with placed(str(file) if file else f"--preset {preset}", assignments):
+    with placed(where, assignments):
         check_used(experiments)
     return raw
 

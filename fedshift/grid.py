@@ -51,6 +51,11 @@ def keys(raw: Mapping[str, Any]) -> set[str]:
     return {*axes, *(key for one in runs for key in dotted(one))} - {"name"}
 
 
+def axes(raw: Mapping[str, Any]) -> set[str]:
+    """The settings of which a sweep trains every combination."""
+    return {*_parts(raw)[1]}
+
+
 def _parts(raw: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, list[Any]]]:
     """Settings that go together, and those of which every combination is wanted."""
     grid = raw.get("sweep", {})

@@ -41,6 +41,7 @@ TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.go
 ORDER = (
     "Pareto-optimal settings first (none has both fewer bytes and a better score), by bytes; then the others, by bytes"
 )
+ONE_SEED = "one seed: noise unknown"  # a verdict
 DIFFERENCE = "-10.0 against 32"  # the narrowest column of differences is as wide
 
 
@@ -237,6 +238,8 @@ def uplink_label(experiment: Experiment) -> str:
 
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in ("lean", {"rate": 0.4, "send": "updates"})]
     ['lean', '0.4 bit updates, step']
+    >>> uplink_label(Experiment(uplink={"keep": 0.02, "send": "updates", "feedback": True}))
+    'top 2 % updates, ternary, feedback'
     >>> kinds = [{"bits": 32, "quantizer": "uniform"}, {"bits": "32+4"}]
     >>> kinds += [{"bits": 4, "send": "updates", "feedback": True}, {"bits": 8, "per": "channel"}]
     >>> kinds += [{"group": {"slow": {"share": 0.5, "bits": 4, "coder": "range"}}}]
@@ -266,12 +269,15 @@ def _uplink(experiment: Experiment) -> dict[str, Any]:
 
 
 def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -> str:
-    """Label of the clients that upload alike, or alike but for their bits; a rate counts as bits."""
+    """Label of the clients that upload alike, or alike but for their bits; a rate or a kept part stands for bits."""
     usual = kind(feedback=settings.get("feedback", False)).model_dump() | {"feedback": False}
     send, named = settings.get("send", usual["send"]), {"bits", "send", "share", "clients"}
     bits = shown(settings.get("bits"))
-    if settings.get("rate") is not None and isinstance(settings.get("bits"), int):
-        bits, named = f"{settings['rate']:g}", named | {"rate"}
+    amount = f"{bits} bit"
+    if isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
+        amount, named = f"{settings['rate']:g} bit", named | {"rate"}
+    elif isinstance(settings.get("bits"), int) and settings.get("keep") is not None:
+        amount, named = f"top {100 * settings['keep']:g} %", named | {"keep"}
     more = [
         _unusual(key, value)
         for key, value in settings.items()
@@ -279,7 +285,7 @@ def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -
     ]
     if not more and send == usual["send"]:
         return bits
-    return ", ".join([f"{bits} bit {send}" if send != usual["send"] else f"{bits} bit", *more])
+    return ", ".join([f"{amount} {send}" if send != usual["send"] else amount, *more])
 
 
 def _unusual(key: str, value: Any) -> str:
@@ -400,7 +406,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     if not math.isfinite(gain):
         return Paired(gain, "no number")
     if len(seeds) == 1:
-        return Paired(gain, "one seed: noise unknown")
+        return Paired(gain, ONE_SEED)
     t = T95[min(len(seeds) - 2, len(T95) - 1)]  # of more seeds it is smaller: rather noise than a finding
     margin = t * _deviation(differences) / math.sqrt(len(seeds))
     return Paired(gain, "within noise" if abs(gain) <= margin else "", margin)
@@ -581,8 +587,15 @@ def told(row: Row, experiment: Experiment) -> str:
 
 
 def compared_with(row: Row) -> str:
-    """Difference from full precision with the same server rule where there is one, else from no shift."""
-    return told(row, row.experiment) if row.cost is None else _told(row.cost, "32 bits", row.experiment)
+    """Difference from full precision with the same server rule where there is one, else from no shift; for tables."""
+    if row.cost is None:
+        return told(row._replace(verdict=brief(row.verdict)), row.experiment)
+    return _told(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
+
+
+def brief(verdict: str) -> str:
+    """A verdict in the cell of a table."""
+    return "one seed" if verdict == ONE_SEED else verdict
 
 
 def _told(of: Paired, against: str, experiment: Experiment) -> str:

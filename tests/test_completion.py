@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from fedshift import cli, terminal
+from fedshift import cli, frontier, terminal
 from fedshift.data.catalog import CATALOG
 from fedshift.models import MODELS
 from fedshift.paper import cli as paper
@@ -45,6 +45,7 @@ def tab(*words: str) -> list[str]:
         (["run", "--engine", "s"], ["sequential"]),
         (["sweep", "grid.toml", "--track", ""], ["tensorboard", "mlflow", "wandb"]),
         (["resume", "runs/grid", "--track", "w"], ["wandb"]),
+        (["frontier", "--task", ""], ["digits", "cifar10"]),
         (["data", ""], ["cifar10", "cifar100", "mnist", "fashion-mnist"]),
         (["bench", ""], ["codecs", "engines", "flower"]),
         (["paper", "table1", "--algorithms", "fedp"], ["fedpaq", "fedprox"]),
@@ -61,6 +62,7 @@ def test_bash_offers(words: list[str], offered: list[str]) -> None:
 def test_what_is_offered_is_what_there_is() -> None:
     assert get_args(Experiment().engine.__class__.model_fields["name"].annotation) == cli.ENGINES
     assert set(cli.DATA) == set(CATALOG)
+    assert tuple(frontier.TASKS) == cli.TASKS
     assert set(paper.MODELS) == set(MODELS)
     assert tuple(ALGORITHMS) == paper.ALGORITHMS
     assert tuple(map(str, BITS)) == paper.BITS

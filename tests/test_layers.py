@@ -31,6 +31,7 @@ LAYERS = [
     {"report"},
     {"sweep", "terminal"},
     {"bench", "command"},
+    {"frontier"},
     {"paper"},
     {"cli"},
 ]

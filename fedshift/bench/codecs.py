@@ -61,12 +61,23 @@ def weights(seed: int = 0, of: Params | None = None) -> Params:
     for name, like in (PaperCNN().state_dict() if of is None else of).items():
         n = like.numel()
         normal = torch.randn(n, generator=g)
-        sign = torch.where(torch.rand(n, generator=g) < 0.5, -1.0, 1.0)
-        laplace = sign * torch.empty(n).exponential_(math.sqrt(2), generator=g)  # variance one
+        laplace = _laplace(n, g)
         tail = torch.rand(n, generator=g) < 0.01
         fan_in = n // like.shape[0]
         params[name] = (torch.where(tail, laplace, normal) * math.sqrt(2 / fan_in)).view(like.shape)
     return params
+
+
+def updates(of: Params, seed: int = 0) -> Params:
+    """Tensors of these shapes with values like those of a client's update: Laplace, variance one."""
+    g = torch.Generator().manual_seed(seed)
+    return {name: _laplace(like.numel(), g).view(like.shape) for name, like in of.items()}
+
+
+def _laplace(n: int, g: torch.Generator) -> Tensor:
+    """Independent values of variance one."""
+    sign = torch.where(torch.rand(n, generator=g) < 0.5, -1.0, 1.0)
+    return sign * torch.empty(n).exponential_(math.sqrt(2), generator=g)
 
 
 def codecs() -> dict[str, Codec]:
@@ -89,25 +100,29 @@ def codecs() -> dict[str, Codec]:
 
 def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:
     """The table, one codec at a time."""
-    count = sum(x.numel() for x in params.values())
     for name, codec in codecs().items():
-        frame = pack(codec, params, key=key(0, "bench"))
-        jobs: dict[str, Job] = {
-            "encode": partial(pack, codec, params, key=key(0, "bench")),
-            "decode": partial(unpack, frame, params),
-        }
         tick(name)
-        took = medians(jobs, repeats)
-        yield Row(
-            name,
-            8 * len(frame) / count,
-            len(frame),
-            1e3 * took["encode"],
-            1e3 * took["decode"],
-            snr(params, unpack(frame, params)),
-            PAPER_MS.get(name),
-            PAPER_KB.get(name),
-        )
+        yield row(name, codec, params, repeats)
+
+
+def row(name: str, codec: Codec, params: Params, repeats: int) -> Row:
+    """One codec on these tensors."""
+    frame = pack(codec, params, key=key(0, "bench"))
+    jobs: dict[str, Job] = {
+        "encode": partial(pack, codec, params, key=key(0, "bench")),
+        "decode": partial(unpack, frame, params),
+    }
+    took = medians(jobs, repeats)
+    return Row(
+        name,
+        8 * len(frame) / sum(x.numel() for x in params.values()),
+        len(frame),
+        1e3 * took["encode"],
+        1e3 * took["decode"],
+        snr(params, unpack(frame, params)),
+        PAPER_MS.get(name),
+        PAPER_KB.get(name),
+    )
 
 
 def snr(params: Params, decoded: Params) -> float | None:

@@ -7,7 +7,7 @@ from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results
 from fedshift.paper.uplinks import Upload, changes
 from fedshift.rates import said
-from fedshift.summary import difference
+from fedshift.summary import ONE_SEED, difference
 
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")
 ALIKE = 2.0  # points between the best and the worst of what is called alike
@@ -37,7 +37,7 @@ def shift_helps(results: Results) -> Told:
     least, most = (pick(gains, key=lambda cell: gains[cell][0]) for pick in (min, max))
     helped = sum(gain > 0 for gain, _ in gains.values())
     noisy = sum(verdict == "within noise" for _, verdict in gains.values())
-    single = sum(verdict == "one seed: noise unknown" for _, verdict in gains.values())
+    single = sum(verdict == ONE_SEED for _, verdict in gains.values())
     why = f"it gains in {helped} of the {len(gains)} cells run (the tables have {len(list(pairs()))}): from "
     why += f"{gains[least][0]:+.1f} ({told(least)}) to {gains[most][0]:+.1f} points ({told(most)})"
     why += f"; {noisy} within noise, {single} of one seed"

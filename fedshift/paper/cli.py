@@ -208,7 +208,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which codec and bits reach the server first on a link, and what they cost in error."""
+    """Which uplink to take on a link: seconds for one upload, bytes, and measured accuracy; then every codec."""
     with sentences():
         from fedshift.paper import command
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from fedshift import command, grid, sweep
 from fedshift.about import machine
 from fedshift.files import write
+from fedshift.frontier import GRID
 from fedshift.names import printable
 from fedshift.paper import beyond, experiments, uplinks
 from fedshift.paper import publish as publishing
@@ -187,17 +188,35 @@ def table3(uplink: str, to: Path | None, repeats: int, as_json: bool) -> None:
 
 def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> None:
     at = rate(uplink)
-    uploads = measured(*uplinks.model(model, weights))
-    table, said = uplinks.plan(uploads, at)
+    params, times = uplinks.model(model, weights)
+    with Console(stderr=True).status("") as status:
+        found = uplinks.candidates(params, times, tick=lambda name: status.update(f"measuring {name} ..."))
+    uploads = measured(params, times)
+    told = uplinks.advice(found, uploads, at)
     if as_json:
+        best = uplinks.recommended(found, at)
+        named = [
+            {
+                "name": one.name,
+                "settings": GRID[one.name],
+                "sends": one.sends,
+                "seconds": one.upload.seconds(at),
+                "encode": one.upload.encode,
+                "bytes": one.upload.bytes,
+                "digits": uplinks.MEASURED[one.name]._asdict(),
+                "recommended": one is best,
+            }
+            for one in sorted(found, key=lambda one: one.upload.seconds(at))
+        ]
         rows = [one._asdict() | {"seconds": one.seconds(at), "error": one.error} for one in uploads]
         codecs = sorted(rows, key=lambda row: row["seconds"])
         shift = Shift().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
-        echo(strict_json({"rate": at, "codecs": codecs, "shift": shift, "advice": said}))
+        echo(strict_json({"rate": at, "uplinks": named, "codecs": codecs, "shift": shift, "advice": told}))
         return
-    show([table])
-    for sentence in said:
+    show([uplinks.choices(found, at)])
+    for sentence in told:
         echo(sentence)
+    show([uplinks.plan(uploads, at)])
 
 
 def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upload]:

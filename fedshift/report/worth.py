@@ -136,7 +136,7 @@ def _caption(experiment: Experiment) -> str:
     return (
         f"{summary.ORDER}. Differences are against full precision with the same server rule (all settings alike but "
         "those of the uplink), over the seeds that both have, with a paired 95 % interval. At equal bytes: that full "
-        "precision stopped after as many uploaded bytes. "
+        "precision stopped after as many uploaded bytes. With one seed, noise is unknown. "
         f"Target: its final {metric(experiment)} {tradeoff.room_of(experiment)}. "
         "Both are read from curves that are smoothed over up to five evaluated rounds on each side."
     )
@@ -165,7 +165,7 @@ def _cells(row: summary.Row, optimal: bool) -> list[str]:
 def _difference(cost: summary.Paired, experiment: Experiment) -> str:
     points = f"{much(cost.gain, experiment)}{quality(cost.gain, experiment)}"
     if cost.margin is None:
-        return f"{points} ({cost.verdict})"
+        return f"{points} ({summary.brief(cost.verdict)})"
     low, high = (much(cost.gain + side * cost.margin, experiment) for side in (-1, 1))
     return f"{points} ({low} to {high})"
 
@@ -179,7 +179,8 @@ def _equal(row: summary.Row) -> str:
     if not math.isfinite(found.gain.gain):
         return scored(found.score, row.experiment)
     by = much(found.gain.gain, row.experiment).lstrip("+-")
-    verdict = f", {found.gain.verdict}" if found.gain.verdict else ""
+    known = found.gain.verdict not in ("", summary.ONE_SEED)  # of one seed, the difference says so
+    verdict = f", {found.gain.verdict}" if known else ""
     which = "wins" if found.better else "loses"
     return f"{scored(found.score, row.experiment)} (this {which} by {by}{verdict})"
 

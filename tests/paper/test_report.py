@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedshift.frontier import GRID
 from fedshift.paper.experiments import mixed
 from fedshift.paper.report import BEGIN, END, report, rewritten
 from fedshift.paper.tables import compared, listing
@@ -82,13 +83,20 @@ def test_table_3_is_published_beside_the_records(tmp_path: Path) -> None:
 def test_a_plan_from_the_command_line() -> None:
     done = fedshift("plan", "--uplink", "1MB/s", "--weights", "20000")
     assert done.exit_code == 0, done.output
-    assert "Send " in done.stdout
+    assert "Take uplink" in done.stdout
+    assert done.stdout.index("Take uplink") < done.stdout.index("One upload of weights at 1 MB/s, by codec")
     assert "Shift per filter" in done.stdout
     told = json.loads(fedshift("plan", "--uplink", "10Mbit/s", "--weights", "20000", "--json").stdout)
     seconds = [row["seconds"] for row in told["codecs"]]
     assert told["rate"] == 1.25e6
     assert told["shift"] == {"on": True, "per": "filter", "share": 1.0, "bytes": 0}
     assert seconds == sorted(seconds)
+    seconds = [row["seconds"] for row in told["uplinks"]]
+    assert seconds == sorted(seconds)
+    (best,) = [row for row in told["uplinks"] if row["recommended"]]
+    assert best["settings"] == GRID[best["name"]]
+    assert best["digits"]["points"] >= -0.5
+    assert told["advice"][0].startswith("Take uplink")
 
 
 def test_a_report_says_which_bytes_are_estimated(tmp_path: Path) -> None:

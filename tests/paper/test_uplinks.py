@@ -1,16 +1,41 @@
 """Which codec is there first, worked out by hand."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from fedshift.frontier import GRID
 from fedshift.paper.published import TABLE3
-from fedshift.paper.uplinks import Upload, changes, measure, model, plan, table3
+from fedshift.paper.uplinks import (
+    MEASURED,
+    SETTINGS,
+    Candidate,
+    Upload,
+    advice,
+    candidates,
+    changes,
+    choices,
+    crossover,
+    frontier_table,
+    measure,
+    model,
+    plan,
+    table3,
+)
 from fedshift.toml import SettingsError
 from tests.runs import fedshift
 
 EXACT = Upload("Identity", 8.421e6, 0.0, None)
 POOR = Upload("KMeans(4)", 1.059e6, 0.179, 20.1)
 BAD = Upload("KMeans(2)", 0.5e6, 0.1, 9.3)
+CAST = Upload("Cast(bfloat16)", 4.2e6, 0.01, 55.6)
+FOUND = [
+    Candidate("exact", EXACT, "weights"),
+    Candidate("lean", Upload("lean", 0.2e6, 0.1, 3.0), "updates, error feedback"),
+    Candidate("extreme", Upload("extreme", 0.05e6, 0.1, 1.0), "updates, error feedback"),
+    Candidate("random-4", Upload("random-4", 1.05e6, 0.1, 18.0), "weights"),
+]
 
 
 def test_the_paper_s_own_figures_give_its_rule() -> None:
@@ -23,24 +48,70 @@ def test_the_paper_s_own_figures_give_its_rule() -> None:
 
 def test_codecs_come_in_the_order_they_arrive() -> None:
     """At 1 MB/s: 0.1 + 0.5, 0.179 + 1.059 and 8.421 s; at 1 GB/s the one that takes no time to encode is first."""
-    table, (advice, turns, shift) = plan([EXACT, POOR, BAD], 1e6)
+    table = plan([EXACT, POOR, BAD], 1e6)
     assert [row[:2] for row in table.rows] == [("KMeans(2)", "0.6"), ("KMeans(4)", "1.24"), ("Identity", "8.42")]
-    assert advice.startswith("Send KMeans(4): there in 1.24 s where fp32 takes 8.42 s, with an error of 9.9 %")
-    assert "KMeans(2) is there in 0.6 s, but its error of 34 %" in advice
+    assert plan([EXACT, POOR, BAD], 1e9).rows[0][0] == "Identity"
     # 7.362 MB in 0.179 s
-    assert turns == "First on the slowest links is KMeans(4), from 41.1 MB/s on Identity."
-    assert shift.startswith('Shift per filter (shift.per = "filter", the default): nothing on the wire')
-    fast, _ = plan([EXACT, POOR, BAD], 1e9)
-    assert fast.rows[0][0] == "Identity"
+    assert crossover([EXACT, POOR]) == "First on the slowest links is KMeans(4), from 41.1 MB/s on Identity."
 
 
-def test_a_coarse_codec_is_recommended_for_updates_only() -> None:
-    note = "Use it on updates, with error feedback: on whole weights, such an error costs accuracy."
-    for codec, coarse in ((POOR, True), (POOR._replace(snr_db=36.7), False)):
-        _, (advice, *_) = plan([EXACT, codec], 1e6)
-        assert (note in advice) == coarse
-    _, (advice, *_) = plan([EXACT], 1e6)
-    assert note not in advice
+def test_the_uplink_that_arrives_first_is_recommended_unless_it_lost_accuracy() -> None:
+    """At 1 MB/s: 0.15 s, 0.3 s, 1.15 s and 8.421 s."""
+    table, told = choices(FOUND, 1e6), advice(FOUND, [EXACT, CAST], 1e6)
+    assert [row[0] for row in table.rows] == [SETTINGS[name] for name in ("extreme", "lean", "random-4", "exact")]
+    assert [row[-1] for row in table.rows] == ["", "recommended", "", ""]
+    assert table.rows[1][1:5] == ("updates, error feedback", "0.3", "100.0", "200,000")
+    assert told[0].startswith(
+        'Take uplink = "lean" (updates, error feedback): there in 0.3 s where exact uploads take 8.42'
+    )
+    assert told[1].startswith('uplink = "extreme" is quicker, 0.15 s, but on digits it lost ')
+    assert told[2].startswith(
+        "For clients that cannot keep memory or send updates: uplink.bits = 4 (4-bit K-means codes"
+    )
+    # 4 MB in 0.09 s, and then 4.221 MB in 0.01 s
+    assert told[3] == (
+        'First on the slowest links is uplink = "lean", from 44.4 MB/s on uplink.bits = 16, '
+        'from 422 MB/s on uplink = "exact".'
+    )
+    assert any("`fedshift frontier --task FILE.toml` measures another task" in sentence for sentence in told)
+    assert any("synthetic updates (Laplace)" in sentence for sentence in told)
+
+
+def test_on_a_fast_link_exact_or_16_bits_are_quicker() -> None:
+    """At 60 MB/s: lean 0.103 s, bfloat16 0.08 s, exact 0.14 s; at 1 GB/s: 0.1002, 0.0142 and 0.0084 s."""
+    lean, cast, *_ = advice(FOUND, [EXACT, CAST], 6e7)
+    assert lean.startswith('Take uplink = "lean"')
+    assert cast.startswith(
+        "uplink.bits = 16 (bfloat16) is quicker on such a link: there in 0.08 s, with an error of 0.17 %"
+    )
+    first, *others = advice(FOUND, [EXACT, CAST], 1e9)
+    assert first == 'Take uplink = "exact": on a link this fast, encoding takes longer than it saves.'
+    assert not any("quicker" in sentence or "cannot keep memory" in sentence for sentence in others)
+
+
+def test_named_uplinks_are_measured_on_what_they_send() -> None:
+    """0.6 and 0.15 bits a value of 100,000, and 4 bits and 16 means."""
+    found = {one.name: one for one in candidates({"weight": torch.randn(100, 1000)}, 10.0, repeats=1)}
+    assert {name: one.sends for name, one in found.items()} == {
+        "exact": "weights",
+        "lean": "updates, error feedback",
+        "extreme": "updates, error feedback",
+        "random-4": "weights",
+    }
+    assert found["exact"].upload.bytes > 4_000_000
+    for name, rate in (("lean", 0.6), ("extreme", 0.15)):
+        assert found[name].upload.bytes == pytest.approx(10 * 100_000 * rate / 8, rel=0.1)
+    assert found["random-4"].upload.bytes == pytest.approx(10 * 50_000, rel=0.1)
+    assert all(one.upload.encode > 0 for one in found.values())
+
+
+def test_published_figures_are_those_of_the_frontier() -> None:
+    assert list(MEASURED) == list(GRID)
+    assert set(SETTINGS) <= set(GRID)
+    full = MEASURED["exact"]
+    assert all(one.points == pytest.approx(one.accuracy - full.accuracy, abs=0.011) for one in MEASURED.values())
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "choosing-bits.md").read_text()
+    assert frontier_table().markdown() in guide
 
 
 def test_a_codec_that_is_never_first_is_not_named() -> None:

@@ -67,7 +67,8 @@ def test_each_setting_stands_beside_full_precision(tmp_path: Path) -> None:
 def test_a_setting_that_loses_to_fewer_rounds_is_called_out_in_the_table(tmp_path: Path) -> None:
     made = told(tmp_path, (kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True))
     assert "loses to simply running fewer rounds in full precision" in made.answer[1]
-    assert table(made).rows[0].cells[6:] == ["90.0 (this loses by 20.0, one seed: noise unknown)", "not reached"]
+    assert table(made).rows[0].cells[5:] == ["-20.0 (one seed)", "90.0 (this loses by 20.0)", "not reached"]
+    assert "With one seed, noise is unknown." in table(made).caption
 
 
 def test_points_are_drawn_against_bytes_up_and_against_all_bytes(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]
         jobs[f"decode, {bits}"] = partial(ten_times, partial(unpack, frame, work.start))
         jobs[f"average, {bits}"] = partial(average_ten, work.start, codec)
         for training, train in ("trained", work.train), ("idle", idle):
-            jobs[f"grid, {training}, {bits}"] = on_grid(work.start, train, bits, CLIENTS)
+            jobs[f"grid, {training}, {bits}"] = on_grid(work.start, train, codec, CLIENTS)
             jobs[f"plain, {training}, {bits}"] = partial(by_hand, work.start, train, codec)
     with quiet():
         took = medians(jobs, repeats, tick)

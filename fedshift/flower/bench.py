@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
+from fedshift.codecs import Codec
 from fedshift.flower.mod import QuantizeMod
 from fedshift.flower.strategy import FedShift
 from fedshift.flower.testing.grid import LocalGrid
@@ -56,9 +57,9 @@ def everybody(nodes: int) -> FedShift:
     return FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes))
 
 
-def on_grid(start: Params, train: Callable[[Params, int], Params], bits: int, clients: int) -> Callable[[], Params]:
+def on_grid(start: Params, train: Callable[[Params, int], Params], codec: Codec, clients: int) -> Callable[[], Params]:
     """A round of clients that train so, on the grid in this process."""
-    app = ClientApp(mods=[QuantizeMod(bits)])
+    app = ClientApp(mods=[QuantizeMod(codec=codec)])
 
     @app.train()
     def train_(message: Message, context: Context) -> Message:

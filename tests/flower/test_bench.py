@@ -27,7 +27,7 @@ def test_the_plain_loop_makes_the_model_that_the_grid_makes(bits: int) -> None:
         return {name: w + 0.1 * client * w.sin() for name, w in params.items()}
 
     with flower.quiet():
-        grid = on_grid(start, train, bits, flower.CLIENTS)()
+        grid = on_grid(start, train, flower.CODECS[bits], flower.CLIENTS)()
     plain = flower.by_hand(start, train, flower.CODECS[bits])
     for name, w in plain.items():
         torch.testing.assert_close(grid[name], w, rtol=1e-5, atol=1e-6)

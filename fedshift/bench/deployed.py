@@ -23,7 +23,7 @@ from fedshift.flower.testing.certificates import server_certificate, supernode_k
 from fedshift.flower.testing.deployment import Node
 
 NODES, ROUNDS = 2, 3
-UPLINKS = {PLAIN: "fp32, as Flower sends it", "paper": '4 bit, QuantizeMod("paper")', "lean": 'QuantizeMod("lean")'}
+UPLINKS = {PLAIN: "fp32, as Flower sends it", "paper": "4 bit, QuantizeMod", "lean": "lean, QuantizeMod"}
 IDLE = 15.0  # seconds
 PROJECT = {
     "project": {"name": "uplink", "version": "0.1.0", "dependencies": []},

@@ -13,7 +13,7 @@ from fedshift import Params
 from fedshift.bench import deployed, flower
 from fedshift.bench.deployed import Counted
 from fedshift.bench.relay import Relay
-from fedshift.flower.bench import on_grid
+from fedshift.flower.bench import CLIENTS, on_grid
 
 COMMAND = "from fedshift.cli import app; app()"
 WITHOUT = f"import sys; sys.modules['flwr'] = None; {COMMAND}"
@@ -27,7 +27,7 @@ def test_the_plain_loop_makes_the_model_that_the_grid_makes(bits: int) -> None:
         return {name: w + 0.1 * client * w.sin() for name, w in params.items()}
 
     with flower.quiet():
-        grid = on_grid(start, train, flower.CODECS[bits], flower.CLIENTS)()
+        grid = on_grid(start, train, flower.CODECS[bits], CLIENTS)()
     plain = flower.by_hand(start, train, flower.CODECS[bits])
     for name, w in plain.items():
         torch.testing.assert_close(grid[name], w, rtol=1e-5, atol=1e-6)

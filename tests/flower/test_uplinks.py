@@ -89,16 +89,18 @@ PLACES = {"node's config": "node", "message": "message", "run's config": "run_co
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_place_cannot_set_is_refused_with_its_name(place: str) -> None:
     """In one sentence, which reaches the server at once because all nodes say the same."""
-    for values, problem in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"bits": 8}, rf"bits in the {place}: Step\(.*rate=0.6\) cannot have 8 bits; allowed are 16, 32, or an uplink"),
         ({"bits": 4}, rf"bits in the {place}: Step\(.*rate=0.6\) cannot have 4 bits"),
         ({"bits": 9}, rf"bits in the {place}: 9 is none of 1 to 8"),
         ({"uplink": "leen"}, rf"uplink = 'leen' in the {place}: no such uplink; known are exact, paper, lean, extreme"),
         ({"uplink": 4}, rf"uplink = 4 in the {place}: no such uplink"),
         ({"uplink": "lean", "bits": 32}, f"bits and uplink in the {place}: both choose the codec; set only one"),
-    ):
+    ]
+    for values, problem in cases:
+        where: dict[str, Any] = {PLACES[place]: values}
         with pytest.raises(NoUploadsError, match=problem):
-            sent(QuantizeMod("lean"), **{PLACES[place]: values})
+            sent(QuantizeMod("lean"), **where)
 
 
 def test_nodes_of_a_fleet_upload_by_different_names_in_one_round() -> None:
@@ -117,7 +119,8 @@ def test_scaffold_takes_names_and_overrides_too() -> None:
         w, metrics = moved(start, client, context)
         return w, metrics | {"travel": 0.5}
 
-    nodes = [{"partition-id": 0}, {"partition-id": 1, "uplink": "exact"}, {"partition-id": 2, "bits": 32}]
+    others: list[dict[str, Any]] = [{}, {"uplink": "exact"}, {"bits": 32}]
+    nodes = [{"partition-id": i, **other} for i, other in enumerate(others)]
     strategy = FedShift(Scaffold(FedAvg(fraction_evaluate=0.0, min_train_nodes=3)))
     run(strategy, [ScaffoldMod("lean")], nodes=nodes, start=START, train=train, rounds=3)
     assert [(x.used, x.lossy, x.reset) for x in strategy.rounds] == [(3, 1, [])] * 3

@@ -4,27 +4,26 @@ Every SuperNode reaches the SuperLink through a relay of its own, which counts t
 """
 
 import copy
+import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import tomli_w
-import torch
 
 from fedshift.bench.codecs import Bar
 from fedshift.bench.relay import Relay
-from fedshift.codecs import Codec, KMeans
-from fedshift.flower.bench import APP, SHAPE, TIMEOUT
+from fedshift.flower.bench import APP, ARRAYS, PLAIN, TIMEOUT
 from fedshift.flower.processes import ProcessError
 from fedshift.flower.superlink import SuperLink
 from fedshift.flower.testing.certificates import server_certificate, supernode_key
 from fedshift.flower.testing.deployment import Node
-from fedshift.wire import size
 
 NODES, ROUNDS = 2, 3
+UPLINKS = {PLAIN: "fp32, as Flower sends it", "paper": "4 bit, QuantizeMod", "lean": "lean, QuantizeMod"}
 IDLE = 15.0  # seconds
 PROJECT = {
     "project": {"name": "uplink", "version": "0.1.0", "dependencies": []},
@@ -33,7 +32,7 @@ PROJECT = {
             "app": {
                 "publisher": "fedshift",
                 "components": {"serverapp": "uplink.app:server", "clientapp": "uplink.app:client"},
-                "config": {"rounds": ROUNDS, "nodes": NODES, "bits": 0},
+                "config": {"rounds": ROUNDS, "nodes": NODES, "uplink": PLAIN},
             }
         }
     },
@@ -45,6 +44,7 @@ class Counted(NamedTuple):
     """Bytes at the level of TCP, TLS included."""
 
     up: float  # from one node to the server, a round
+    arrays: int  # of it in weights, as floats or as a frame
     connections: float
     seconds: float  # of a round
 
@@ -70,37 +70,41 @@ def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
             stack.callback(node.kill)
             node.start()
         found = {}
-        for bits in (0, 4):
-            tick(f"rounds of a deployment, {bits or 32} bit")
-            found[bits] = counted(link, relays, folder / "app", bits)
+        for uplink, what in UPLINKS.items():
+            tick(f"rounds of a deployment, {what}")
+            found[uplink] = counted(link, relays, folder / "app", uplink)
         tick("a deployment that does nothing")
         before = sum(relay.up for relay in relays)
         time.sleep(IDLE)
         waiting = (sum(relay.up for relay in relays) - before) / IDLE / NODES
-    return told(found, waiting)
+    return bars(found), [row(what, found[uplink], waiting) for uplink, what in UPLINKS.items()]
 
 
-def counted(link: SuperLink, relays: list[Relay], app: Path, bits: int) -> Counted:
+def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Counted:
     """All that nodes sent from the start of a run to its end, over rounds and nodes; nothing is subtracted."""
     before, begin = [(relay.up, relay.connections) for relay in relays], time.monotonic()
-    status, log = link.wait(link.run(app, {"bits": bits}), TIMEOUT)
-    if status != "finished:completed":
-        raise ProcessError(f"the run of {bits} bit is {status}:\n{log}")
+    status, log = link.wait(link.run(app, {"uplink": uplink}), TIMEOUT)
+    arrays = re.search(rf"{ARRAYS} (\d+)", log)
+    if status != "finished:completed" or arrays is None:
+        raise ProcessError(f"the run with uplink = {uplink!r} is {status}:\n{log}")
     up = sum(relay.up - first for relay, (first, _) in zip(relays, before, strict=True))
     connections = sum(relay.connections - first for relay, (_, first) in zip(relays, before, strict=True))
-    return Counted(up / ROUNDS / NODES, connections / ROUNDS / NODES, (time.monotonic() - begin) / ROUNDS)
+    seconds = (time.monotonic() - begin) / ROUNDS
+    return Counted(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
 
 
-def told(found: dict[int, Counted], waiting: float) -> tuple[list[Bar], list[tuple[str, ...]]]:
-    like = {"weight": torch.zeros(SHAPE)}
-    arrays = {0: like["weight"].numel() * 4, 4: size(Codec(KMeans(4)), like)}
-    ratio = found[4].up / found[0].up
-    bars = [Bar("bytes up, 4 bit / fp32, TCP with TLS", "<= 1/7", ratio, ratio <= 1 / 7)]
-    rows = []
-    for bits, what in (0, "fp32, as Flower sends it"), (4, "4 bit, QuantizeMod"):
-        one = found[bits]
-        polls = waiting * one.seconds
-        rest = one.up - arrays[bits] - polls
-        figures = one.up, arrays[bits], polls, rest
-        rows.append((what, *(f"{figure:,.0f}" for figure in figures), f"{one.connections:.1f}", f"{one.seconds:.0f}"))
-    return bars, rows
+def bars(found: Mapping[str, Counted]) -> list[Bar]:
+    plain, paper, lean = (found[uplink] for uplink in UPLINKS)
+    few, fewer, above = paper.up / plain.up, lean.up / plain.up, lean.up - lean.arrays
+    return [
+        Bar("bytes up, 4 bit / fp32, TCP with TLS", "<= 1/7", few, few <= 1 / 7),
+        Bar("bytes up, lean / fp32, TCP with TLS", "<= 1/25", fewer, fewer <= 1 / 25),
+        Bar("bytes up beyond lean's frame, per node and round", "<= 25,000", above, above <= 25_000),
+    ]
+
+
+def row(what: str, counted: Counted, waiting: float) -> tuple[str, ...]:
+    """One line of the table; `waiting` is what an idle node sends, in bytes per second."""
+    polls = waiting * counted.seconds
+    figures = counted.up, counted.arrays, polls, counted.up - counted.arrays - polls
+    return what, *(f"{figure:,.0f}" for figure in figures), f"{counted.connections:.1f}", f"{counted.seconds:.0f}"

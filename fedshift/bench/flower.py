@@ -6,44 +6,18 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from fedshift.algorithms.fedshift import Shift, shift
 from fedshift.bench.codecs import Bar
 from fedshift.bench.timing import Job, medians
 from fedshift.codecs import Codec, KMeans
-from fedshift.flower.bench import on_grid
+from fedshift.flower.bench import CLIENTS, Work, on_grid
 from fedshift.types import Params
 from fedshift.wire import EXACT, pack, unpack
 
-CLIENTS, STEPS, BATCH = 10, 10, 32
 CODECS = {4: Codec(KMeans(4)), 32: EXACT}
 Tick = Callable[[str], None]
 Train = Callable[[Params, int], Params]
-
-
-class Work:
-    """Ten clients with an MLP of 1.3 million weights, each of which takes ten steps of SGD on batches of 32."""
-
-    def __init__(self) -> None:
-        g = torch.Generator().manual_seed(0)
-        self.x = torch.randn(CLIENTS, STEPS, BATCH, 1000, generator=g)
-        self.y = torch.randint(0, 10, (CLIENTS, STEPS, BATCH), generator=g)
-        one, two, three = nn.Linear(1000, 1000), nn.Linear(1000, 300), nn.Linear(300, 10)
-        self.model = nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), three)
-        self.start: Params = {
-            name: torch.randn(w.shape, generator=g) * w.shape[-1] ** -0.5 for name, w in self.model.state_dict().items()
-        }
-
-    def train(self, params: Params, client: int) -> Params:
-        self.model.load_state_dict(params)
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        for x, y in zip(self.x[client], self.y[client], strict=True):
-            optimizer.zero_grad()
-            F.cross_entropy(self.model(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        return {name: w.detach().clone() for name, w in self.model.state_dict().items()}
 
 
 def idle(params: Params, client: int) -> Params:
@@ -75,7 +49,7 @@ def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]
         jobs[f"decode, {bits}"] = partial(ten_times, partial(unpack, frame, work.start))
         jobs[f"average, {bits}"] = partial(average_ten, work.start, codec)
         for training, train in ("trained", work.train), ("idle", idle):
-            jobs[f"grid, {training}, {bits}"] = on_grid(work.start, train, bits, CLIENTS)
+            jobs[f"grid, {training}, {bits}"] = on_grid(work.start, train, codec, CLIENTS)
             jobs[f"plain, {training}, {bits}"] = partial(by_hand, work.start, train, codec)
     with quiet():
         took = medians(jobs, repeats, tick)

@@ -2,7 +2,7 @@
 
 from fedshift.flower import FedShift, QuantizeMod
 
-client = ClientApp(mods=[QuantizeMod(bits=4, error_feedback=True)])    # client_app.py
+client = ClientApp(mods=[QuantizeMod("lean")])                         # client_app.py
 strategy = FedShift(FedAdam(min_train_nodes=10))                       # server_app.py: any strategy
 """
 

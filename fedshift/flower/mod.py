@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshift import rng
 from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
 from fedshift.flower.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params
-from fedshift.flower.memory import Memory, Recalled, Told
+from fedshift.flower.memory import Memory, Told
 from fedshift.types import Params
 from fedshift.uplink import ERROR, Sent, Uplink, named, send
 from fedshift.uplinks import UPLINKS
@@ -39,7 +39,8 @@ class QuantizeMod:
     `error_feedback` what the codec loses is added to the next upload. That memory is kept in the state
     Flower holds for the node, which is lost when a SuperNode stops, or in files under `state_dir`.
 
-    `QuantizeMod("lean")` is an uplink by its name: codec, updates and feedback that were measured together.
+    `QuantizeMod("lean")` is an uplink by its name: codec, updates and feedback that were measured together. In each of
+    the places above, `uplink = "lean"` instead of `bits` replaces all three.
 
     >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
     Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)
@@ -60,18 +61,19 @@ class QuantizeMod:
 
         `exact`: patterns of names that are never quantized; `seed`: of codecs that round at random.
         """
+        where = f"{type(self).__name__}({bits!r})"
         if isinstance(bits, str):
             if codec is not None or updates or error_feedback:
-                raise ValueError(f"QuantizeMod({bits!r}): sets the codec, updates and error_feedback: give no other")
-            codec, updates, error_feedback = by_name(bits)
-            bits = None
+                raise ValueError(f"{where}: sets the codec, updates and error_feedback: give no other")
+            uplink, bits = as_uplink(where, bits), None
+            codec, updates, error_feedback = uplink.codec, uplink.update, uplink.feedback
         if codec is not None and not isinstance(codec, Codec):
             raise TypeError(f"QuantizeMod(codec={codec!r}): needs a Codec, for example Codec(KMeans(4))")
         self.codec = codec or Codec(KMeans(4, random=not error_feedback))
-        self.bits = as_bits("QuantizeMod(bits=...)", self.codec.quantizer.bits if bits is None else bits)
         self.updates, self.error_feedback, self.seed = updates, error_feedback, seed
         self.state_dir, self.exact = state_dir, (exact,) if isinstance(exact, str) else tuple(exact)
-        self.uplink(self.bits)  # refuses a codec that cannot have them
+        self.bits = None if bits is None else as_bits(where, bits)
+        self.uplink(where=where)  # refuses a codec that cannot have them
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
@@ -79,9 +81,10 @@ class QuantizeMod:
         if _clipped_outside():
             raise ValueError(WRONG_ORDER)
         config = self._taken(message)
-        told, uplink = self.told(config), self.uplink(self.bits_of(context, config))
+        told, uplink = self.told(config), self.uplink_of(context, config)
         remembered = Memory(context, self.state_dir)
-        memory, lost = remembered.recall("mod", told) if self.remembers else Recalled({}, False)
+        memory, lost = remembered.recall("mod", told)
+        lost = lost and self.remembers(uplink)
         own = self.enter(message, context, memory, lost)
         received = dict(only(message, ArrayRecord)[1])
         reply = call_next(message, context)
@@ -93,24 +96,26 @@ class QuantizeMod:
         w = to_params(record)
         if not w or not set(w) <= set(received):
             raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
-        begun = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares else {}
+        begun = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares(uplink) else {}
         start = {n: x.to(w[n].dtype) for n, x in begun.items()}  # some strategies make float64 of a model
         metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
-        error = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
+        errors = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
         sent = send(
             uplink,
             w,
             start,
-            error,
+            {n: e for n, e in errors.items() if n in w},
             self.coded(w),
             number=told.number,
             examples=whole(metrics.get("num-examples")),
             key=self.key(context, told.number) if uplink.codec.quantizer.random else None,
             reset=lost,
         )
-        if self.remembers:  # nothing, too: an exact upload leaves no error
-            kept = {ERROR + n: e for n, e in sent.error.items()} if uplink.feedback else {}
-            remembered.keep("mod", told.session, told.number, kept | self.leave(sent, start, own, metrics))
+        if uplink.feedback:  # errors of tensors that were not sent are still to be fed back
+            errors = {n: e for n, e in errors.items() if n not in w} | sent.error
+        # kept even if empty: the next upload may be by another uplink, and an empty memory is not a lost one
+        kept = {ERROR + n: e for n, e in errors.items()} | self.leave(sent, start, own, metrics)
+        remembered.keep("mod", told.session, told.number, kept)
         reply.content[name] = ArrayRecord({KEY: enclose(sent.frame)})
         return reply
 
@@ -129,33 +134,42 @@ class QuantizeMod:
             wrap = "wrap the server's: FedShift(FedAvg(...))"
             raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
 
-    @property
-    def remembers(self) -> bool:
-        return self.error_feedback
+    def remembers(self, uplink: Uplink) -> bool:
+        """Whether an upload depends on earlier ones."""
+        return uplink.feedback
 
-    @property
-    def compares(self) -> bool:
+    def compares(self, uplink: Uplink) -> bool:
         """Whether an upload depends on the model that was sent."""
-        return self.updates
+        return uplink.update
 
-    def bits_of(self, context: Context, config: dict[str, Any]) -> int:
-        places: dict[str, Mapping[str, Any]] = {"node's config": context.node_config, "message": config}
-        for place, values in (places | {"run's config": context.run_config}).items():
+    def uplink_of(self, context: Context, config: Mapping[str, Any]) -> Uplink:
+        """The uplink of this upload, from the first place that sets `bits` or `uplink`, else the app's own."""
+        places = {"node's config": context.node_config, "message": config, "run's config": context.run_config}
+        for place, values in places.items():
+            if "bits" in values and "uplink" in values:
+                raise ValueError(f"bits and uplink in the {place}: both choose the codec; set only one of them")
+            if "uplink" in values:
+                return as_uplink(f"uplink = {values['uplink']!r} in the {place}", values["uplink"])
             if "bits" in values:
-                return as_bits(f"bits in the {place}", values["bits"])
-        return self.bits
+                where = f"bits in the {place}"
+                return self.uplink(as_bits(where, values["bits"]), where)
+        return self.uplink()
 
-    def uplink(self, bits: int) -> Uplink:
-        """How to send with so many bits: by the codec as it is, or as it would be with them."""
-        codec, quantizer = self.codec, self.codec.quantizer
+    def uplink(self, bits: int | None = None, where: str = "bits") -> Uplink:
+        """The mod's uplink, perhaps with another number of bits; ValueError, with `where`, if it cannot have them.
+
+        Steps and ternary codes are set by their rate, so only 16 and 32 bits can replace them.
+        """
+        codec, quantizer, bits = self.codec, self.codec.quantizer, self.bits if bits is None else bits
         if bits == 32:
             codec = Codec(EXACT.quantizer, codec.coder)
-        elif bits != quantizer.bits and bits == 16:
+        elif bits == 16 and quantizer.bits != 16:
             codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
-        elif bits != quantizer.bits:
+        elif bits is not None and bits != 16:
             settable = any(field.name == "bits" for field in dataclasses.fields(quantizer))  # type: ignore[arg-type]
             if not settable or isinstance(quantizer, Step | Ternary):
-                raise ValueError(f"QuantizeMod: {quantizer} cannot have {bits} bits; give a codec that can")
+                allowed = f"16, 32, or an uplink ({', '.join(UPLINKS)})"
+                raise ValueError(f"{where}: {quantizer} cannot have {bits} bits; allowed are {allowed}")
             codec = dataclasses.replace(codec, quantizer=dataclasses.replace(quantizer, bits=bits))  # type: ignore[type-var]
         return Uplink(codec, self.updates, self.error_feedback)
 
@@ -177,13 +191,15 @@ class QuantizeMod:
         return {}
 
 
-def by_name(name: str) -> tuple[Codec, bool, bool]:
-    """Codec, updates and error feedback of a named uplink."""
-    try:
-        uplink = named(name)
-    except ValueError:
-        raise ValueError(f"QuantizeMod({name!r}): no such uplink; known are {', '.join(UPLINKS)}") from None
-    return uplink.codec, uplink.update, uplink.feedback
+def as_uplink(where: str, name: object) -> Uplink:
+    """
+    >>> as_uplink("uplink = 'leen' in the node's config", "leen")
+    Traceback (most recent call last):
+    ValueError: uplink = 'leen' in the node's config: no such uplink; known are exact, paper, lean, extreme
+    """
+    if not isinstance(name, str) or name not in UPLINKS:
+        raise ValueError(f"{where}: no such uplink; known are {', '.join(UPLINKS)}")
+    return named(name)
 
 
 def addressed(reply: Message, message: Message) -> Message:

@@ -29,7 +29,7 @@ from fedshift.flower.mod import QuantizeMod
 from fedshift.flower.replies import CONTROL_UPDATE, INVERSE_TRAVEL, Distance
 from fedshift.tree import norm, take, tmap, zeros
 from fedshift.types import Broadcast, Params
-from fedshift.uplink import Sent
+from fedshift.uplink import Sent, Uplink
 
 CORRECTION = "fedshift.correction"  # in the client's state, while it trains
 OWN = "control/"  # in its memory
@@ -43,16 +43,15 @@ class ScaffoldMod(QuantizeMod):
     momentum m, sum_j lr (1 - m^j) / (1 - m). The control follows from the decoded upload on both ends,
     so nothing else goes up.
 
-    >>> ScaffoldMod(bits=4).remembers  # its control, from round to round
+    >>> ScaffoldMod("lean").uplink().feedback  # with the options and names of QuantizeMod
     True
     """
 
-    @property
-    def remembers(self) -> bool:
+    def remembers(self, uplink: Uplink) -> bool:
+        """Its control, by any uplink."""
         return True
 
-    @property
-    def compares(self) -> bool:
+    def compares(self, uplink: Uplink) -> bool:
         return True
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -24,7 +24,7 @@ from fedshift.codecs.base import finite
 from fedshift.flower import nested
 from fedshift.flower.arrays import only, to_params, to_record
 from fedshift.flower.memory import Told
-from fedshift.flower.mod import as_bits
+from fedshift.flower.mod import as_bits, as_uplink
 from fedshift.flower.outcome import Aggregated, aggregated, check_hope
 from fedshift.flower.replies import (
     Limits,
@@ -44,7 +44,7 @@ from fedshift.names import printable
 from fedshift.types import Broadcast, Params, Round
 
 LOG = getLogger("flwr.fedshift")
-BitsFor = Callable[[int, int], int | None]  # of a node and a round
+BitsFor = Callable[[int, int], int | str | None]  # of a node and a round; text is the name of an uplink
 
 
 class FedShift(Strategy):
@@ -74,9 +74,9 @@ class FedShift(Strategy):
     from normalisations, tokens, tables, masks and adapters as well as they can. Per filter, weights of fewer than 32
     inputs per filter and embeddings are left alone unless `tensors` names them.
 
-    `bits_for(node, round)` chooses the bits of one upload; a node's own config comes before it, and
-    None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on from
-    the last round saved there.
+    `bits_for(node, round)` chooses the bits of one upload, or its uplink by name, such as "lean"; a node's own config
+    comes before it, and None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on
+    from the last round saved there.
 
     >>> from flwr.serverapp.strategy import FedAdam
     >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
@@ -162,11 +162,18 @@ class FedShift(Strategy):
         saved = number - 1 if self.saver is None else self.saver.oldest
         words = Told(number, self.session, self.accepted.get(self._name(node), -1), saved).config()
         self.accepted.setdefault(self._name(node), 0)
-        if self.bits_for is not None and (bits := self.bits_for(node, number)) is not None:
-            words["bits"] = as_bits(f"bits_for({node}, {number})", bits)
         content = RecordDict(dict(message.content))
         name = next(iter(content.config_records), "config")
-        content[name] = ConfigRecord({**content.get(name, {}), **words})  # type: ignore[dict-item]
+        config = dict(content.config_records.get(name, {}))
+        chosen, where = self.bits_for(node, number) if self.bits_for else None, f"bits_for({node}, {number})"
+        if chosen is not None:  # it replaces what the strategy's own config says
+            config = {key: value for key, value in config.items() if key not in ("bits", "uplink")}
+        if isinstance(chosen, str):
+            as_uplink(f"{where} = {chosen!r}", chosen)
+            config["uplink"] = chosen
+        elif chosen is not None:
+            config["bits"] = as_bits(where, chosen)
+        content[name] = ConfigRecord({**config, **words})
         message.content = content
 
     def aggregate_train(

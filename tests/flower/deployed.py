@@ -24,6 +24,7 @@ CONFIG: dict[str, Any] = {
     "out": "",
     "checkpoint": False,
     "error-feedback": False,
+    "lean": False,  # the uplink of that name, instead of 4 bits
     "state-dir": "",
     "hostile": False,
     "wait-in": 0,

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fedshift import Params
-from fedshift.bench import flower
+from fedshift.bench import deployed, flower
+from fedshift.bench.deployed import Counted
 from fedshift.bench.relay import Relay
-from fedshift.flower.bench import on_grid
+from fedshift.flower.bench import CLIENTS, on_grid
 
 COMMAND = "from fedshift.cli import app; app()"
 WITHOUT = f"import sys; sys.modules['flwr'] = None; {COMMAND}"
@@ -26,7 +27,7 @@ def test_the_plain_loop_makes_the_model_that_the_grid_makes(bits: int) -> None:
         return {name: w + 0.1 * client * w.sin() for name, w in params.items()}
 
     with flower.quiet():
-        grid = on_grid(start, train, bits, flower.CLIENTS)()
+        grid = on_grid(start, train, flower.CODECS[bits], CLIENTS)()
     plain = flower.by_hand(start, train, flower.CODECS[bits])
     for name, w in plain.items():
         torch.testing.assert_close(grid[name], w, rtol=1e-5, atol=1e-6)
@@ -49,6 +50,27 @@ def test_a_relay_passes_everything_on_and_counts_it() -> None:
             assert (relay.up, relay.down, relay.connections) == (1000, 10, 1)
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", relay.port))
+
+
+def test_bars_of_a_deployment_by_hand() -> None:
+    """Of 5,000,000 bytes, 1/7 are 714,285 and 1/25 are 200,000; 25,000 above a frame of 170,000 are 195,000."""
+    fp32 = Counted(5_000_000, 4_900_000, 1, 10)
+    found = {"none": fp32, "paper": Counted(714_000, 650_000, 1, 10), "lean": Counted(195_000, 170_000, 1, 10)}
+    assert [(bar.asked, bar.met) for bar in deployed.bars(found)] == [
+        ("<= 1/7", True),
+        ("<= 1/25", True),
+        ("<= 25,000", True),
+    ]
+    found |= {"paper": Counted(715_000, 650_000, 1, 10), "lean": Counted(200_001, 175_000, 1, 10)}
+    assert [bar.met for bar in deployed.bars(found)] == [False] * 3
+    assert deployed.row("lean", found["lean"], waiting=300.0)[1:] == (
+        "200,001",
+        "175,000",
+        "3,000",
+        "22,001",
+        "1.0",
+        "10",
+    )
 
 
 def test_quick_bench_as_json() -> None:

@@ -24,7 +24,7 @@ LIES = {  # in rounds 1, 2, ...: what is said of them
     "huge": r"update norm \S+e\+\d+ is \S+ times the round's typical norm",
 }
 NODES: list[Config] = [
-    {"partition-id": 0},
+    {"partition-id": 0, "uplink": "exact"},
     {"partition-id": 1},
     {"partition-id": 2, "waits": True, "lies": " ".join(LIES)},
 ]
@@ -91,18 +91,24 @@ def test_lies_are_left_out_and_a_node_that_lost_its_memory_says_so(
 def test_a_training_goes_on_after_the_superlink_was_killed_as_if_nothing_had_been(
     app: Path, deployment: Deployment, tmp_path: Path
 ) -> None:
-    """The server has its checkpoint, and the nodes have their memories on disk."""
-    config = {"checkpoint": True, "error-feedback": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
+    """The server has its checkpoint, and the nodes have their memories on disk, one of them through a crash of its own.
+
+    Two nodes upload by the app's own uplink, lean, and one by that of its own config.
+    """
+    config = {"checkpoint": True, "lean": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
     trial = Trial(deployment, app, tmp_path / "out", config)
     trial.until("training-2")
+    deployment.node(1).kill()
     deployment.superlink.kill()
     deployment.superlink.restart()
+    deployment.node(1).start()
     trial.go()
     trial.start()
     learnt, log = trial.end()
     assert "Going on after round 1" in log
     assert [told["number"] for told in learnt.rounds] == [2, 3]
     assert used(learnt) == [3, 3]
+    assert [told["lossy"] for told in learnt.rounds] == [2, 2]
     assert [told["reset"] for told in learnt.rounds] == [[], []]
     assert learnt.model == reference(tmp_path / "same", NODES, config).model
 

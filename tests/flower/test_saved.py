@@ -39,6 +39,7 @@ def train(
 
 
 CASES = {name: (make, [QuantizeMod(4, error_feedback=True), *MODS.get(name, [])]) for name, make in STRATEGIES.items()}
+CASES["lean"] = STRATEGIES["FedAvg"], [QuantizeMod("lean")]
 
 
 @pytest.mark.parametrize("name", [*CASES, "scaffold"])

@@ -47,10 +47,13 @@ def controls(grid: LocalGrid) -> list[Params]:
     return found
 
 
-@pytest.mark.parametrize("bits", [32, 4])
-def test_c_is_the_mean_of_all_c_i_when_all_took_part(bits: int) -> None:
+MODS = {"exact": ScaffoldMod(32), "4 bits": ScaffoldMod(4, error_feedback=True), "lean": ScaffoldMod("lean")}
+
+
+@pytest.mark.parametrize("mod", MODS)
+def test_c_is_the_mean_of_all_c_i_when_all_took_part(mod: str) -> None:
     inner = Scaffold(FedAvg(**ALL))
-    grid = LocalGrid(client_app([ScaffoldMod(bits, error_feedback=bits < 32)], quadratic), 6, seed=1)
+    grid = LocalGrid(client_app([MODS[mod]], quadratic), 6, seed=1)
     FedShift(inner).start(grid, model(), num_rounds=3)
     assert inner.control is not None
     for name, c in inner.control.items():

@@ -201,6 +201,8 @@ def test_a_server_chooses_bits_for_each_node_and_round() -> None:
     assert [x.lossy for x in strategy.rounds] == [0, 6]
     with pytest.raises(ValueError, match=r"bits_for\(\d+, 1\): 9 is none of 1 to 8"):
         run(FedShift(FedAvg(**ALL), bits_for=lambda node, number: 9), [QuantizeMod()])
+    with pytest.raises(ValueError, match=r"bits_for\(\d+, 1\) = 'leen': no such uplink; known are exact, paper, lean"):
+        run(FedShift(FedAvg(**ALL), bits_for=lambda node, number: "leen"), [QuantizeMod()])
 
 
 def test_nodes_without_the_mod_take_part_exactly() -> None:

@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 from fedshift.flower import QuantizeMod  # <-- 1
 from quantized.task import new_model, train, train_data
 
-app = ClientApp(mods=[QuantizeMod(bits=4)])  # <-- 2: first of the mods; a node's own `bits` come before these
+app = ClientApp(mods=[QuantizeMod("lean")])  # <-- 2: first of the mods; a node's own `uplink` takes precedence
 
 
 @app.train()

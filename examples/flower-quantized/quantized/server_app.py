@@ -22,7 +22,7 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"accuracy": accuracy(model, test)})
 
     strategy = FedAdam(fraction_evaluate=0.0, eta=0.05)
-    strategy = FedShift(strategy, bits_for=lambda node, _: 32 if node % 2 else None)  # <-- 4: None, as the node likes
+    strategy = FedShift(strategy)  # <-- 4
     start, rounds = ArrayRecord(model.state_dict()), context.run_config["num-server-rounds"]
     result = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds, evaluate_fn=evaluate)
     print(f"accuracy: {result.evaluate_metrics_serverapp[rounds]['accuracy']:.3f}")

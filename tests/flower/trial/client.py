@@ -21,7 +21,10 @@ PATIENCE = 900.0  # seconds until a client that waits goes on by itself
 
 def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     config: dict[str, Any] = dict(context.run_config)
-    mod = QuantizeMod(4, error_feedback=config["error-feedback"], state_dir=config["state-dir"] or None)
+    if config["lean"]:
+        mod = QuantizeMod("lean", state_dir=config["state-dir"] or None)
+    else:
+        mod = QuantizeMod(4, error_feedback=config["error-feedback"], state_dir=config["state-dir"] or None)
     return mod(message, context, call_next)
 
 

@@ -30,10 +30,10 @@ GRID: dict[str, dict[str, Any]] = {
     "lean": UPLINKS["lean"],
     "step-0.6-no-feedback": {"quantizer": "step", "rate": 0.6} | UPDATES | ALL,
     "step-0.3": {"quantizer": "step", "rate": 0.3} | FEEDBACK | ALL,
-    "extreme": UPLINKS["extreme"],
+    "step-0.15": {"quantizer": "step", "rate": 0.15} | FEEDBACK | ALL,
     "step-0.08": {"quantizer": "step", "rate": 0.08} | FEEDBACK | ALL,
     "ternary-0.05": {"quantizer": "ternary", "keep": 0.05} | FEEDBACK | ALL,
-    "ternary-0.02": {"quantizer": "ternary", "keep": 0.02} | FEEDBACK | ALL,
+    "extreme": UPLINKS["extreme"],
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
 }
 TASKS = {"digits": "demo", "cifar10": "paper"}  # task -> the preset that has it
@@ -60,7 +60,7 @@ def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str
     """A sweep over the uplinks, all of them with one seed after the other; of the task's own uplink, its rate is kept.
 
     >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][13:17]
-    ['ternary-0.02_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']
+    ['extreme_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']
     """
     raw = task(name)
     where = f"--task {name}"

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Uplink
-from fedshift.codecs import Cast, Identity, KMeans, Quantizer, Step
+from fedshift.codecs import Cast, Identity, KMeans, Quantizer, Ternary
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
 from fedshift.flower.arrays import KEY, to_record
 from fedshift.flower.testing import LocalGrid
@@ -52,7 +52,7 @@ def sent(
         (({}, {"uplink": "paper"}, {"bits": 16}), (KMeans, False)),
         (({}, {}, {"uplink": "paper"}), (KMeans, False)),
         (({}, {}, {"bits": 16}), (Cast, True)),
-        (({}, {}, {}), (Step, True)),
+        (({}, {}, {}), (Ternary, True)),
     ],
 )
 def test_an_uplink_comes_from_the_node_then_the_message_then_the_run_then_the_app(

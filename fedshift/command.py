@@ -83,7 +83,7 @@ def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
     """A line for each named uplink in these settings: its name and its settings.
 
     >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
-    ['uplink lean: quantizer = "step", coder = "range", biases = true, ...']
+    ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
     """
     names = dict.fromkeys(uplink_name(one.uplink) for one in grids.expand(raw))
     found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]

@@ -146,7 +146,7 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         (
             ["run", "--uplink", "lean"],
             2,
-            "--set uplink: the sweep sets uplink.bits for each run; --set 'sweep.runs=[...]'",
+            "--set uplink: the sweep sets it for each run; --set 'sweep.runs=[...]'",
         ),
         (
             ["run", "--preset", "smoke", "--uplink", "leen"],

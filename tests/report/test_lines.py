@@ -60,9 +60,9 @@ def test_one_run_is_called_by_its_algorithm_bits_and_shift(tmp_path: Path) -> No
 def test_a_label_leaves_out_what_is_off_and_what_other_settings_tell(tmp_path: Path) -> None:
     made = lines_of(
         tmp_path,
-        settings(train={"lr": 0.1, "epochs": 1}),
-        settings(train={"lr": 0.2, "epochs": 3}),
-        settings(train={"lr": 0.1, "epochs": 1}, uplink={"feedback": True}),
+        settings(train={"lr": 0.1, "epochs": 1}, uplink={"quantizer": "kmeans"}),
+        settings(train={"lr": 0.2, "epochs": 3}, uplink={"quantizer": "kmeans"}),
+        settings(train={"lr": 0.1, "epochs": 1}, uplink={"quantizer": "kmeans", "feedback": True}),
     )
     assert [one.line.label for one in made.strands] == ["1 epoch", "3 epochs", "1 epoch, feedback"]
     assert made.strands[0].line.settings == {"epochs": "1", "lr": "0.1", "feedback": "no"}

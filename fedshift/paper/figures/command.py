@@ -74,11 +74,18 @@ def runs(folder: Path | None) -> Source | None:
     return Source(panels(records), folder or PUBLISHED) if records else None
 
 
+# full precision, the paper's uplink, and that with the paper's shift
+PAPERS = [
+    {"uplink": "exact", "shift": {"on": False}},
+    {"uplink": "paper", "shift": {"on": False}},
+    {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
+]
+
+
 def trained(out: Path, rounds: int, display: Display) -> Source:
-    """Those of the demo's runs that the paper has, shorter, beside the figures: what is finished is not run again."""
+    """The paper's uplink on the demo's task, shorter, beside the figures: what is finished is not run again."""
     folder = out / "runs" / f"digits-{rounds}-rounds"
-    shifts = [run for run in PRESETS["demo"]["sweep"]["runs"] if run["shift"].get("per") != "filter"]
-    raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}, "sweep": {"runs": shifts}})
+    raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}, "sweep": {"runs": PAPERS}})
     command.grid(raw, folder, display, False, table=False)
     return Source(panels(found(folder)[0]), folder, fresh=True)
 

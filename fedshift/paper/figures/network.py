@@ -33,7 +33,7 @@ def recipe(data: Dataset) -> Experiment:
     """How the paper trains on CIFAR-10, or how the demo does on digits: one run, none of a sweep."""
     preset: dict[str, Any] = PRESETS["paper" if data.name == "cifar10" else "demo"]
     raw = {key: value for key, value in preset.items() if key != "sweep"}
-    return Experiment(**raw).changed(**{"uplink.bits": "32+4", "data.augment": False})
+    return Experiment(**raw).changed(uplink="paper", **{"data.augment": False})
 
 
 def weights(model: nn.Module) -> Params:

@@ -92,7 +92,7 @@ def run(
 ) -> None:
     """Train, show how far it is, and record every round in a folder.
 
-    Without arguments it runs the demo: what uploads of 4 bits cost on digits, and what the shift gives back.
+    Without arguments it runs the demo: what lean uploads save on digits, and what they cost.
     """
     with sentences():
         from fedshift import command

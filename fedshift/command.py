@@ -47,15 +47,16 @@ def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> d
     """Settings from a file or preset with those of the command line; what is wrong is named with its place."""
     with placed(where):
         grids.expand(raw)
-    changes: dict[str, Any] = {}
+    base, raw = raw, dict(raw)
     for assignment in assignments:
-        assign(changes, assignment)
+        change: dict[str, Any] = {}
+        assign(change, assignment)
+        raw = merge(raw, change)  # one after another: the name of an uplink replaces what is said of it before
         key = assignment.partition("=")[0].strip()
-        if swept := [name for name in grids.keys(raw) if overlap(key, name)]:
-            hint = f"--set 'sweep.{swept[0] if swept[0] in grids.axes(raw) else 'runs'}=[...]' changes that"
+        if swept := [name for name in grids.keys(base) if overlap(key, name)]:
+            hint = f"--set 'sweep.{swept[0] if swept[0] in grids.axes(base) else 'runs'}=[...]' changes that"
             which = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
             raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
-    raw = merge(raw, changes)
     with placed("--set"):
         experiments = grids.expand(raw)
     with placed(where, assignments):

@@ -83,11 +83,12 @@ class Part(NamedTuple):
     def largest(self) -> float:
         """The largest magnitude, NaN or infinity where the frame holds one; integers that travel exactly have none."""
         if isinstance(self.codec.quantizer, Lookup):
-            return max(map(self.codec.quantizer.reach, self.sides), key=lambda far: (math.isnan(far), far), default=0.0)
+            highest = int(self.codes.max(initial=0)) if self.stored == 8 else 2**self.stored - 1
+            found = [self.codec.quantizer.reach(side, highest) for side in self.sides]
+            return max(found, key=lambda far: (math.isnan(far), far), default=0.0)
         elif isinstance(self.codec.quantizer, Identity) and not self.dtype.is_floating_point:
             return 0.0
-        found = [ends(values) for _, values in self._plain(1.0)]
-        largest = [abs(end) for pair in found for end in pair]
+        largest = [abs(end) for _, values in self._plain(1.0) for end in ends(values)]
         return math.nan if any(map(math.isnan, largest)) else max(largest, default=0.0)
 
 

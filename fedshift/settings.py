@@ -422,6 +422,8 @@ def explain(error: ValidationError) -> str:
     if parts == ["train", "goal"]:
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
+    if parts == ["uplink"]:
+        return f"uplink = {seen!r}: must be a table, or one of {', '.join(UPLINKS)}"
     if first["type"] in ("model_type", "dict_type"):
         return f"{where} = {seen!r}: must be a table"
     message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from fedshift.codecs.named import default_coder
+from fedshift.codecs.named import WIDTH, default_coder
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.names import printable
@@ -185,6 +185,9 @@ def apart(experiments: Sequence[Experiment], of: Sequence[Experiment] = ()) -> t
 def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
     """The settings that tables show: UPLINK instead of two or more settings of the uplink, unless that is ambiguous.
 
+    >>> runs = [Experiment(uplink="exact"), Experiment(uplink="lean")]
+    >>> columns(apart(runs)[0], runs)
+    ['uplink']
     >>> runs = [Experiment(uplink={"bits": 32}), Experiment(uplink={"bits": 4, "send": "updates"})]
     >>> runs += [Experiment(uplink={"bits": 4})]
     >>> columns(apart(runs)[0], runs), columns(apart(runs[:2])[0], runs[:2])
@@ -196,8 +199,10 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
         (uplink_label(one), str([flat.get(key) for key in uplinks]))
         for one, flat in zip(experiments, flats, strict=True)
     }
-    if len(uplinks) < 2 or len({name for name, _ in kinds}) < len(kinds):
+    if not uplinks or len({name for name, _ in kinds}) < len(kinds):
         return [*varying]
+    if len(uplinks) == 1 and not any(one.uplink.quantizer in WIDTH for one in experiments):
+        return [*varying]  # the bits of the others say how many there are
     first = uplinks[0]
     return [UPLINK if key == first else key for key in varying if key == first or key not in uplinks]
 

@@ -64,7 +64,7 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
             raw = below[table] = _named(raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
-    raw[last] = value
+    raw[last] = renamed(raw.get(last), value) if key == "uplink" and isinstance(value, str) else value
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,12 +73,22 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         if key == "uplink" and isinstance(joined.get(key), str) and isinstance(value, Mapping):
             joined[key] = _named(joined[key])
-        elif key == "uplink" and isinstance(value, str) and isinstance(joined.get(key), Mapping):
-            rates = {name: rate for name, rate in joined.pop(key).items() if name == "bandwidth"}
-            value = rates | _named(value)  # a name says how clients upload, not how fast
+        elif key == "uplink" and isinstance(value, str):
+            value = renamed(joined.pop(key, None), value)
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
         joined[key] = merge(joined[key], value) if both else value
     return joined
+
+
+def renamed(before: Any, name: str) -> str | dict[str, Any]:
+    """A named uplink instead of the one before, of which only the bandwidth is kept: a name does not say how fast.
+
+    >>> renamed({"bits": 4, "bandwidth": 1e6}, "exact"), renamed(None, "exact")
+    ({'bandwidth': 1000000.0, 'bits': 32}, 'exact')
+    """
+    if not isinstance(before, Mapping) or before.get("bandwidth") is None:
+        return name
+    return {"bandwidth": before["bandwidth"]} | _named(name)
 
 
 def _named(uplink: str) -> dict[str, Any]:

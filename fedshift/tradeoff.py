@@ -261,13 +261,14 @@ def _missing(alone: Sequence[Row], name: Name) -> list[str]:
     if not alone:
         return []
     bits = alone[0].experiment.uplink.bits
-    parts = "+".join(["32"] * len(bits.split("+"))) if isinstance(bits, str) else "32"
-    groups = " and bits = 32 in every group" if alone[0].experiment.uplink.group else ""
+    exact = (
+        f"--set uplink.bits={'+'.join(['32'] * len(bits.split('+')))}" if isinstance(bits, str) else "--uplink exact"
+    )
     rest = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
     which = "; ".join(map(name, alone[:NAMED]))
     return [
         f"There is no finished full-precision run with the same server rule to judge {which}{rest} by; "
-        f"a run with `--set uplink.bits={parts}`{groups} and all other settings alike adds it."
+        f"a run with `{exact}` and all other settings alike adds it."
     ]
 
 

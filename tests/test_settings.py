@@ -24,6 +24,7 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms import Chain, Shift
+from fedshift.command import settings as given
 from fedshift.experiment import algorithm, build
 from fedshift.files import RunError
 from fedshift.grid import expand
@@ -447,3 +448,16 @@ def test_a_named_uplink_can_be_changed_setting_by_setting_and_keeps_bandwidths()
     assert (slow.bandwidth, uplink_name(slow)) == (1000.0, "lean")
     with pytest.raises(SettingsError, match="uplink = 'leen': must be a table, or one of exact, paper, lean, extreme"):
         put({"uplink": "leen"}, "uplink.rate", 0.3)
+
+
+def test_a_name_on_the_command_line_replaces_the_uplink_of_a_file_and_is_then_changed(tmp_path: Path) -> None:
+    """Also of a sweep and of an experiment; of what was there before, the bandwidth is kept."""
+    lean = Experiment(uplink=UPLINKS["lean"] | {"rate": 0.3}).uplink
+    for before in ("bits = '32+4'", "quantizer = 'ternary'", "[uplink.group.phones]\nshare = 0.5\nbits = 2"):
+        (tmp_path / "my.toml").write_text(f"[uplink]\n{before}\n")
+        raw = given(tmp_path / "my.toml", None, ["uplink=lean", "uplink.rate=0.3"])
+        assert Experiment(**raw).uplink == lean
+    slow = {"uplink": {"bits": 4, "bandwidth": 1000.0}}
+    (swept,) = expand(slow | {"sweep": {"uplink": ["lean"]}})
+    assert swept.uplink == Experiment(**slow).changed(uplink="lean").uplink
+    assert (swept.uplink.bandwidth, uplink_name(swept.uplink)) == (1000.0, "lean")

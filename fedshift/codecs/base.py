@@ -79,8 +79,8 @@ class Lookup(ABC):
     @abstractmethod
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]: ...
 
-    def reach(self, side: Side) -> float:
-        """The largest magnitude that a table made of this side data may hold; NaN if it holds NaN."""
+    def reach(self, side: Side, highest: int) -> float:
+        """The largest magnitude that codes up to `highest` may stand for; NaN if the side data hold NaN."""
         return max(map(abs, ends(side)), key=lambda end: (math.isnan(end), end))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:

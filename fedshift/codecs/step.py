@@ -19,6 +19,8 @@ DEAD = 0.65  # half of the zero level's width, in steps
 LOW, HIGH = -16, 16  # octaves around the root mean square that bins of magnitudes cover
 DROPPED = 16  # low bits of a float32 that its bin ignores: an octave has 128 bins
 FIRST, BINS = (LOW + 127) << (23 - DROPPED), (HIGH - LOW) << (23 - DROPPED)
+ROWS = 128  # rows whose step is looked for at once: each takes some hundred kilobytes
+LEAST = 2.0**-110  # the least step: what is smaller is taken for zero
 PARTS, PASSES = 12, 3  # a step is looked for in so many parts of an interval, then in one of these, and so on
 
 
@@ -61,9 +63,9 @@ class Step(Lookup):
     def table(self, side: Side) -> Tensor:
         return self._values(torch.arange(2 * self.top + 1, device=side.device), side)
 
-    def reach(self, side: Side) -> float:
+    def reach(self, side: Side, highest: int) -> float:
         step, first, further = map(float, side.abs().amax(0))
-        return step * (self.top + max(first, further, key=lambda offset: (math.isnan(offset), offset)))
+        return step * ((highest + 1) // 2 + max(first, further, key=lambda offset: (math.isnan(offset), offset)))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
         """As by the table, which is only made for rows that have as many values as it has entries."""
@@ -100,8 +102,13 @@ class Step(Lookup):
         largest = torch.linalg.vector_norm(x, torch.inf, dim=1).double()
         if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
             raise ValueError(NOT_FINITE if not largest.isfinite().all() else "holds a number beyond 2^120")
-        step = rms * (self.step if self.rate is None else steps_for(x, rms, self.rate, self.top))
+        if self.rate is None:
+            step = rms * self.step
+        else:
+            parts = zip(torch.split(x, ROWS), torch.split(rms, ROWS), strict=True)
+            step = rms * torch.cat([steps_for(rows, own, self.rate, self.top) for rows, own in parts])
         step = torch.maximum(step, largest / (self.top + DEAD))
+        step = torch.where(step < LEAST, 0.0, step)
         mantissa, exponent = torch.frexp(step)
         return torch.ldexp((mantissa * 4096).ceil() / 4096, exponent).float()
 
@@ -119,7 +126,8 @@ def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
         width /= PARTS
         steps = (low[:, None] + width * parts).exp2()
         bits = _entropy(tails, steps[:, :, None] * levels, n)
-        place = (bits > rate).sum(1, keepdim=True).clamp(1, PARTS)  # between the last step of more bits and the next
+        last = torch.where(bits > rate, parts, 0.0).amax(1, keepdim=True)  # the largest step of more bits than that
+        place = (last.long() + 1).clamp(1, PARTS)
         low = low + width * (place[:, 0] - 1)
     more, less = bits.gather(1, place - 1)[:, 0], bits.gather(1, place)[:, 0]
     return (low + width * ((more - rate) / (more - less).clamp(min=1e-9)).clamp(0, 1)).exp2()

@@ -66,7 +66,7 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
         mine[seed] = run
     flat = {kind: described(next(iter(mine.values())).experiment) for kind, mine in seeds.items()}
     split = _split(varying, list(flat.values()))
-    named = _telling(varying, list(flat.values())) or [ALGORITHM, BITS, SHIFT]  # alone, it is still called something
+    named = _telling(varying, list(flat.values())) or [ALGORITHM, UPLINK, SHIFT]  # alone, it is still called something
     made = [_strand(flat[kind], mine, varying, named, split) for kind, mine in seeds.items()]
     rows = _rows(made, experiments)
     several = len(made) > MOST and bool(split)
@@ -129,7 +129,7 @@ def _strand(
         dash="",
         runs=[run.folder.name for run in runs],
     )
-    band = ", ".join(rest) or phrase(BITS, "", flat[BITS])
+    band = ", ".join(rest) or phrase(UPLINK, "", flat[UPLINK])
     return Strand(line, done or runs, None, phrases.get(split or ALGORITHM, ""), band, "")
 
 

@@ -140,3 +140,38 @@ def test_a_frame_whose_step_or_offset_is_no_number_is_refused() -> None:
         hostile[at + 4 * number : at + 4 * number + 4] = np.float32(bad).tobytes()
         with pytest.raises(WireError, match="w: holds NaN, infinity or a number too large"):
             unpack(mend(bytes(hostile)), like=params)
+
+
+def test_a_rate_holds_for_values_of_one_sign_far_from_zero() -> None:
+    """Between 'all alike' and one bit for the sign, entropy is not a falling function of the step."""
+    g = torch.Generator().manual_seed(6)
+    for x, rates in (
+        (torch.randn(1, 90_000, generator=g) + 3, (0.3, 1.0)),
+        (torch.rand(1, 90_000, generator=g), (1.0, 3.0)),
+    ):
+        for rate in rates:
+            assert entropy(Step(rate=rate).encode(x)[0]) <= rate * 1.01
+
+
+def test_many_short_rows_are_coded_like_each_alone() -> None:
+    x = torch.randn(300, 50, generator=torch.Generator().manual_seed(7))
+    codes, side = Step(rate=1.0).encode(x)
+    for r in (0, 127, 128, 299):
+        own, alone = Step(rate=1.0).encode(x[r : r + 1])
+        assert torch.equal(own[0], codes[r])
+        assert torch.equal(alone[0], side[r])
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-39, 1e-37, 1e-34, 1e-30])
+def test_tiny_values_travel_or_become_zero(size: float) -> None:
+    params = {"w": torch.randn(5, 4, generator=torch.Generator().manual_seed(8)) * size, "c": torch.full((2, 3), size)}
+    for quantizer in (Step(), Step(rate=0.6)):
+        decoded = unpack(pack(Codec(quantizer, Range()), params), like=params)
+        assert all(decoded[name].abs().max() <= 1.2 * x.abs().max() for name, x in params.items())
+
+
+def test_half_precision_needs_room_for_the_codes_in_use_only() -> None:
+    params = {"w": (torch.randn(100, 100, generator=torch.Generator().manual_seed(9)) * 300).half()}
+    decoded = unpack(pack(Codec(Step(rate=0.6), Range()), params), like=params)
+    assert decoded["w"].dtype == torch.float16
+    assert (decoded["w"].float() - params["w"].float()).norm() < params["w"].float().norm()

@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     margin: float  # half of its paired 95 % interval
 
 
-# digits: `fedshift frontier --seeds 3`, 150 rounds, seeds 0, 1, 2; two cores of a Xeon, commit 30708f0
+# digits: `fedshift frontier --seeds 3`, 150 rounds, seeds 0, 1, 2; two cores of a Xeon, commits 30708f0, steps 5aee64c
 MEASURED: dict[str, Measured] = {
     "exact": Measured(94.185, 0.486, 57.924, 0.000, 0.000),
     "uniform-8": Measured(94.176, 0.486, 15.324, -0.009, 0.040),
@@ -54,8 +54,8 @@ MEASURED: dict[str, Measured] = {
     "random-4-updates": Measured(94.139, 0.472, 8.388, -0.046, 0.040),
     "random-2-updates": Measured(94.009, 0.407, 3.039, -0.176, 0.261),
     "kmeans-2-feedback": Measured(94.028, 0.502, 3.195, -0.157, 0.105),
-    "step-1": Measured(94.157, 0.506, 2.235, -0.028, 0.183),
-    "lean": Measured(93.944, 0.501, 1.510, -0.241, 0.279),
+    "step-1": Measured(94.148, 0.515, 2.235, -0.037, 0.105),
+    "lean": Measured(93.954, 0.512, 1.510, -0.231, 0.261),
     "step-0.6-no-feedback": Measured(94.009, 0.690, 1.512, -0.176, 0.641),
     "step-0.3": Measured(93.481, 0.624, 0.966, -0.704, 1.188),
     "step-0.15": Measured(92.926, 0.393, 0.695, -1.259, 0.626),

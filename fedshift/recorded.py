@@ -39,7 +39,7 @@ class Sheet(NamedTuple):
     lost: int
 
     def column(self, name: str) -> list[float]:
-        """What was measured, line after line; lines without it are left out. RunError where it is no number."""
+        """The measured values, line after line; lines without one are left out. RunError where it is no number."""
         return [value for value in self.values(name) if value is not None]
 
     def uploaded(self) -> "Uploaded":

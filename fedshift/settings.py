@@ -183,7 +183,7 @@ class Bounds(Table):
 
 
 class Coding(Table):
-    """How a client turns its model into bytes, whatever its bits.
+    """Quantizer, coder and kind of upload of a client, whatever its bits.
 
     The default quantizer is K-means: its nearest codes with feedback, and codes rounded at random without it. A `step`
     or `rate` without a quantizer means step, `keep` means ternary; both of these set `bits`, unless it is given.

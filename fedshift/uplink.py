@@ -52,10 +52,10 @@ def named(name: str) -> Uplink:
     >>> named("lean").update, named("exact") == Uplink()
     (True, True)
     """
-    said: dict[str, Any] = {"quantizer": "kmeans", "send": "weights", "feedback": False} | expanded(name)
-    send, feedback = said.pop("send"), said.pop("feedback")
-    widths = [int(bits) for bits in str(said.pop("bits", WIDTH.get(said["quantizer"], 32))).split("+")]
-    return Uplink(make_codec(bits=min(widths), **said), send == "updates", feedback)
+    coding: dict[str, Any] = {"quantizer": "kmeans", "send": "weights", "feedback": False} | expanded(name)
+    send, feedback = coding.pop("send"), coding.pop("feedback")
+    widths = [int(bits) for bits in str(coding.pop("bits", WIDTH.get(coding["quantizer"], 32))).split("+")]
+    return Uplink(make_codec(bits=min(widths), **coding), send == "updates", feedback)
 
 
 class Sent(NamedTuple):

@@ -95,7 +95,7 @@ client = ClientApp(mods=[quantize])
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """What is sent is new in every round and on every node: bytes the server has had already do not travel again."""
+    """Weights that are new in every round and on every node: Flower does not send bytes again that the server has."""
     sent = message.content.array_records["arrays"].to_torch_state_dict()
     return reply_with(Work().train(dict(sent), int(context.node_config["partition-id"])), message)
 

@@ -135,7 +135,7 @@ class QuantizeMod:
             raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
 
     def remembers(self, uplink: Uplink) -> bool:
-        """Whether an upload depends on earlier ones."""
+        """True if an upload depends on earlier ones."""
         return uplink.feedback
 
     def compares(self, uplink: Uplink) -> bool:

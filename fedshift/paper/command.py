@@ -192,7 +192,7 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
     with Console(stderr=True).status("") as status:
         found = uplinks.candidates(params, times, tick=lambda name: status.update(f"measuring {name} ..."))
     uploads = measured(params, times)
-    told = uplinks.advice(found, uploads, at)
+    advice = uplinks.advice(found, uploads, at)
     if as_json:
         best = uplinks.recommended(found, at)
         named = [
@@ -211,10 +211,10 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
         rows = [one._asdict() | {"seconds": one.seconds(at), "error": one.error} for one in uploads]
         codecs = sorted(rows, key=lambda row: row["seconds"])
         shift = Shift().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
-        echo(strict_json({"rate": at, "uplinks": named, "codecs": codecs, "shift": shift, "advice": told}))
+        echo(strict_json({"rate": at, "uplinks": named, "codecs": codecs, "shift": shift, "advice": advice}))
         return
     show([uplinks.choices(found, at)])
-    for sentence in told:
+    for sentence in advice:
         echo(sentence)
     show([uplinks.plan(uploads, at)])
 

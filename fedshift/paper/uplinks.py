@@ -1,4 +1,4 @@
-"""What a codec and a named uplink are worth on a slow link.
+"""Time that a codec or a named uplink takes on a slow link, and the accuracy it was measured to keep.
 
 t(codec) = encode + bytes / rate            seconds until the upload is there
 (t32 - encode) / t                          the paper's rule, t32 = bytes32 / rate and t = bytes / rate:
@@ -237,31 +237,31 @@ def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> 
     best, by_name = recommended(found, at), {one.name: one for one in found}
     exact, plain = by_name["exact"], by_name["random-4"]
     if best is exact:
-        told = [f"Take {SETTINGS['exact']}: on a link this fast, encoding takes longer than it saves."]
+        sentences = [f"Take {SETTINGS['exact']}: on this link no other uplink arrives sooner."]
     else:
-        told = [
+        sentences = [
             f"Take {SETTINGS[best.name]} ({best.sends}): there in {_seconds(best, at)} where exact uploads take "
             f"{_seconds(exact, at)}; {_points(best)}."
         ]
     cast = next(one for one in uploads if one.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
     if cast.seconds(at) < best.upload.seconds(at):
-        told.append(
+        sentences.append(
             f"{cast.codec} (bfloat16) is quicker on such a link: there in {time(cast.seconds(at))} s, with an error of "
             f"{100 * cast.error:.2g} % of the weights; its accuracy was not measured."
         )
-    told += [
+    sentences += [
         f"{SETTINGS[one.name]} is quicker, {_seconds(one, at)}, but {_points(one)}."
         for one in found
         if one.upload.seconds(at) < best.upload.seconds(at)
     ]
     if best is not plain and best is not exact:
-        told.append(
+        sentences.append(
             f"For clients that cannot keep memory or send updates: {SETTINGS[plain.name]} (4-bit K-means codes of "
             f"weights, rounded at random), there in {_seconds(plain, at)}; {_points(plain)}."
         )
     quick = [one.upload._replace(codec=SETTINGS[one.name]) for one in found if one.points >= -LOST]
     return [
-        *told,
+        *sentences,
         crossover([*quick, cast]),
         f"Accuracy was measured on {SOURCE}, against exact uploads; `fedshift frontier --task FILE.toml` measures "
         "another task.",

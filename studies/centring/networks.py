@@ -25,6 +25,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from common import DEMO
 
 from fedshift.algorithms import Algorithm, Shift, chain, filters
 from fedshift.engines import Batched, Engine, Sequential, StackError
@@ -32,20 +33,13 @@ from fedshift.experiment import build
 from fedshift.federation import Federation
 from fedshift.loop import Turn
 from fedshift.memory import Ram
-from fedshift.presets import PRESETS
 from fedshift.progress import echo
 from fedshift.settings import Experiment
 from fedshift.summary import WINDOW
-from fedshift.toml import merge
 from fedshift.types import Broadcast, Params, Round
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("study", "network", "setting", "rule", "seed", "rounds", "score")
-# the demo's task with two groups of clients, as the published results were computed
-DEMO = merge(
-    {key: part for key, part in PRESETS["demo"].items() if key != "sweep"},
-    {"train": {"selection": "stratified"}, "uplink": {"quantizer": "kmeans", "coder": "bitpack"}},
-)
 
 # A rule makes the shift of a federation, None for no shift.
 Rule = Callable[[Federation], Shift | None]

@@ -5,7 +5,9 @@ be is known before they exist (`wire.size`), but for entropy coders. Those estim
 like Zstd, cannot; then, and in rounds that check the estimate, frames are made to be measured.
 """
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -256,8 +258,13 @@ def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> lis
     if part.estimate is not None and not job.frames:
         return [(estimate, estimate) for estimate in estimates]
     codec, keys = quantized(part.uplink, task.trained), rng.fold(job.plan.key[part.rows, 0], ROUNDING).cpu()
-    frames = (pack(codec, tmap(torch.Tensor.cpu, _row(part.u, at)), key=keys[at]) for at in range(len(part.rows)))
-    return [(len(frame), None if part.estimate is None else own) for frame, own in zip(frames, estimates, strict=True)]
+
+    def framed(at: int) -> int:
+        return len(pack(codec, tmap(torch.Tensor.cpu, _row(part.u, at)), key=keys[at]))
+
+    with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # most of it runs outside the interpreter
+        lengths = list(pool.map(framed, range(len(part.rows))))
+    return [(length, None if part.estimate is None else own) for length, own in zip(lengths, estimates, strict=True)]
 
 
 def _relative_errors(part: Coded) -> Tensor:

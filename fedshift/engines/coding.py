@@ -262,7 +262,7 @@ def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> lis
     def framed(at: int) -> int:
         return len(pack(codec, tmap(torch.Tensor.cpu, _row(part.u, at)), key=keys[at]))
 
-    with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # most of it runs outside the interpreter
+    with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # mostly without the interpreter's lock
         lengths = list(pool.map(framed, range(len(part.rows))))
     return [(length, None if part.estimate is None else own) for length, own in zip(lengths, estimates, strict=True)]
 

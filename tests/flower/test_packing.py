@@ -159,7 +159,7 @@ def test_without_the_mod_a_packed_model_ends_the_run_with_a_sentence() -> None:
 def test_a_node_without_the_mod_is_left_out_of_a_packed_training() -> None:
     def mostly(message: Message, context: Context, call_next: Any) -> Message:
         plain = context.node_config["partition-id"] == 2
-        return call_next(message, context) if plain else QuantizeMod(4)(message, context, call_next)  # type: ignore[no-any-return]
+        return call_next(message, context) if plain else QuantizeMod(4)(message, context, call_next)
 
     strategy = FedShift(FedAvg(**ALL), pack=True)
     run(strategy, [mostly], rounds=2)

@@ -9,7 +9,9 @@ from fedshift.flower.replies import Sorted
 
 LOG = getLogger("flwr.fedshift")
 TWO_RECORDS = "expects exactly one ArrayRecord, but found 2"  # Flower's clipping mods, of a control before ScaffoldMod
-NO_MOD = "FedShift(pack=True) needs QuantizeMod or ScaffoldMod as the first mod of every client; use pack=False"
+NO_MOD = (
+    "FedShift(pack=True) needs QuantizeMod or ScaffoldMod as the first mod of every client; add it or set pack=False"
+)
 
 
 class NoUploadsError(RuntimeError):

@@ -1,16 +1,18 @@
 """Flower's records and our tensors.
 
 An upload is one `Array` that holds a frame, with a serialisation type of its own: a server that does
-not know it fails loudly, and one object is one request where many small ones are many.
+not know it fails loudly, and one object is one request where many small ones are many. A model may
+be sent to clients in the same way, as one packed array.
 """
 
+import json
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedshift.codecs.base import finite
@@ -21,7 +23,9 @@ from fedshift.types import Params
 FLOATS = ("float16", "float32", "float64")  # dtypes of a reply that are cast to one another
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 FRAME = "fedshift.frame"  # the serialisation type
-KEY = "fedshift"  # the only key of a record that holds a frame
+PACKED = "fedshift.packed"  # the serialization type of an array that contains the arrays of a record
+KEY = "fedshift"  # the only key of a record that holds a frame or a packed array
+LENGTH = 8  # bytes of the number that a packed array begins with
 OURS = "fedshift."  # records and config keys that are not the app's begin so
 CONTROL = f"{OURS}control"  # the record with SCAFFOLD's c in a message
 BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they travel exactly
@@ -40,9 +44,45 @@ def enclose(frame: bytes) -> Array:
     return Array("uint8", (len(frame),), FRAME, frame)
 
 
+def packed(record: ArrayRecord) -> ArrayRecord:
+    """The arrays of a record as one, byte for byte: a length, a description of each in JSON, and their data.
+
+    Flower transfers an array as two objects or more, each by a request of its own.
+
+    >>> record = ArrayRecord({"weight": Array(np.ones((2, 3))), "bias": Array(np.zeros(2))})
+    >>> list(packed(record))
+    ['fedshift']
+    >>> unpacked(packed(record)) == record
+    True
+    """
+    description = [(name, x.dtype, x.shape, x.stype, len(x.data)) for name, x in record.items()]
+    head = json.dumps(description).encode()
+    content = b"".join([len(head).to_bytes(LENGTH, "little"), head, *(x.data for x in record.values())])
+    return ArrayRecord({KEY: Array("uint8", (len(content),), PACKED, content)})
+
+
+def unpacked(record: ArrayRecord) -> ArrayRecord:
+    """The record that was packed; a record that is not packed is returned as it is."""
+    array = record.get(KEY)
+    if array is None or array.stype != PACKED:
+        return record
+    content = memoryview(array.data)
+    place = LENGTH + int.from_bytes(content[:LENGTH], "little")
+    arrays = {}
+    for name, dtype, shape, stype, length in json.loads(bytes(content[LENGTH:place])):
+        arrays[name] = Array(dtype, tuple(shape), stype, bytes(content[place : place + length]))
+        place += length
+    return ArrayRecord(arrays)
+
+
 def only(message: Message, kind: type[Record]) -> tuple[str, Record]:
     """The one record of a kind in a message that is the app's, and its name."""
-    mine = [(name, record) for name, record in message.content.items() if not name.startswith(OURS)]
+    return only_in(message.content, kind)
+
+
+def only_in(content: RecordDict, kind: type[Record]) -> tuple[str, Record]:
+    """The same for the content of a message."""
+    mine = [(name, record) for name, record in content.items() if not name.startswith(OURS)]
     found = [(name, record) for name, record in mine if isinstance(record, kind)]
     if len(found) != 1:
         raise ValueError(f"the message holds {len(found)} records of type {kind.__name__}, not one")

@@ -53,8 +53,8 @@ class Work:
         return {name: w.detach().clone() for name, w in self.model.state_dict().items()}
 
 
-def everybody(nodes: int) -> FedShift:
-    return FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes))
+def everybody(nodes: int, pack: bool = False) -> FedShift:
+    return FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes), pack=pack)
 
 
 def on_grid(start: Params, train: Callable[[Params, int], Params], codec: Codec, clients: int) -> Callable[[], Params]:
@@ -77,7 +77,7 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     rounds, nodes = int(context.run_config["rounds"]), int(context.run_config["nodes"])
-    strategy = everybody(nodes)
+    strategy = everybody(nodes, pack=context.run_config["uplink"] != PLAIN)
     strategy.start(grid, ArrayRecord(Work().start), rounds, TIMEOUT)
     if [told.used for told in strategy.rounds] != [nodes] * rounds:
         raise RuntimeError(f"uploads are missing: {strategy.rounds}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshift import rng
 from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
-from fedshift.flower.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params
+from fedshift.flower.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params, unpacked
 from fedshift.flower.memory import Memory, Told
 from fedshift.types import Params
 from fedshift.uplink import ERROR, Sent, Uplink, named, send
@@ -80,6 +80,8 @@ class QuantizeMod:
             return addressed(call_next(message, context), message)
         if _clipped_outside():
             raise ValueError(WRONG_ORDER)
+        for name, record in list(message.content.array_records.items()):
+            message.content[name] = unpacked(record)
         config = self._taken(message)
         told, uplink = self.told(config), self.uplink_of(context, config)
         remembered = Memory(context, self.state_dir)

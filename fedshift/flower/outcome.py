@@ -3,11 +3,15 @@
 from logging import getLogger
 from typing import NamedTuple
 
+from fedshift.flower.arrays import PACKED
 from fedshift.flower.mod import WRONG_ORDER
 from fedshift.flower.replies import Sorted
 
 LOG = getLogger("flwr.fedshift")
 TWO_RECORDS = "expects exactly one ArrayRecord, but found 2"  # Flower's clipping mods, of a control before ScaffoldMod
+NO_MOD = (
+    "FedShift(pack=True) needs QuantizeMod or ScaffoldMod as the first mod of every client; add it or set pack=False"
+)
 
 
 class NoUploadsError(RuntimeError):
@@ -78,6 +82,8 @@ def check_hope(
     """
     if not arrived and any(text in reason for reason in failed.values() for text in (WRONG_ORDER, TWO_RECORDS)):
         raise NoUploadsError(f"round {number}: {WRONG_ORDER}")
+    if not arrived and failed and all(f"'{PACKED}'" in reason for reason in failed.values()):
+        raise NoUploadsError(f"round {number}: {NO_MOD}")
     if unanimous:
         raise NoUploadsError(f"round {number}: every reply failed for the same reason: {unanimous}")
     if skipped >= patience:

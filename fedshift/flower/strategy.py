@@ -22,7 +22,7 @@ from fedshift.algorithms.fedshift import Per, Share, Shift, patterns
 from fedshift.bounds import BOUND, CAP
 from fedshift.codecs.base import finite
 from fedshift.flower import nested
-from fedshift.flower.arrays import only, to_params, to_record
+from fedshift.flower.arrays import only, only_in, packed, to_params, to_record
 from fedshift.flower.memory import Told
 from fedshift.flower.mod import as_bits, as_uplink
 from fedshift.flower.outcome import Aggregated, aggregated, check_hope
@@ -76,7 +76,8 @@ class FedShift(Strategy):
 
     `bits_for(node, round)` chooses the bits of one upload, or its uplink by name, such as "lean"; a node's own config
     comes before it, and None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on
-    from the last round saved there.
+    from the last round saved there. `pack` sends the model to be trained as one array, which saves a node two requests
+    for each further array; `QuantizeMod` unpacks it, so every client must have this mod.
 
     >>> from flwr.serverapp.strategy import FedAdam
     >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
@@ -100,6 +101,7 @@ class FedShift(Strategy):
         checkpoint: Path | str | None = None,
         bound: float = BOUND,
         max_weight: float = CAP,
+        pack: bool = False,
     ) -> None:
         if patience < 1:
             raise ValueError(f"FedShift(patience={patience}): patience must be 1 or more rounds")
@@ -110,6 +112,7 @@ class FedShift(Strategy):
         if bits_for is not None and not callable(bits_for):
             raise TypeError(f"FedShift(bits_for={bits_for!r}): needs a function of a node and a round")
         check_module(module, tensors)
+        self.pack = pack
         self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
         self.rule = Shift(per, share, max_share, warmup, patterns(tensors))
         self.chain = nested.layers_of(strategy)
@@ -120,6 +123,7 @@ class FedShift(Strategy):
             raise ValueError("FedShift(FedShift(...)): once is enough")
         self.seeded = next((one for one in self.chain if isinstance(one, Seeded)), None)
         self.asked: dict[int, Message] = {}  # the last messages, by node
+        self.sent: dict[int, RecordDict] = {}  # content of the last messages for training, by node, before it is packed
         self.names: dict[int, int] = {}  # partitions of nodes that say who they are, in the round that is on
         self._begin({})
 
@@ -154,6 +158,9 @@ class FedShift(Strategy):
         for message in messages:
             self._address(message, server_round)
         self.asked = {message.metadata.dst_node_id: message for message in messages}
+        self.sent = {node: message.content for node, message in self.asked.items()}
+        if self.pack:
+            _pack(messages)
         return messages  # a list: deployed, Flower goes through it twice
 
     def _address(self, message: Message, number: int) -> None:
@@ -227,7 +234,7 @@ class FedShift(Strategy):
         checks, begun = nested.checks(self.chain), dict[int, tuple[Params, Params]]()
 
         def open_(reply: Message) -> Usable:
-            _, record = only(self.asked[reply.metadata.src_node_id], ArrayRecord)
+            _, record = only_in(self.sent[reply.metadata.src_node_id], ArrayRecord)
             if id(record) not in begun:  # messages share it
                 sent = to_params(record)
                 begun[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
@@ -241,10 +248,10 @@ class FedShift(Strategy):
         """Of the arrays that may be shifted those that some client changed; none where the share will be zero."""
         if self.rule.share == "uploads" and not any(one.lossy for one in usable):
             return []
-        asked = [only(self.asked[one.message.metadata.src_node_id], ArrayRecord)[1] for one in usable]
+        sent = [only_in(self.sent[one.node], ArrayRecord)[1] for one in usable]
         replies = [only(one.message, ArrayRecord)[1] for one in usable]
         frames = [one.frame for one in usable]
-        return changed(self.targeted.tensors or (), list(map(Arrived, asked, replies, frames)))
+        return changed(self.targeted.tensors or (), list(map(Arrived, sent, replies, frames)))
 
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
         rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
@@ -323,3 +330,11 @@ class FedShift(Strategy):
         self.session, self.accepted, self.skipped = saved.session, saved.accepted, saved.skipped
         LOG.info("Going on after round %d", saved.number)
         return saved.number + 1, saved.arrays
+
+
+def _pack(messages: Sequence[Message]) -> None:
+    """Pack each record of arrays; messages that share a record still share it, so that Flower sends it once."""
+    records = {id(record): record for message in messages for record in message.content.array_records.values()}
+    packs = {key: packed(record) for key, record in records.items()}
+    for message in messages:
+        message.content = RecordDict({name: packs.get(id(one), one) for name, one in message.content.items()})

@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
     "timeout": 600.0,
     "out": "",
     "checkpoint": False,
+    "pack": False,
     "error-feedback": False,
     "lean": False,  # the uplink of that name, instead of 4 bits
     "state-dir": "",
@@ -81,8 +82,8 @@ def reference(
             context.state = RecordDict()
         return None if lost(partition, number) else reply
 
-    quiet = {"out": str(out), "checkpoint": False, "hostile": False, "wait-in": 0, "pause-after": -1, "state-dir": ""}
-    settings = {**CONFIG, **config, **quiet}
+    quiet = {name: CONFIG[name] for name in ("checkpoint", "pack", "hostile", "wait-in", "pause-after", "state-dir")}
+    settings = {**CONFIG, **config, **quiet, "out": str(out)}
     grid = LocalGrid(client.app, nodes, settings, seed=1, tamper=tamper)
     server.run(grid, settings)
     return learnt(out)

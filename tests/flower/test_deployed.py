@@ -93,9 +93,10 @@ def test_a_training_goes_on_after_the_superlink_was_killed_as_if_nothing_had_bee
 ) -> None:
     """The server has its checkpoint, and the nodes have their memories on disk, one of them through a crash of its own.
 
-    Two nodes upload by the app's own uplink, lean, and one by that of its own config.
+    Two nodes upload by the app's own uplink, lean, and one by that of its own config. The model is sent packed, and
+    the reference is trained on plain arrays.
     """
-    config = {"checkpoint": True, "lean": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
+    config = {"checkpoint": True, "pack": True, "lean": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
     trial = Trial(deployment, app, tmp_path / "out", config)
     trial.until("training-2")
     deployment.node(1).kill()

@@ -28,7 +28,8 @@ def run(grid: Grid, config: Mapping[str, Any]) -> None:
     """In the folder `out`: the model, and what the strategy tells of each round."""
     out = Path(config["out"])
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=config["nodes"], min_available_nodes=config["nodes"])
-    strategy = FedShift(Seeded(inner), checkpoint=out / "checkpoint" if config["checkpoint"] else None)
+    checkpoint = out / "checkpoint" if config["checkpoint"] else None
+    strategy = FedShift(Seeded(inner), checkpoint=checkpoint, pack=config["pack"])
 
     def pause(number: int, arrays: ArrayRecord) -> MetricRecord | None:
         deadline = time.monotonic() + PATIENCE

@@ -76,13 +76,14 @@ def _line(one: Contrast, results: Results) -> tuple[str, ...]:
     return (
         *one.what,
         seeds[0] if len(set(seeds)) == 1 else "/".join(seeds),
-        *(_score(cell, results) for cell in cells),
+        *(score(cell, results) for cell in cells),
         *(paired(one.filter, other, results).text for other in (one.plain, one.layer)),
         " / ".join(reached(cell, results) for cell in cells),
     )
 
 
-def _score(cell: Cell, results: Results) -> str:
+def score(cell: Cell, results: Results) -> str:
+    """Mean of a cell's scores and their standard deviation over seeds, in percent."""
     scores = [*results.scores(cell).values()]
     if not scores:
         return NOT_RUN

@@ -12,7 +12,7 @@ from fedshift.about import machine
 from fedshift.files import write
 from fedshift.frontier import GRID
 from fedshift.names import printable
-from fedshift.paper import beyond, experiments, uplinks
+from fedshift.paper import beyond, compressed, experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     @property
     def tables(self) -> dict[str, list[Cell]]:
         """The cells of each table that is asked for."""
-        names = ("table1", "ablations", "beyond", "table2") if self.table == "all" else (self.table,)
+        names = ("table1", "ablations", "beyond", "uplinks", "table2") if self.table == "all" else (self.table,)
         found = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not found:
             raise SettingsError(f"paper {self.table}: has no cell with these --bits, --algorithms and --shift")
@@ -127,6 +127,8 @@ def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> boo
     for name, cells in asked.tables.items():
         if name == "beyond":
             listings.append(beyond.listing(experiments.contrasts(asked.choice), results))
+        elif name == "uplinks":
+            listings.append(compressed.listing(experiments.compressed(asked.choice), results))
         else:
             listings.append(listing(name, cells, results, asked.rounds))
         if name == "gate":

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from fedshift.codecs.named import WIDTH
 from fedshift.paper.published import ALPHAS, BITS, FEDAVG, GATE, GATE_ROUNDS, TABLE1, TABLE2, Figure
 from fedshift.presets import PRESETS
 from fedshift.toml import SettingsError, merge
+from fedshift.uplinks import expanded
 
 ROUNDS = 800
 TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
@@ -24,6 +26,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "scaffold": {"algorithm": {"name": "scaffold", "control": "sent"}},
 }
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
+NO, FILTER = "no", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits worth running before others
 
 
@@ -162,7 +165,7 @@ def filtered(plain: Cell) -> Cell:
     'fedpaq_32+4_filter'
     """
     shift = {"shift": {"on": True, "per": "filter", "share": 1.0}}
-    return Cell(f"{plain.name}_filter", (*plain.label[:-1], "per filter"), merge(plain.settings, shift))
+    return Cell(f"{plain.name}_filter", (*plain.label[:-1], FILTER), merge(plain.settings, shift))
 
 
 def all_quantized() -> Cell:
@@ -180,6 +183,72 @@ def beyond(choice: Choice = EVERYTHING) -> list[Cell]:
     return [cell for cells in (*kinds, [one.plain for one in found] * (False in choice.shifts)) for cell in cells]
 
 
+class Compressed(NamedTuple):
+    """An uplink on the paper's task."""
+
+    what: tuple[str, str]  # uplink, shift
+    cell: Cell
+    exact: Cell  # full precision with the same server rule
+
+
+def compressed(choice: Choice = EVERYTHING) -> list[Compressed]:
+    """Uplinks beside full precision with the same server rule, in the order in which they are worth running."""
+    plain, nearest = mixed("fedavg", 32, False), mixed("fedpaq", 4, False)
+    centred, random = filtered(plain), rounded_at_random(nearest)
+    found = [
+        *([Compressed(("exact", NO), plain, plain)] if "fedavg" in choice.algorithms else []),
+        *([Compressed(("exact", FILTER), centred, centred)] if "fedavg" in choice.algorithms else []),
+        *(
+            Compressed((f"{name}: {_coding(name)}", FILTER), with_uplink(name), centred)
+            for name in ("lean", "extreme")
+            if "fedavg" in choice.algorithms
+        ),
+    ]
+    if "fedpaq" in choice.algorithms:
+        kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
+        found += [Compressed((what, FILTER), filtered(cell), centred) for what, cell in kinds]
+        found += [Compressed((what, NO), cell, plain) for what, cell in kinds]
+    return [one for one in found if (one.what[1] == FILTER) in choice.shifts]
+
+
+def with_uplink(name: str) -> Cell:
+    """FedAvg with filter centring, all clients with a named uplink: two groups as in 32+32, so that runs draw alike.
+
+    >>> with_uplink("lean").settings["uplink"]["bits"]
+    '8+8'
+    """
+    coding = expanded(name)
+    bits = WIDTH[coding["quantizer"]]
+    centred = filtered(mixed("fedavg", 32, False))
+    changed = {"uplink": coding | {"bits": f"{bits}+{bits}"}}
+    return Cell(f"fedavg_{_coding(name).replace(' ', '-')}_filter", (name, FILTER), merge(centred.settings, changed))
+
+
+def _coding(name: str) -> str:
+    """Quantizer of a named uplink and its rate, or the part that it keeps.
+
+    >>> _coding("lean").partition(" ")[0]
+    'step'
+    """
+    coding = expanded(name)
+    return f"{coding['quantizer']} {coding.get('rate', coding.get('keep')):g}"
+
+
+def rounded_at_random(nearest: Cell) -> Cell:
+    """The cell with K-means codes rounded at random between neighbours, instead of the nearest code.
+
+    >>> rounded_at_random(mixed("fedpaq", 4, False)).name
+    'fedpaq_32+4_random'
+    """
+    changed = {"uplink": {"quantizer": "kmeans-random"}}
+    return Cell(f"{nearest.name}_random", nearest.label, merge(nearest.settings, changed))
+
+
+def uplinks(choice: Choice = EVERYTHING) -> list[Cell]:
+    """Uplinks that the paper does not have, and the cells they are compared with."""
+    return [one.cell for one in compressed(choice)]
+
+
 def gate(choice: Choice = EVERYTHING) -> list[Cell]:
     """FedPAQ 32+4 for 250 rounds: whether it is worth going on."""
     cells = [mixed("fedpaq", 4, shift) for shift in choice.shifts]
@@ -194,7 +263,14 @@ def figures() -> list[Cell]:
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
-TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "gate": gate, "beyond": beyond}
+TABLES = {
+    "table1": table1,
+    "table2": table2,
+    "ablations": ablations,
+    "gate": gate,
+    "beyond": beyond,
+    "uplinks": uplinks,
+}
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.files import RunError, write
-from fedshift.paper import beyond, claims, dynamics, experiments
+from fedshift.paper import beyond, claims, compressed, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
 from fedshift.paper.tables import Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, table3
@@ -43,7 +43,7 @@ class Report(NamedTuple):
 
 def report(folder: Path) -> Report:
     """From the records in a folder alone; the same records give the same report."""
-    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond")}
+    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks")}
     results, others = published(folder, [cell for some in cells.values() for cell in some])
     uploads, measured_on = codecs(folder)
     made: list[tuple[str, list[str | Listing]]] = [("What was run", _runs(results, others))]
@@ -53,6 +53,7 @@ def report(folder: Path) -> Report:
         table = listing(name, cells[name], results)
         made.append((table.title, [*_differences(name, cells[name], results), table]))
     made.append((beyond.TITLE, [*beyond.sentences(results), beyond.listing(experiments.contrasts(), results)]))
+    made.append((compressed.TITLE, [compressed.NOTE, compressed.listing(experiments.compressed(), results)]))
     if uploads:
         at = rate(PAPER_RATE)
         able = [one for one in uploads if one.trains]

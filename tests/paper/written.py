@@ -20,8 +20,9 @@ def write(
     seed: int = 0,
     predicted: Sequence[float] = EVEN,
     figures: Mapping[str, float | Sequence[float]] | None = None,
+    sent: int = 1000,
 ) -> Path:
-    """Accuracy, and the figures of a layer, may differ from round to round."""
+    """Accuracy, and the figures of a layer, may differ from round to round; `sent` are the bytes uploaded in each."""
     experiment = Experiment(**merge(BASE, settings(cell, seed)))
     folder, rounds = to / experiment.name, experiment.train.rounds
     folder.mkdir(parents=True)
@@ -30,11 +31,11 @@ def write(
     scores = [accuracy] * rounds if isinstance(accuracy, float) else accuracy
     said = {"step": 1.0, "drift": 1.0, "mean_after": 1.0} | dict(figures or {})
     layers = {f"{name}.{layer}": value for name, value in said.items() for layer in LAYERS}
-    header = ["round", "accuracy", "loss", *(f"predicted.{n}" for n in range(10)), *layers]
+    header = ["round", "accuracy", "loss", *(f"predicted.{n}" for n in range(10)), *layers, "bytes.up", "bytes.down"]
     lines = [",".join(header)]
     for t in range(rounds):
         values = [value if isinstance(value, float) else value[t] for value in layers.values()]
-        lines.append(",".join(map(str, [t + 1, scores[t], 1.0, *predicted, *values])))
+        lines.append(",".join(map(str, [t + 1, scores[t], 1.0, *predicted, *values, sent, 1000])))
     (folder / "rounds.csv").write_text("\n".join([*lines, ""]))
     return folder
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fedshift.paper.published import ALPHAS, BITS, FEDAVG, GATE, GATE_ROUNDS, TABLE1, TABLE2, Figure
+from fedshift.paper.published import ALPHAS, BITS, FEDAVG, TABLE1, TABLE2, Figure
 from fedshift.presets import PRESETS
 from fedshift.toml import SettingsError, merge
 
@@ -180,21 +180,12 @@ def beyond(choice: Choice = EVERYTHING) -> list[Cell]:
     return [cell for cells in (*kinds, [one.plain for one in found] * (False in choice.shifts)) for cell in cells]
 
 
-def gate(choice: Choice = EVERYTHING) -> list[Cell]:
-    """FedPAQ 32+4 for 250 rounds: whether it is worth going on."""
-    cells = [mixed("fedpaq", 4, shift) for shift in choice.shifts]
-    return [
-        replace(cell, name=f"gate_{cell.name}", published=GATE[shift], rounds=GATE_ROUNDS)
-        for cell, shift in zip(cells, choice.shifts, strict=True)
-    ]
-
-
 def figures() -> list[Cell]:
     """What a report says of figures 7, 8 and 9: 32+32 as the control, FedPAQ at 4 and 8 bits."""
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
-TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "gate": gate, "beyond": beyond}
+TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "beyond": beyond}
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:

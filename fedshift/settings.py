@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from fedshift.bounds import BOUND, CAP
-from fedshift.codecs import Step, Ternary
-from fedshift.codecs.named import WIDTH
+from fedshift.codecs import Codec, Step, Ternary
+from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.names import suggest
 from fedshift.rates import parse
 from fedshift.toml import SettingsError, dotted, plain, put
@@ -219,6 +219,11 @@ class Coding(Table):
             object.__setattr__(self, "bits", WIDTH[self.quantizer])
         return self
 
+    def codec(self, bits: int) -> Codec:
+        """The codec of a client with these bits; ValueError where they do not go with the other settings."""
+        chosen = {"step": self.step, "rate": self.rate, "keep": self.keep}
+        return make_codec(self.quantizer, bits, **chosen, coder=self.coder, per=self.per, biases=self.biases)
+
 
 class Link(Coding):
     """How the clients of one group upload."""
@@ -227,6 +232,11 @@ class Link(Coding):
     clients: tuple[Whole, ...] | None = None  # or these
     bits: Bits = 32
     bandwidth: Rate | None = None  # bytes a second
+
+    @model_validator(mode="after")
+    def _codable(self) -> Self:
+        check_codable(self)
+        return self
 
 
 class Uplink(Coding):
@@ -262,7 +272,28 @@ class Uplink(Coding):
         for name, link in self.group.items():
             if (link.share is None) == (link.clients is None):
                 raise ValueError(f"group.{name}: needs either a share of the clients or a list of them")
+        check_codable(self)
         return self
+
+
+def widths(coding: Uplink | Link) -> set[int]:
+    """The bits of all clients with this coding.
+
+    >>> sorted(widths(Uplink(bits="32+4")))
+    [4, 32]
+    """
+    bits = coding.bits
+    every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
+    return {int(one) for one in every}
+
+
+def check_codable(coding: Uplink | Link) -> None:
+    """Refuse bits that the quantizer cannot have."""
+    for bits in sorted(widths(coding)):
+        try:
+            coding.codec(bits)
+        except ValueError as problem:
+            raise ValueError(f"quantizer = {coding.quantizer!r} with bits = {bits}: {problem}") from None
 
 
 class Engine(Table):

@@ -20,7 +20,7 @@ from fedshift.files import RunError
 from fedshift.names import printable
 from fedshift.record import ROUNDS
 from fedshift.recorded import PARTS, Estimate, Uploaded, sheet
-from fedshift.settings import Experiment, Link, Shift, Uplink, uplink_name
+from fedshift.settings import Experiment, Link, Shift, Uplink, uplink_name, widths
 from fedshift.toml import dotted
 from fedshift.uplinks import UPLINKS
 
@@ -302,17 +302,6 @@ def _unusual(key: str, value: Any) -> str:
 def _exact(coding: Uplink | Link) -> bool:
     """True if all clients with this coding upload in full precision, whatever its quantizer."""
     return widths(coding) == {32}
-
-
-def widths(coding: Uplink | Link) -> set[int]:
-    """The bits of all clients with this coding.
-
-    >>> sorted(widths(Uplink(bits="32+4")))
-    [4, 32]
-    """
-    bits = coding.bits
-    every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
-    return {int(one) for one in every}
 
 
 def label(experiment: Experiment, keys: Iterable[str]) -> dict[str, str]:

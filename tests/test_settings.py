@@ -188,6 +188,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"keep": 0.5, "quantizer": "step"}}, "keep = 0.5: has no effect without quantizer = 'ternary'"),
     ({"uplink": {"rate": 0.5, "step": 2.0}}, "step = 2.0 and rate = 0.5: only one of them can be given"),
     ({"uplink": {"rate": 0.0}}, "uplink.rate"),
+    (
+        {"uplink": {"quantizer": "ternary", "bits": 4}},
+        "uplink.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
+    ),
+    ({"uplink": {"keep": 0.1, "bits": "32+4"}}, "uplink.quantizer = 'ternary' with bits = 4: Ternary(bits=4)"),
+    (
+        {"uplink": {"step": 1.0, "bits": 1}},
+        "uplink.quantizer = 'step' with bits = 1: Step(bits=1): bits must be between 2 and 8",
+    ),
+    (
+        {"uplink": {"rate": 3.0, "bits": 2}},
+        "uplink.quantizer = 'step' with bits = 2: Step(rate=3.0): rate must be between 0.001 and 1 bits a value",
+    ),
+    (
+        {"uplink": {"group": {"a": {"share": 0.5, "keep": 0.1, "bits": 4}}}},
+        "uplink.group.a.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
+    ),
     ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
     ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is none of"),
     ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),

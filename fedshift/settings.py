@@ -1,7 +1,7 @@
 """The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -54,6 +54,7 @@ Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
+SIZES = ("step", "rate", "keep")  # settings of an uplink that only a quantizer uses, and that only some have
 LOWER = {"loss", "error", "errors", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
 HIGHER = {"accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "r2", "iou", "dice", "bleu"}
 Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
@@ -287,6 +288,15 @@ def widths(coding: Uplink | Link) -> set[int]:
     return {int(one) for one in every}
 
 
+def quantizes(coding: Uplink | Link) -> bool:
+    """True if some client with this coding uploads codes of a quantizer.
+
+    >>> [quantizes(Uplink(bits=bits)) for bits in (32, "32+16", "32+4")]
+    [False, False, True]
+    """
+    return min(widths(coding)) <= 8
+
+
 def check_codable(coding: Uplink | Link) -> None:
     """Refuse bits that the quantizer cannot have."""
     for bits in sorted(widths(coding)):
@@ -365,7 +375,10 @@ class Experiment(Table):
             raise SettingsError(explain(error)) from None
 
     def toml(self) -> str:
-        return tomli_w.dumps(plain(self.model_dump(exclude_none=True)))
+        """Every setting, but of an uplink without quantized uploads not its step, rate or keep: `check_quantized`."""
+        unused = {name: set(SIZES) for name, link in self.uplink.group.items() if not quantizes(link)}
+        own = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
+        return tomli_w.dumps(plain(self.model_dump(exclude_none=True, exclude={"uplink": {**own, "group": unused}})))
 
     def changed(self, **settings: Any) -> "Experiment":
         """The same but for these, named with their table: changed(**{"train.rounds": 3})."""
@@ -411,6 +424,31 @@ def check_used(experiments: Sequence[Experiment]) -> None:
         changed = [one[key] for one in given if one[key] != default[key]]
         if changed and not any(one[choice] == value for one in given):
             raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
+
+
+def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -> None:
+    """Refuse a step, rate or keep that was given, by its dotted name, where no run quantizes with it.
+
+    What a named uplink stands for is not given: `--uplink lean --set uplink.bits=32` means exact uploads.
+
+    >>> check_quantized(["uplink.bits", "uplink.rate"], [Experiment(uplink={"bits": 16, "rate": 0.6})])
+    Traceback (most recent call last):
+    fedshift.toml.SettingsError: uplink.rate = 0.6: has no effect with uplink.bits = 16; leave out one of them
+    """
+    for key in given:
+        table, _, name = key.rpartition(".")
+        if name not in SIZES or not f"{table}.".startswith("uplink."):
+            continue
+        codings = [_coding(one.uplink, table) for one in experiments]
+        having = [coding for coding in codings if coding and getattr(coding, name) is not None]
+        if having and not any(map(quantizes, having)):
+            seen, bits = getattr(having[0], name), having[0].bits
+            raise SettingsError(f"{key} = {seen}: has no effect with {table}.bits = {bits!r}; leave out one of them")
+
+
+def _coding(uplink: Uplink, table: str) -> Uplink | Link | None:
+    """The coding in a table, None for a group that there is not."""
+    return uplink if table == "uplink" else uplink.group.get(table.removeprefix("uplink.group."))
 
 
 def _texts(raw: Any, where: str = "") -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from fedshift.files import RunError
 from fedshift.names import printable
 from fedshift.record import ROUNDS
 from fedshift.recorded import PARTS, Estimate, Uploaded, sheet
-from fedshift.settings import Experiment, Link, Shift, Uplink, uplink_name, widths
+from fedshift.settings import Experiment, Link, Shift, Uplink, quantizes, uplink_name, widths
 from fedshift.toml import dotted
 from fedshift.uplinks import UPLINKS
 
@@ -36,6 +36,8 @@ NO = "no"  # value of SHIFT without the shift
 COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
 # settings of an uplink that have an effect on exact uploads
 EXACT = ("bits", "coder", "bandwidth", "share", "clients")
+# settings of an uplink that have an effect on quantized uploads only
+QUANTIZED = ("quantizer", "step", "rate", "keep", "per", "biases")
 # settings that make a task: runs of different ones are not compared with one another
 TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.goal")
 ORDER = (
@@ -223,6 +225,8 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
         if _exact(coding):
             own = [key for key in flat if key.startswith(prefix) and not key.startswith(f"{prefix}group.")]
             flat = {key: x for key, x in flat.items() if key not in own or key.removeprefix(prefix) in EXACT}
+        elif not quantizes(coding):
+            flat = {key: x for key, x in flat.items() if key not in {f"{prefix}{name}" for name in QUANTIZED}}
         if all(coding.coder == default_coder(coding.quantizer, bits) for bits in widths(coding)):
             flat[f"{prefix}coder"] = "auto"
     return flat

@@ -19,7 +19,7 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment import build, require_goal
 from fedshift.files import RunError
 from fedshift.interrupts import interrupts
-from fedshift.journal import require, taken
+from fedshift.journal import require, require_settings, taken
 from fedshift.names import printable
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, echo, strict_json
@@ -143,10 +143,11 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
     if (folder / SWEEP).exists():
         grid(read(folder / SWEEP), folder, display, as_json, minutes)
     elif finished(folder):
+        experiment = settings_of(folder)
+        require_settings(folder, experiment)
         with Folder(folder) as whole:
             whole.tidy()
         echo(f"{folder}: this run is finished.", err=True)
-        experiment = settings_of(folder)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     elif begun(folder) and (experiment := settings_of(folder)).engine.name == "flower":
         require(folder, experiment, ())

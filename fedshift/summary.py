@@ -18,6 +18,7 @@ from fedshift.codecs.named import WIDTH, default_coder
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.names import printable
+from fedshift.rates import megabytes
 from fedshift.record import ROUNDS
 from fedshift.recorded import PARTS, Estimate, Uploaded, sheet
 from fedshift.settings import Experiment, Link, Shift, Uplink, quantizes, uplink_name, widths
@@ -535,7 +536,7 @@ def _drawn(
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
         which = f"{metric(row.experiment)} " if len(metrics) > 1 else ""
         cells = [*label, f"{which}{show(row.mean)}{spread}", *([show(row.last)] if last else [])]
-        cells += [f"{row.bytes_up / 1e6:.2f}", *([times(row.fewer)] if saving else [])]
+        cells += [megabytes(row.bytes_up), *([times(row.fewer)] if saving else [])]
         drawn.add_row(*map(printable, cells), *([compared_with(row)] if compared else []))
     for figures in drawn.columns[len(heads) : len(drawn.columns) - compared]:
         _whole(figures)

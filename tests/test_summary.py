@@ -383,6 +383,13 @@ def test_compressed_rows_are_compared_with_full_precision_of_the_same_server_rul
     ]
 
 
+def test_a_table_shows_the_bytes_of_a_tiny_run() -> None:
+    text = io.StringIO()
+    tiny = Experiment(train={"rounds": 1})
+    Console(file=text, width=80).print(table(rows([Result(tiny, 0.5, 0.5, 2_040)]), tiny))
+    assert text.getvalue().split()[-3:] == ["50.0", "50.0", "0.0020"]
+
+
 def test_a_table_says_how_many_times_fewer_bytes_are_uploaded() -> None:
     text = io.StringIO()
     Console(file=text, width=80).print(table(rows(CLEAR), CLEAR[0].experiment, "digits"))

@@ -195,6 +195,9 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
     >>> runs += [Experiment(uplink={"bits": 4})]
     >>> columns(apart(runs)[0], runs), columns(apart(runs[:2])[0], runs[:2])
     (['uplink'], ['uplink.bits'])
+    >>> runs = [Experiment(uplink={"bits": bits, "group": {"slow": {"share": 0.5, "bits": 4}}}) for bits in (32, 8)]
+    >>> [label(one, columns(apart(runs)[0], runs)) for one in runs]
+    [{'uplink': '32 bit; slow 0.5: 4 bit'}, {'uplink': '8 bit; slow 0.5: 4 bit'}]
     """
     uplinks = [key for key in varying if key.startswith("uplink.")]
     flats = [comparable(one) for one in experiments]
@@ -204,7 +207,7 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
     }
     if not uplinks or len({name for name, _ in kinds}) < len(kinds):
         return [*varying]
-    if len(uplinks) == 1 and not any(one.uplink.quantizer in WIDTH for one in experiments):
+    if len(uplinks) == 1 and not any(one.uplink.quantizer in WIDTH or one.uplink.group for one in experiments):
         return [*varying]  # the bits of the others say how many there are
     first = uplinks[0]
     return [UPLINK if key == first else key for key in varying if key == first or key not in uplinks]
@@ -246,6 +249,8 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 def uplink_label(experiment: Experiment) -> str:
     """Name of the uplink in tables and sentences: its own, or else its bits and whatever is not as usual.
 
+    Named groups follow after those without a group, each with its share or its number of clients.
+
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in ("lean", {"rate": 0.4, "send": "updates"})]
     ['lean', '0.4 bit updates, step']
     >>> uplink_label(Experiment(uplink={"keep": 0.02, "send": "updates", "feedback": True}))
@@ -254,19 +259,23 @@ def uplink_label(experiment: Experiment) -> str:
     >>> kinds += [{"bits": 4, "send": "updates", "feedback": True}, {"bits": 8, "per": "channel"}]
     >>> kinds += [{"group": {"slow": {"share": 0.5, "bits": 4, "coder": "range"}}}]
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in kinds]
-    ['32', '32+4', '4 bit updates, feedback', '8 bit, per channel', '32; slow 0.5: 4 bit, range']
+    ['32', '32+4', '4 bit updates, feedback', '8 bit, per channel', '32 bit; slow 0.5: 4 bit, range']
+    >>> kinds = {"fast": {"clients": [1, 7], "bits": 8}, "slow": {"share": 0.5} | UPLINKS["extreme"]}
+    >>> uplink_label(Experiment(uplink=UPLINKS["lean"] | {"group": kinds}))
+    'lean; fast (2 clients): 8 bit; slow 0.5: extreme'
     """
     own = _uplink(experiment)
-    for name in UPLINKS:
-        if name != "exact" and own == _uplink(Experiment(uplink=name)):
-            return name
-    groups = {name: f"group.{name}." for name in experiment.uplink.group}
     common = {key: value for key, value in own.items() if not key.startswith("group.")}
+    if not experiment.uplink.group:
+        label, bits = _scope_label(common, Uplink), shown(experiment.uplink.bits)
+        return bits if label == f"{bits} bit" else label
     parts = [_scope_label(common, Uplink)]
-    for name, prefix in groups.items():
+    for name, link in experiment.uplink.group.items():
+        prefix = f"group.{name}."
         mine = {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
-        share = "" if mine.get("share") is None else f" {mine['share']:g}"
-        parts.append(f"{name}{share}: {_scope_label(mine, Link)}")
+        count = len(link.clients or ())
+        who = f"({count} client{'s' * (count != 1)})" if link.share is None else f"{link.share:g}"
+        parts.append(f"{name} {who}: {_scope_label(mine, Link)}")
     return "; ".join(parts)
 
 
@@ -279,11 +288,17 @@ def _uplink(experiment: Experiment) -> dict[str, Any]:
 
 
 def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -> str:
-    """Label of the clients that upload alike, or alike but for their bits; a rate or a kept part stands for bits."""
+    """Label of the clients that upload alike, or alike but for their bits: the name of an uplink, or its settings.
+
+    A rate or a kept part stands for bits.
+    """
+    coding = {key: value for key, value in settings.items() if key not in ("share", "clients")}
+    for name in UPLINKS:
+        if name != "exact" and coding == _uplink(Experiment(uplink=name)):
+            return name
     usual = kind(feedback=settings.get("feedback", False)).model_dump() | {"feedback": False}
     send, named = settings.get("send", usual["send"]), {"bits", "send", "share", "clients"}
-    bits = shown(settings.get("bits"))
-    amount = f"{bits} bit"
+    amount = f"{shown(settings.get('bits'))} bit"
     if isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
         amount, named = f"{settings['rate']:g} bit", named | {"rate"}
     elif isinstance(settings.get("bits"), int) and settings.get("keep") is not None:
@@ -293,8 +308,6 @@ def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -
         for key, value in settings.items()
         if value != usual.get(key) and value is not None and key not in named
     ]
-    if not more and send == usual["send"]:
-        return bits
     return ", ".join([f"{amount} {send}" if send != usual["send"] else amount, *more])
 
 

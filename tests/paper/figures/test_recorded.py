@@ -157,6 +157,13 @@ def test_full_precision_alone_is_a_panel(tmp_path: Path) -> None:
     assert (one.title, one.exact, [line.label for line in one.lines]) == ("FedAvg, 32+32 bits", None, ["without shift"])
 
 
+def test_a_panel_names_groups_of_clients(tmp_path: Path) -> None:
+    uplink = {"bits": 8, "quantizer": "uniform", "group": {"slow": {"share": 0.5, "bits": 4}}}
+    write_record(tmp_path / "run", settings() | {"uplink": uplink})
+    (one,) = panels(found(tmp_path)[0])
+    assert one.title == "FedPAQ, 8 bit, uniform; slow 0.5: 4 bit"
+
+
 def test_panels_say_in_what_else_they_differ(tmp_path: Path) -> None:
     for alpha in (0.1, 100.0):
         write(tmp_path, dirichlet("kmeans", alpha, 4, True))

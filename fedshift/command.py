@@ -19,7 +19,7 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment import build, require_goal
 from fedshift.files import RunError
 from fedshift.interrupts import interrupts
-from fedshift.journal import require, taken
+from fedshift.journal import require, require_settings, taken
 from fedshift.names import printable
 from fedshift.presets import PRESETS
 from fedshift.progress import Display, echo, strict_json
@@ -27,9 +27,9 @@ from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.recorded import estimates
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
-from fedshift.settings import Experiment, check_used, uplink_name
+from fedshift.settings import Experiment, check_quantized, check_used, uplink_name
 from fedshift.sweep import Sweep
-from fedshift.toml import SettingsError, assign, merge, read
+from fedshift.toml import SettingsError, assign, dotted, merge, read
 from fedshift.tradeoff import answers
 from fedshift.uplinks import expanded
 
@@ -46,11 +46,12 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
 def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> dict[str, Any]:
     """Settings from a file or preset with those of the command line; what is wrong is named with its place."""
     with placed(where):
-        grids.expand(raw)
-    base, raw = raw, dict(raw)
+        check_quantized(grids.given(raw), grids.expand(raw))
+    base, raw, given = raw, dict(raw), dict[str, Any]()
     for assignment in assignments:
         change: dict[str, Any] = {}
         assign(change, assignment)
+        given |= dotted(change)
         raw = merge(raw, change)  # one after another: the name of an uplink replaces what is said of it before
         key = assignment.partition("=")[0].strip()
         if swept := [name for name in grids.keys(base) if overlap(key, name)]:
@@ -59,6 +60,7 @@ def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> d
             raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
     with placed("--set"):
         experiments = grids.expand(raw)
+        check_quantized(given, experiments)
     with placed(where, assignments):
         check_used(experiments)
     return raw
@@ -141,10 +143,11 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
     if (folder / SWEEP).exists():
         grid(read(folder / SWEEP), folder, display, as_json, minutes)
     elif finished(folder):
+        experiment = settings_of(folder)
+        require_settings(folder, experiment)
         with Folder(folder) as whole:
             whole.tidy()
         echo(f"{folder}: this run is finished.", err=True)
-        experiment = settings_of(folder)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     elif begun(folder) and (experiment := settings_of(folder)).engine.name == "flower":
         require(folder, experiment, ())

@@ -51,6 +51,11 @@ def keys(raw: Mapping[str, Any]) -> set[str]:
     return {*axes, *(key for one in runs for key in dotted(one))} - {"name"}
 
 
+def given(raw: Mapping[str, Any]) -> set[str]:
+    """Dotted names of all settings that a file gives, those of its sweep included."""
+    return {*dotted({key: value for key, value in raw.items() if key != "sweep"}), *keys(raw)}
+
+
 def axes(raw: Mapping[str, Any]) -> set[str]:
     """The settings of which a sweep trains every combination."""
     return {*_parts(raw)[1]}

@@ -138,6 +138,12 @@ def require(folder: Path, experiment: Experiment, own: Collection[str]) -> None:
     was.compare_settings(experiment, folder, own)
 
 
+def require_settings(folder: Path, experiment: Experiment) -> None:
+    """RunError where a run, finished or not, was started with other settings than these."""
+    if was := known(folder):
+        was.compare_settings(experiment, folder, ())
+
+
 def taken(folder: Path) -> RunError:
     """Error for a folder that already contains a run."""
     if finished(folder):

@@ -7,8 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedshift.codecs import Codec
-from fedshift.codecs.named import make_codec
 from fedshift.federation import Group
 from fedshift.settings import Bits, Coding, Experiment, Link
 from fedshift.toml import SettingsError
@@ -82,15 +80,7 @@ def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:
 
 
 def group_of(name: str, link: Link) -> Group:
-    return Group(name, Uplink(codec_of(link), link.send == "updates", link.feedback), link.bandwidth)
-
-
-def codec_of(link: Link) -> Codec:
-    chosen = {"step": link.step, "rate": link.rate, "keep": link.keep}
-    try:
-        return make_codec(link.quantizer, link.bits, **chosen, coder=link.coder, per=link.per, biases=link.biases)
-    except ValueError as problem:
-        raise SettingsError(f"uplink.quantizer = {link.quantizer!r}: {problem}") from None
+    return Group(name, Uplink(link.codec(link.bits), link.send == "updates", link.feedback), link.bandwidth)
 
 
 def interleave(shares: Sequence[float], n: int) -> Tensor:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedshift.names import printable
+from fedshift.rates import megabytes
 
 EVERY = 2.0  # seconds between lines
 RECORDED = "Recording in {}"
@@ -182,4 +183,4 @@ def shown(score: float | None, loss: float | None, sent: int, metric: str = "acc
     own = [] if score is None or metric == "loss" else [f"{name} {score:.4g}"]
     figures = [f"{100 * score:.1f} %"] if score is not None and metric == "accuracy" else own
     figures += [] if loss is None else [f"loss {loss:.3f}"]
-    return ", ".join([*figures, f"{sent / 1e6:.1f} MB up"])
+    return ", ".join([*figures, f"{megabytes(sent, digits=1)} MB up"])

@@ -1,5 +1,6 @@
-"""Rates of links, as people write them and as they read them."""
+"""Rates of links and numbers of bytes, as people write them and as they read them."""
 
+import math
 import re
 
 from fedshift.toml import SettingsError
@@ -45,3 +46,18 @@ def said(at: float) -> str:
         if at >= size:
             return f"{at / size:.3g} {unit}"
     return f"{at:.3g} B/s"
+
+
+def megabytes(count: float, digits: int = 2) -> str:
+    """Bytes in MB, with two significant digits where that is below 0.01 MB or rounds to zero.
+
+    >>> megabytes(1_514_000), megabytes(10_000), megabytes(9_900), megabytes(2_040), megabytes(12), megabytes(0)
+    ('1.51', '0.01', '0.0099', '0.0020', '0.000012', '0.00')
+    >>> megabytes(1_250_000, digits=1), megabytes(52_500, digits=1), megabytes(40_000, digits=1)
+    ('1.2', '0.1', '0.040')
+    """
+    size = count / 1e6
+    text = f"{size:.{digits}f}"
+    if size > 0 and (size < 0.01 or not float(text)):
+        return f"{size:.{1 - math.floor(math.log10(size))}f}"
+    return text

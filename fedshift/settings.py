@@ -1,7 +1,7 @@
 """The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from fedshift.bounds import BOUND, CAP
-from fedshift.codecs import Step, Ternary
-from fedshift.codecs.named import WIDTH
+from fedshift.codecs import Codec, Step, Ternary
+from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.names import suggest
 from fedshift.rates import parse
 from fedshift.toml import SettingsError, dotted, plain, put
@@ -54,6 +54,7 @@ Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
+SIZES = ("step", "rate", "keep")  # settings of an uplink that only a quantizer uses, and that only some have
 LOWER = {"loss", "error", "errors", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
 HIGHER = {"accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "r2", "iou", "dice", "bleu"}
 Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
@@ -219,6 +220,11 @@ class Coding(Table):
             object.__setattr__(self, "bits", WIDTH[self.quantizer])
         return self
 
+    def codec(self, bits: int) -> Codec:
+        """The codec of a client with these bits; ValueError where they do not go with the other settings."""
+        chosen = {"step": self.step, "rate": self.rate, "keep": self.keep}
+        return make_codec(self.quantizer, bits, **chosen, coder=self.coder, per=self.per, biases=self.biases)
+
 
 class Link(Coding):
     """How the clients of one group upload."""
@@ -227,6 +233,11 @@ class Link(Coding):
     clients: tuple[Whole, ...] | None = None  # or these
     bits: Bits = 32
     bandwidth: Rate | None = None  # bytes a second
+
+    @model_validator(mode="after")
+    def _codable(self) -> Self:
+        check_codable(self)
+        return self
 
 
 class Uplink(Coding):
@@ -262,7 +273,37 @@ class Uplink(Coding):
         for name, link in self.group.items():
             if (link.share is None) == (link.clients is None):
                 raise ValueError(f"group.{name}: needs either a share of the clients or a list of them")
+        check_codable(self)
         return self
+
+
+def widths(coding: Uplink | Link) -> set[int]:
+    """The bits of all clients with this coding.
+
+    >>> sorted(widths(Uplink(bits="32+4")))
+    [4, 32]
+    """
+    bits = coding.bits
+    every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
+    return {int(one) for one in every}
+
+
+def quantizes(coding: Uplink | Link) -> bool:
+    """True if some client with this coding uploads codes of a quantizer.
+
+    >>> [quantizes(Uplink(bits=bits)) for bits in (32, "32+16", "32+4")]
+    [False, False, True]
+    """
+    return min(widths(coding)) <= 8
+
+
+def check_codable(coding: Uplink | Link) -> None:
+    """Refuse bits that the quantizer cannot have."""
+    for bits in sorted(widths(coding)):
+        try:
+            coding.codec(bits)
+        except ValueError as problem:
+            raise ValueError(f"quantizer = {coding.quantizer!r} with bits = {bits}: {problem}") from None
 
 
 class Engine(Table):
@@ -334,7 +375,10 @@ class Experiment(Table):
             raise SettingsError(explain(error)) from None
 
     def toml(self) -> str:
-        return tomli_w.dumps(plain(self.model_dump(exclude_none=True)))
+        """Every setting, but of an uplink without quantized uploads not its step, rate or keep: `check_quantized`."""
+        unused = {name: set(SIZES) for name, link in self.uplink.group.items() if not quantizes(link)}
+        own = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
+        return tomli_w.dumps(plain(self.model_dump(exclude_none=True, exclude={"uplink": {**own, "group": unused}})))
 
     def changed(self, **settings: Any) -> "Experiment":
         """The same but for these, named with their table: changed(**{"train.rounds": 3})."""
@@ -380,6 +424,31 @@ def check_used(experiments: Sequence[Experiment]) -> None:
         changed = [one[key] for one in given if one[key] != default[key]]
         if changed and not any(one[choice] == value for one in given):
             raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
+
+
+def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -> None:
+    """Refuse a step, rate or keep that was given, by its dotted name, where no run quantizes with it.
+
+    What a named uplink stands for is not given: `--uplink lean --set uplink.bits=32` means exact uploads.
+
+    >>> check_quantized(["uplink.bits", "uplink.rate"], [Experiment(uplink={"bits": 16, "rate": 0.6})])
+    Traceback (most recent call last):
+    fedshift.toml.SettingsError: uplink.rate = 0.6: has no effect with uplink.bits = 16; leave out one of them
+    """
+    for key in given:
+        table, _, name = key.rpartition(".")
+        if name not in SIZES or not f"{table}.".startswith("uplink."):
+            continue
+        codings = [_coding(one.uplink, table) for one in experiments]
+        having = [coding for coding in codings if coding and getattr(coding, name) is not None]
+        if having and not any(map(quantizes, having)):
+            seen, bits = getattr(having[0], name), having[0].bits
+            raise SettingsError(f"{key} = {seen}: has no effect with {table}.bits = {bits!r}; leave out one of them")
+
+
+def _coding(uplink: Uplink, table: str) -> Uplink | Link | None:
+    """The coding in a table, None for a group that there is not."""
+    return uplink if table == "uplink" else uplink.group.get(table.removeprefix("uplink.group."))
 
 
 def _texts(raw: Any, where: str = "") -> Iterator[tuple[str, str]]:

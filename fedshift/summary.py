@@ -18,9 +18,10 @@ from fedshift.codecs.named import WIDTH, default_coder
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.names import printable
+from fedshift.rates import megabytes
 from fedshift.record import ROUNDS
 from fedshift.recorded import PARTS, Estimate, Uploaded, sheet
-from fedshift.settings import Experiment, Link, Shift, Uplink, uplink_name
+from fedshift.settings import Experiment, Link, Shift, Uplink, quantizes, uplink_name, widths
 from fedshift.toml import dotted
 from fedshift.uplinks import UPLINKS
 
@@ -36,6 +37,8 @@ NO = "no"  # value of SHIFT without the shift
 COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
 # settings of an uplink that have an effect on exact uploads
 EXACT = ("bits", "coder", "bandwidth", "share", "clients")
+# settings of an uplink that have an effect on quantized uploads only
+QUANTIZED = ("quantizer", "step", "rate", "keep", "per", "biases")
 # settings that make a task: runs of different ones are not compared with one another
 TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.goal")
 ORDER = (
@@ -192,6 +195,9 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
     >>> runs += [Experiment(uplink={"bits": 4})]
     >>> columns(apart(runs)[0], runs), columns(apart(runs[:2])[0], runs[:2])
     (['uplink'], ['uplink.bits'])
+    >>> runs = [Experiment(uplink={"bits": bits, "group": {"slow": {"share": 0.5, "bits": 4}}}) for bits in (32, 8)]
+    >>> [label(one, columns(apart(runs)[0], runs)) for one in runs]
+    [{'uplink': '32 bit; slow 0.5: 4 bit'}, {'uplink': '8 bit; slow 0.5: 4 bit'}]
     """
     uplinks = [key for key in varying if key.startswith("uplink.")]
     flats = [comparable(one) for one in experiments]
@@ -201,7 +207,7 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
     }
     if not uplinks or len({name for name, _ in kinds}) < len(kinds):
         return [*varying]
-    if len(uplinks) == 1 and not any(one.uplink.quantizer in WIDTH for one in experiments):
+    if len(uplinks) == 1 and not any(one.uplink.quantizer in WIDTH or one.uplink.group for one in experiments):
         return [*varying]  # the bits of the others say how many there are
     first = uplinks[0]
     return [UPLINK if key == first else key for key in varying if key == first or key not in uplinks]
@@ -223,6 +229,8 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
         if _exact(coding):
             own = [key for key in flat if key.startswith(prefix) and not key.startswith(f"{prefix}group.")]
             flat = {key: x for key, x in flat.items() if key not in own or key.removeprefix(prefix) in EXACT}
+        elif not quantizes(coding):
+            flat = {key: x for key, x in flat.items() if key not in {f"{prefix}{name}" for name in QUANTIZED}}
         if all(coding.coder == default_coder(coding.quantizer, bits) for bits in widths(coding)):
             flat[f"{prefix}coder"] = "auto"
     return flat
@@ -241,6 +249,8 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 def uplink_label(experiment: Experiment) -> str:
     """Name of the uplink in tables and sentences: its own, or else its bits and whatever is not as usual.
 
+    Named groups follow after those without a group, each with its share or its number of clients.
+
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in ("lean", {"rate": 0.4, "send": "updates"})]
     ['lean', '0.4 bit updates, step']
     >>> uplink_label(Experiment(uplink={"keep": 0.02, "send": "updates", "feedback": True}))
@@ -249,19 +259,23 @@ def uplink_label(experiment: Experiment) -> str:
     >>> kinds += [{"bits": 4, "send": "updates", "feedback": True}, {"bits": 8, "per": "channel"}]
     >>> kinds += [{"group": {"slow": {"share": 0.5, "bits": 4, "coder": "range"}}}]
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in kinds]
-    ['32', '32+4', '4 bit updates, feedback', '8 bit, per channel', '32; slow 0.5: 4 bit, range']
+    ['32', '32+4', '4 bit updates, feedback', '8 bit, per channel', '32 bit; slow 0.5: 4 bit, range']
+    >>> kinds = {"fast": {"clients": [1, 7], "bits": 8}, "slow": {"share": 0.5} | UPLINKS["extreme"]}
+    >>> uplink_label(Experiment(uplink=UPLINKS["lean"] | {"group": kinds}))
+    'lean; fast (2 clients): 8 bit; slow 0.5: extreme'
     """
     own = _uplink(experiment)
-    for name in UPLINKS:
-        if name != "exact" and own == _uplink(Experiment(uplink=name)):
-            return name
-    groups = {name: f"group.{name}." for name in experiment.uplink.group}
     common = {key: value for key, value in own.items() if not key.startswith("group.")}
+    if not experiment.uplink.group:
+        label, bits = _scope_label(common, Uplink), shown(experiment.uplink.bits)
+        return bits if label == f"{bits} bit" else label
     parts = [_scope_label(common, Uplink)]
-    for name, prefix in groups.items():
+    for name, link in experiment.uplink.group.items():
+        prefix = f"group.{name}."
         mine = {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
-        share = "" if mine.get("share") is None else f" {mine['share']:g}"
-        parts.append(f"{name}{share}: {_scope_label(mine, Link)}")
+        count = len(link.clients or ())
+        who = f"({count} client{'s' * (count != 1)})" if link.share is None else f"{link.share:g}"
+        parts.append(f"{name} {who}: {_scope_label(mine, Link)}")
     return "; ".join(parts)
 
 
@@ -274,11 +288,17 @@ def _uplink(experiment: Experiment) -> dict[str, Any]:
 
 
 def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -> str:
-    """Label of the clients that upload alike, or alike but for their bits; a rate or a kept part stands for bits."""
+    """Label of the clients that upload alike, or alike but for their bits: the name of an uplink, or its settings.
+
+    A rate or a kept part stands for bits.
+    """
+    coding = {key: value for key, value in settings.items() if key not in ("share", "clients")}
+    for name in UPLINKS:
+        if name != "exact" and coding == _uplink(Experiment(uplink=name)):
+            return name
     usual = kind(feedback=settings.get("feedback", False)).model_dump() | {"feedback": False}
     send, named = settings.get("send", usual["send"]), {"bits", "send", "share", "clients"}
-    bits = shown(settings.get("bits"))
-    amount = f"{bits} bit"
+    amount = f"{shown(settings.get('bits'))} bit"
     if isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
         amount, named = f"{settings['rate']:g} bit", named | {"rate"}
     elif isinstance(settings.get("bits"), int) and settings.get("keep") is not None:
@@ -288,8 +308,6 @@ def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -
         for key, value in settings.items()
         if value != usual.get(key) and value is not None and key not in named
     ]
-    if not more and send == usual["send"]:
-        return bits
     return ", ".join([f"{amount} {send}" if send != usual["send"] else amount, *more])
 
 
@@ -302,17 +320,6 @@ def _unusual(key: str, value: Any) -> str:
 def _exact(coding: Uplink | Link) -> bool:
     """True if all clients with this coding upload in full precision, whatever its quantizer."""
     return widths(coding) == {32}
-
-
-def widths(coding: Uplink | Link) -> set[int]:
-    """The bits of all clients with this coding.
-
-    >>> sorted(widths(Uplink(bits="32+4")))
-    [4, 32]
-    """
-    bits = coding.bits
-    every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
-    return {int(one) for one in every}
 
 
 def label(experiment: Experiment, keys: Iterable[str]) -> dict[str, str]:
@@ -542,7 +549,7 @@ def _drawn(
         spread = "" if row.spread is None else f" ± {show(row.spread)}"
         which = f"{metric(row.experiment)} " if len(metrics) > 1 else ""
         cells = [*label, f"{which}{show(row.mean)}{spread}", *([show(row.last)] if last else [])]
-        cells += [f"{row.bytes_up / 1e6:.2f}", *([times(row.fewer)] if saving else [])]
+        cells += [megabytes(row.bytes_up), *([times(row.fewer)] if saving else [])]
         drawn.add_row(*map(printable, cells), *([compared_with(row)] if compared else []))
     for figures in drawn.columns[len(heads) : len(drawn.columns) - compared]:
         _whole(figures)

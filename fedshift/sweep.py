@@ -17,6 +17,7 @@ from fedshift.events import Event
 from fedshift.experiment import engine, packable
 from fedshift.files import RunError, write
 from fedshift.grid import One, expand
+from fedshift.journal import require_settings
 from fedshift.packs import Ended, Pack, Seat, alike, fitting, kind
 from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.running import Run
@@ -196,9 +197,12 @@ def _common_round(folders: Sequence[Path], experiment: Experiment) -> int | None
 
 
 def _same_settings(one: One) -> None:
-    """A folder left by a sweep with other settings is not this sweep's."""
-    if begun(one.folder) and (changed := differences(settings_of(one.folder).toml(), one.experiment.toml())):
+    """A folder left by a sweep with other settings is not this sweep's, even if its settings file was edited since."""
+    if not begun(one.folder):
+        return
+    if changed := differences(settings_of(one.folder).toml(), one.experiment.toml()):
         raise RunError(f"{one.folder}: was run with other settings; choose another --out ({changed})")
+    require_settings(one.folder, one.experiment)
 
 
 def estimate(raw: Mapping[str, Any], cores: int) -> float:

@@ -12,7 +12,6 @@ from tests.docs.session import Session, missing
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 # what takes hours on any machine: these commands are understood by the command line, and that is all a test can say
 ONLY_PARSED = {
-    "fedshift paper gate": "250 rounds, and it fails with fewer",
     "fedshift paper table1 --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper table1 --bits 4 8 --algorithms fedpaq fedef --seeds 1 --rounds 200": "eight runs of 200 rounds",
     "fedshift paper beyond --estimate": "trains a round of every kind on CIFAR-10",

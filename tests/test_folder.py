@@ -120,6 +120,37 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert everything(tmp_path / "run") == before
 
 
+def test_a_finished_run_with_edited_settings_is_refused_like_an_unfinished_one(tmp_path: Path) -> None:
+    out, sentences = tmp_path / "run", []
+    for after in (5, 8):  # of 8 rounds
+        shutil.rmtree(out, ignore_errors=True)
+        stopped(out, FEDAVG, after=after)
+        assert (out / "model.safetensors").exists() == (after == 8)
+        path = out / "settings.toml"
+        path.write_text(path.read_text().replace("lr = 0.05", "lr = 0.5"))
+        before = everything(out)
+        done = fedshift("resume", out)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert everything(out) == before
+        sentences.append(done.stderr)
+    assert sentences[0] == sentences[1]
+    assert "the settings are not those the run was started with (train.lr: 0.05 then, 0.5 now)" in sentences[0]
+
+
+def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_path: Path) -> None:
+    out, file = tmp_path / "runs", tmp_path / "a.toml"
+    file.write_text("train = {rounds = 1, epochs = 1}\nmodel.args.hidden = 8\n[sweep]\nseed = [0]\n")
+    assert fedshift("sweep", file, "--out", out, "-q").exit_code == 0
+    for path in (file, out / "sweep.toml", out / "seed-0" / "settings.toml"):
+        path.write_text(path.read_text().replace("epochs = 1", "epochs = 2"))
+    before = everything(out)
+    for arguments in (("resume", out), ("sweep", file, "--out", out)):
+        done = fedshift(*arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "not those the run was started with (train.epochs: 1 then, 2 now)" in done.stderr
+    assert everything(out) == before
+
+
 @pytest.mark.parametrize(
     ("content", "said"), [(b"\xff\xfe", "UTF-8"), (b"a = ", "not TOML"), (b"rouns = 3\n", "unknown setting 'rouns'")]
 )

@@ -31,6 +31,7 @@ from fedshift.grid import expand
 from fedshift.links import interleave, links
 from fedshift.presets import PRESETS
 from fedshift.settings import check_used, uplink_name
+from fedshift.summary import uplink_label
 from fedshift.toml import SettingsError, assign, dotted, merge, put, read
 from fedshift.uplink import named
 from fedshift.uplinks import UPLINKS
@@ -188,6 +189,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"keep": 0.5, "quantizer": "step"}}, "keep = 0.5: has no effect without quantizer = 'ternary'"),
     ({"uplink": {"rate": 0.5, "step": 2.0}}, "step = 2.0 and rate = 0.5: only one of them can be given"),
     ({"uplink": {"rate": 0.0}}, "uplink.rate"),
+    (
+        {"uplink": {"quantizer": "ternary", "bits": 4}},
+        "uplink.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
+    ),
+    ({"uplink": {"keep": 0.1, "bits": "32+4"}}, "uplink.quantizer = 'ternary' with bits = 4: Ternary(bits=4)"),
+    (
+        {"uplink": {"step": 1.0, "bits": 1}},
+        "uplink.quantizer = 'step' with bits = 1: Step(bits=1): bits must be between 2 and 8",
+    ),
+    (
+        {"uplink": {"rate": 3.0, "bits": 2}},
+        "uplink.quantizer = 'step' with bits = 2: Step(rate=3.0): rate must be between 0.001 and 1 bits a value",
+    ),
+    (
+        {"uplink": {"group": {"a": {"share": 0.5, "keep": 0.1, "bits": 4}}}},
+        "uplink.group.a.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
+    ),
     ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
     ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is none of"),
     ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),
@@ -370,6 +388,64 @@ def test_a_setting_that_one_run_of_a_grid_uses_is_accepted() -> None:
     check_used(expand(raw))
     for name in PRESETS:
         check_used(expand(PRESETS[name]))
+
+
+NOT_QUANTIZED: list[tuple[str, str]] = [
+    (
+        "uplink = {rate = 0.6, bits = 16}",
+        "uplink.rate = 0.6: has no effect with uplink.bits = 16; leave out one of them",
+    ),
+    ("uplink = {keep = 0.1, bits = '32+16'}", "uplink.keep = 0.1: has no effect with uplink.bits = '32+16'"),
+    ("uplink = {quantizer = 'step', step = 3, bits = {32 = 1}}", "uplink.step = 3.0: has no effect with uplink.bits"),
+    (
+        "uplink.group.a = {share = 0.5, rate = 1, bits = 32}",
+        "uplink.group.a.rate = 1.0: has no effect with uplink.group",
+    ),
+    ("sweep.runs = [{uplink = {rate = 0.6, bits = 32}}, {uplink = {bits = 4}}]", "uplink.rate = 0.6: has no effect"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), NOT_QUANTIZED)
+def test_a_rate_beside_bits_that_are_not_quantized_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f"{text}\n")
+    done = fedshift("run", file, "--out", tmp_path / "run")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"fedshift: {file}: {sentence}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rate_on_the_command_line_is_refused_where_no_run_quantizes(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("uplink.bits = 32\n")
+    done = fedshift("run", file, "--set", "uplink.rate=0.6", "--out", tmp_path / "run")
+    why = "uplink.rate = 0.6: has no effect with uplink.bits = 32; leave out one of them"
+    assert (done.exit_code, done.stderr) == (2, f"fedshift: --set: {why}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments"),
+    [
+        ("uplink = {rate = 0.6, bits = '32+8'}", []),
+        ("uplink = {rate = 0.6}", ["uplink.bits=32"]),
+        ("uplink = 'lean'", ["uplink.bits=32"]),
+        ("", ["uplink=lean", "uplink.bits=16"]),
+        ("uplink = 'extreme'\nsweep.uplink.bits = [2, 16]", []),
+        ("uplink = {rate = 0.6, bits = 32}\nsweep.uplink.bits = [8, 32]", []),
+        ("uplink = {bits = 32}\nsweep.runs = [{uplink = {rate = 0.6, bits = 8}}, {}]", []),
+        ("uplink.bits = 32\nuplink.group.a = {share = 0.5, rate = 0.6}", []),
+    ],
+)
+def test_bits_of_another_place_replace_a_rate(text: str, assignments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(f"{text}\n")
+    raw = given(tmp_path / "a.toml", None, assignments)
+    for one in expand(raw):  # and the file that a run writes can be run again
+        (tmp_path / "settings.toml").write_text(one.toml())
+        again = Experiment(**given(tmp_path / "settings.toml", None, []))
+        assert again.toml() == one.toml()
+        assert [group.uplink for group in links(again)[0]] == [group.uplink for group in links(one)[0]]
+        assert uplink_label(again) == uplink_label(one)
 
 
 def test_a_sweep_needs_something_to_sweep_over(tmp_path: Path) -> None:

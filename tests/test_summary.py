@@ -383,6 +383,31 @@ def test_compressed_rows_are_compared_with_full_precision_of_the_same_server_rul
     ]
 
 
+def test_a_table_shows_that_groups_of_clients_upload_differently() -> None:
+    """Two runs whose only difference is the bits of clients without a group."""
+    slow = {"share": 0.5, "bits": 4, "quantizer": "uniform"}
+    runs = [Experiment(uplink={"bits": bits, "group": {"slow": slow}}) for bits in (32, 8)]
+    made = rows([Result(one, 0.5, 0.5, 1_000_000 * i) for i, one in enumerate(runs, 1)])
+    assert [row.label for row in made] == [
+        {"uplink": "32 bit; slow 0.5: 4 bit, uniform"},
+        {"uplink": "8 bit; slow 0.5: 4 bit, uniform"},
+    ]
+
+
+def test_the_label_of_a_named_uplink_with_a_group_names_both() -> None:
+    listed = {"clients": [3], "bits": 32}
+    assert uplink_label(Experiment(uplink=UPLINKS["lean"] | {"group": {"a": listed}})) == "lean; a (1 client): 32 bit"
+    halves = {"slow": {"share": 0.5} | UPLINKS["extreme"], "rest": {"share": 0.25, "rate": 0.3}}
+    assert uplink_label(Experiment(uplink={"group": halves})) == "32 bit; slow 0.5: extreme; rest 0.25: 0.3 bit, step"
+
+
+def test_a_table_shows_the_bytes_of_a_tiny_run() -> None:
+    text = io.StringIO()
+    tiny = Experiment(train={"rounds": 1})
+    Console(file=text, width=80).print(table(rows([Result(tiny, 0.5, 0.5, 2_040)]), tiny))
+    assert text.getvalue().split()[-3:] == ["50.0", "50.0", "0.0020"]
+
+
 def test_a_table_says_how_many_times_fewer_bytes_are_uploaded() -> None:
     text = io.StringIO()
     Console(file=text, width=80).print(table(rows(CLEAR), CLEAR[0].experiment, "digits"))

@@ -19,7 +19,7 @@ paper = typer.Typer(
     no_args_is_help=True,
     epilog=examples(
         "fedshift paper table1 --bits 4 8 --estimate",
-        "fedshift paper gate --out runs/paper",
+        "fedshift paper all --seeds 3 --minutes 60",
         "fedshift paper report                 # from the records in results/",
     ),
 )
@@ -69,7 +69,7 @@ Algorithms = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many; the paper has 3.")]
-Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of each run; 800 otherwise, 250 for the gate.")]
+Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of each run; 800 otherwise.")]
 Shift = Annotated[
     str,
     typer.Option(
@@ -119,7 +119,6 @@ def grid(
 
 
 for name, about in {
-    "gate": "FedPAQ 32+4, 250 rounds: whether longer runs are worth their time.",
     "table1": "Table 1: five algorithms, 4 to 8 bits, without and with the shift.",
     "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
     "ablations": "What the paper lacks: other shares, no quantization, nothing but quantization, updates.",

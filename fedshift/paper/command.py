@@ -17,7 +17,7 @@ from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
 from fedshift.paper.records import Results, finished_runs, merged, published
-from fedshift.paper.tables import Listing, compared, listing, verdict
+from fedshift.paper.tables import Listing, compared, listing
 from fedshift.progress import Display, echo, strict_json
 from fedshift.rates import rate
 from fedshift.record import finished
@@ -104,8 +104,9 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
     """Train what is missing, then print ours beside the paper's."""
     runs = asked.runs
     if not runs:
-        sys.exit(not tell(asked, asked.published, None, as_json))
-    raw, code, stopped = asked.raw(runs), 0, False
+        tell(asked, asked.published, None, as_json)
+        return
+    raw, code = asked.raw(runs), 0
     made = sweep.Sweep(raw, out)
     if not all(finished(one.folder) for one in made.runs):
         try:
@@ -114,16 +115,16 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
         except SystemExit as ended:
             if ended.code not in (0, 1):  # 0: the time is up; 1: some runs failed; what is finished is worth a table
                 raise
-            code, stopped = int(ended.code), ended.code == 0
+            code = int(ended.code)
     done = [(*run, one.folder) for run, one in zip(runs, made.runs, strict=True) if finished(one.folder)]
-    passed = tell(asked, merged(asked.published, finished_runs(done)), out if done else None, as_json)
-    if code or not (passed or stopped):
-        sys.exit(1)
+    tell(asked, merged(asked.published, finished_runs(done)), out if done else None, as_json)
+    if code:
+        sys.exit(code)
 
 
-def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> bool:
-    """The tables, and the page of the finished runs in `out`; False where the gate is not passed."""
-    passed, sentence, listings = True, "", list[Listing]()
+def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> None:
+    """The tables, and the page of the finished runs in `out`."""
+    listings = list[Listing]()
     for name, cells in asked.tables.items():
         if name == "beyond":
             listings.append(beyond.listing(experiments.contrasts(asked.choice), results))
@@ -131,20 +132,15 @@ def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> boo
             listings.append(compressed.listing(experiments.compressed(asked.choice), results))
         else:
             listings.append(listing(name, cells, results, asked.rounds))
-        if name == "gate":
-            passed, sentence = verdict(cells, results, asked.rounds or cells[0].rounds)
     if as_json:
         told = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in asked.tables.items()}
         page = {"report": command.report(out) if out else None}
-        echo(strict_json(told | ({"gate passed": passed} if sentence else {}) | page))
-        return passed
+        echo(strict_json(told | page))
+        return
     show(listings)
     echo("last ten: mean of the last ten rounds, ± the sample standard deviation over seeds; difference: of that")
-    if sentence:
-        echo(sentence)
     if out:
         command.look_at(out)
-    return passed
 
 
 def publish(folders: Sequence[Path], to: Path, force: bool) -> None:

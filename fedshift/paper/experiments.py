@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fedshift.codecs.named import WIDTH
-from fedshift.paper.published import ALPHAS, BITS, FEDAVG, GATE, GATE_ROUNDS, TABLE1, TABLE2, Figure
+from fedshift.paper.published import ALPHAS, BITS, FEDAVG, TABLE1, TABLE2, Figure
 from fedshift.presets import PRESETS
 from fedshift.toml import SettingsError, merge
 from fedshift.uplinks import expanded
@@ -249,28 +249,12 @@ def uplinks(choice: Choice = EVERYTHING) -> list[Cell]:
     return [one.cell for one in compressed(choice)]
 
 
-def gate(choice: Choice = EVERYTHING) -> list[Cell]:
-    """FedPAQ 32+4 for 250 rounds: whether it is worth going on."""
-    cells = [mixed("fedpaq", 4, shift) for shift in choice.shifts]
-    return [
-        replace(cell, name=f"gate_{cell.name}", published=GATE[shift], rounds=GATE_ROUNDS)
-        for cell, shift in zip(cells, choice.shifts, strict=True)
-    ]
-
-
 def figures() -> list[Cell]:
     """What a report says of figures 7, 8 and 9: 32+32 as the control, FedPAQ at 4 and 8 bits."""
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
-TABLES = {
-    "table1": table1,
-    "table2": table2,
-    "ablations": ablations,
-    "gate": gate,
-    "beyond": beyond,
-    "uplinks": uplinks,
-}
+TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "beyond": beyond, "uplinks": uplinks}
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:

@@ -112,7 +112,3 @@ TABLE3 = {
     "KMeans(4)": Cost(1052, 6.19, 0.179),
     "KMeans(8)": Cost(2105, 88.82, 2.172),
 }
-
-# no numbers of the paper: a prototype's, one seed, FedPAQ 32+4 at about round 250, without and with the shift
-GATE = {False: Figure(62.3), True: Figure(64.7)}
-GATE_ROUNDS, GATE_WITHIN = 250, 2.0

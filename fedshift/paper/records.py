@@ -9,7 +9,6 @@ from typing import Any
 from fedshift.columns import column
 from fedshift.files import RunError
 from fedshift.paper.experiments import BASE, Cell, settings
-from fedshift.paper.published import GATE_ROUNDS
 from fedshift.record import ROUNDS, SETTINGS, about
 from fedshift.recorded import Sheet, Uploaded, sheet
 from fedshift.settings import Experiment
@@ -79,7 +78,7 @@ class Record:
 
 
 class Results:
-    """Records by cell and seed. A cell that was not run has none; `begun` are longer runs that begin like one.
+    """Records by cell and seed. A cell that was not run has none.
 
     `short` are runs of fewer rounds than a cell's, each with the first rounds of the whole one.
     """
@@ -87,13 +86,12 @@ class Results:
     def __init__(
         self,
         records: Mapping[str, Mapping[int, Record]],
-        begun: Mapping[str, Mapping[int, Record]] | None = None,
         short: Sequence[tuple[Record, Record]] = (),
     ) -> None:
-        self.records, self.begun, self.short = records, begun or {}, short
+        self.records, self.short = records, short
 
     def of(self, cell: Cell) -> dict[int, Record]:
-        return {**self.begun.get(cell.name, {}), **self.records.get(cell.name, {})}
+        return dict(self.records.get(cell.name, {}))
 
     def scores(self, cell: Cell) -> dict[int, float]:
         """By seed."""
@@ -112,7 +110,6 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
     """What is in a folder of published records, and the names of those that are of no cell."""
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
     found: dict[str, dict[int, Record]] = {}
-    begun: dict[str, dict[int, Record]] = {}
     others: list[Record] = []
     for path in sorted(folder.glob(f"*/{SETTINGS}")):
         record = Record(path.parent)
@@ -120,9 +117,6 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if cell is None:
             others.append(record)
             continue
-        begins = known.get(identity(record.experiment.changed(**{"train.rounds": GATE_ROUNDS})))
-        if begins and begins != cell:  # no draw depends on how many rounds are to follow
-            begun.setdefault(begins.name, {})[record.experiment.seed] = Record(path.parent, GATE_ROUNDS)
         seeds = found.setdefault(cell.name, {})
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
@@ -130,14 +124,14 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
     whole = {(endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
     pairs = [(one, whole.get((endless(one), one.experiment.seed))) for one in others]
     short = [(one, Record(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
-    return Results(found, begun, short), [one.folder.name for one, other in pairs if not other]
+    return Results(found, short), [one.folder.name for one, other in pairs if not other]
 
 
 def merged(first: Results, second: Results) -> Results:
     """Records of both, those of the second where a run is in both."""
     names = [*first.records, *(name for name in second.records if name not in first.records)]
     records = {name: {**first.records.get(name, {}), **second.records.get(name, {})} for name in names}
-    return Results(records, first.begun, first.short)
+    return Results(records, first.short)
 
 
 def endless(record: Record) -> str:

@@ -19,7 +19,7 @@ from fedshift.toml import SettingsError
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
 END = "<!-- up to here -->"
 CODECS = "codecs.json"
-ORDER = ("gate", "table1", "ablations", "table2")
+ORDER = ("table1", "ablations", "table2")
 PAPER_RATE = "1MB/s"
 
 
@@ -51,7 +51,7 @@ def report(folder: Path) -> Report:
     made.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
     for name in ORDER:
         table = listing(name, cells[name], results)
-        made.append((table.title, [*_differences(name, cells[name], results), table]))
+        made.append((table.title, [*_differences(cells[name], results), table]))
     made.append((beyond.TITLE, [*beyond.sentences(results), beyond.listing(experiments.contrasts(), results)]))
     made.append((compressed.TITLE, [compressed.NOTE, compressed.listing(experiments.compressed(), results)]))
     if uploads:
@@ -117,7 +117,7 @@ def _where(about: dict[str, Any]) -> tuple[str, str, str]:
     return str(device), str(about.get("commit", "unknown")), str(about.get("torch", "unknown"))
 
 
-def _differences(name: str, cells: Sequence[experiments.Cell], results: Results) -> list[str]:
+def _differences(cells: Sequence[experiments.Cell], results: Results) -> list[str]:
     """How far ours are from the paper's, in a sentence."""
     lines = [compared(cell, results) for cell in cells]
     done = sum(line.seeds > 0 for line in lines)
@@ -127,9 +127,8 @@ def _differences(name: str, cells: Sequence[experiments.Cell], results: Results)
         return [said]
     worst, where = max(ours, key=lambda one: abs(one[0]))
     mean = statistics.fmean(one for one, _ in ours)
-    whom = "the prototype's" if name == "gate" else "the paper's"
     label = " ".join(part for part in where.label[:-1]) + " shifted" * (where.label[-1] == "yes")
-    return [f"{said} Ours less {whom}: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
+    return [f"{said} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
 
 
 def codecs(folder: Path) -> tuple[list[Upload], str]:

@@ -9,20 +9,17 @@ from rich.table import Table
 
 from fedshift.names import printable
 from fedshift.paper.experiments import Cell
-from fedshift.paper.published import GATE_ROUNDS, GATE_WITHIN
 from fedshift.paper.records import Results
 
 HEADS = {
     "table1": ("algorithm", "bits", "shift"),
     "table2": ("quantizer", "alpha", "bits", "shift"),
     "ablations": ("what", "bits", "shift"),
-    "gate": ("algorithm", "bits", "shift"),
 }
 NAMES = {
     "table1": "Table 1: two labels a client, K-means",
     "table2": "Table 2: Dirichlet, FedPAQ",
     "ablations": "Ablations the paper lacks: FedPAQ, two labels a client, K-means",
-    "gate": "Gate: FedPAQ 32+4, against a prototype",
 }
 NOT_RUN = "not run"
 
@@ -106,9 +103,8 @@ def compared(cell: Cell, results: Results) -> Compared:
 
 def listing(table: str, cells: Sequence[Cell], results: Results, rounds: int | None = None) -> Listing:
     """The lines of a table; bits in their order, whatever the order in which they were run."""
-    theirs = "prototype" if table == "gate" else "paper"
     at = rounds or cells[0].rounds
-    columns = *HEADS[table], f"round {at}", "last ten", "seeds", theirs, "difference"
+    columns = *HEADS[table], f"round {at}", "last ten", "seeds", "paper", "difference"
     ordered = sorted(cells, key=_place) if table in ("table1", "table2") else cells
     return Listing(NAMES[table], columns, [compared(cell, results).texts() for cell in ordered], len(HEADS[table]))
 
@@ -118,14 +114,3 @@ def _place(cell: Cell) -> tuple[object, ...]:
     *before, _, _ = cell.label
     order = ("FedAvg", "FedPAQ", "Fed-EF", "FedProx", "SCAFFOLD", "uniform", "K-means")
     return order.index(before[0]), *map(float, before[1:]), cell.label[-2:]
-
-
-def verdict(cells: Sequence[Cell], results: Results, rounds: int) -> tuple[bool, str]:
-    """Whether every run of the gate is within two points of the prototype."""
-    lines = [compared(cell, results) for cell in cells]
-    if rounds != GATE_ROUNDS or any(line.difference is None for line in lines):
-        return False, f"The gate is not run: it needs {GATE_ROUNDS} rounds without and with the shift."
-    worst = max((line.difference or 0.0 for line in lines), key=abs)
-    passed = abs(worst) <= GATE_WITHIN
-    said = "is passed" if passed else "is not passed"
-    return passed, f"The gate {said}: the largest difference is {worst:+.1f} points, {GATE_WITHIN:g} are allowed."

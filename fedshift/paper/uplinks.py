@@ -18,7 +18,7 @@ from fedshift.models import MODELS
 from fedshift.names import named
 from fedshift.paper.published import TABLE3
 from fedshift.paper.tables import Listing
-from fedshift.rates import said
+from fedshift.rates import megabytes, said
 from fedshift.settings import Experiment
 from fedshift.summary import UPLINK, phrase, uplink_label
 from fedshift.toml import SettingsError
@@ -313,7 +313,7 @@ def frontier_table() -> Listing:
                 name,
                 phrase(UPLINK, "", uplink_label(Experiment(uplink=GRID[name]))),
                 f"{one.accuracy:.1f} ± {one.spread:.1f}",
-                f"{one.megabytes:.2f}",
+                megabytes(1e6 * one.megabytes),
                 f"{full / one.megabytes:.1f}",
                 "" if name == "exact" else interval,
             )

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedshift import summary
+from fedshift.rates import megabytes
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
@@ -123,10 +124,10 @@ def _cells(one: Strand, compared: bool) -> list[str]:
         at = f"unfinished, round {one.reached} of {experiment.train.rounds}"
         last = scored(statistics.fmean(so_far), experiment) if so_far else ""
         up = statistics.fmean(float(run.up.sum()) for run in one.runs)
-        return [at, *([""] * compared), str(len(one.runs)), last, f"{up / 1e6:.2f}"]
+        return [at, *([""] * compared), str(len(one.runs)), last, megabytes(up)]
     spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
     cells = [f"{scored(row.mean, experiment)}{spread}", *([summary.told(row, experiment)] * compared)]
-    return [*cells, str(len(row.scores)), scored(row.last, experiment), f"{row.bytes_up / 1e6:.2f}"]
+    return [*cells, str(len(row.scores)), scored(row.last, experiment), megabytes(row.bytes_up)]
 
 
 def intervals(strands: Sequence[Strand], name: str) -> Intervals:

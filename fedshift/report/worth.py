@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from fedshift import summary, tradeoff
+from fedshift.rates import megabytes
 from fedshift.report.charts import Axis, Choice, Field, Point, Points, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score_axis, titled
 from fedshift.report.lines import Grouped, Strand
@@ -150,10 +151,10 @@ def _cells(row: summary.Row, optimal: bool) -> list[str]:
         reached = ""
     else:
         sent = tradeoff.bytes_to(row, tradeoff.target(full))
-        reached = "not reached" if sent is None else f"{sent / 1e6:.2f}"
+        reached = "not reached" if sent is None else megabytes(sent)
     return [
         f"{scored(row.mean, experiment)}{spread}",
-        f"{row.bytes_up / 1e6:.2f}",
+        megabytes(row.bytes_up),
         "yes" if optimal else "no",
         times(row.fewer),
         _difference(cost, experiment) if cost else "full precision" if full else "nothing to compare with",
@@ -187,4 +188,4 @@ def _equal(row: summary.Row) -> str:
 
 def _unfinished(one: Strand) -> list[str]:
     up = statistics.fmean(float(run.up.sum()) for run in one.runs)
-    return [f"unfinished, round {one.reached} of {one.experiment.train.rounds}", f"{up / 1e6:.2f}", *[""] * 5]
+    return [f"unfinished, round {one.reached} of {one.experiment.train.rounds}", megabytes(up), *[""] * 5]

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.paper.experiments import gate, mixed
+from fedshift.paper.experiments import mixed
 from fedshift.paper.publish import LAYER, publish, reduced
 from fedshift.paper.records import Record
-from fedshift.paper.tables import verdict
-from tests.paper.written import read, write
+from tests.paper.written import write
 from tests.runs import fedshift
 
 ROOT = Path(__file__).parent.parent.parent
@@ -112,18 +111,6 @@ def test_other_settings_are_refused(ran: Path) -> None:
     assert "was run with other settings; choose another --out" in done.stderr
 
 
-def test_a_gate_that_is_not_passed_says_so(tmp_path: Path) -> None:
-    for cell, score in zip(gate(), (0.633, 0.659), strict=True):
-        write(tmp_path, cell, score)
-    passed, sentence = verdict(gate(), read(tmp_path), 250)
-    assert passed
-    assert sentence == "The gate is passed: the largest difference is +1.2 points, 2 are allowed."
-    assert verdict(gate(), read(tmp_path), 200)[1].startswith("The gate is not run")
-    done = fedshift("paper", "gate", "--shift", "on", "--rounds", "1", "--quiet", "--out", tmp_path / "runs", *SET)
-    assert done.exit_code == 1
-    assert "The gate is not run: it needs 250 rounds" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -214,9 +201,3 @@ def test_a_sweep_of_ones_own_is_published_run_by_run(tmp_path: Path) -> None:
     done = fedshift("paper", "publish", tmp_path / "runs", "--to", tmp_path / "results")
     assert done.exit_code == 0, done.output
     assert {path.name for path in (tmp_path / "results").iterdir()} == {"seed-0", "seed-1"}
-
-
-def test_a_gate_whose_time_is_up_is_no_failure(tmp_path: Path) -> None:
-    done = fedshift("paper", "gate", "--minutes", "0", "--out", tmp_path / "runs", *SET)
-    assert done.exit_code == 0, done.output
-    assert "The gate is not run" in done.stdout

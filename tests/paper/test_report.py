@@ -53,14 +53,6 @@ def test_a_report_is_made_of_the_records_alone(tmp_path: Path) -> None:
         rewritten("nothing", report(tmp_path), "page.md")
 
 
-def test_the_gate_is_read_from_longer_runs_too(tmp_path: Path) -> None:
-    write(tmp_path, mixed("fedpaq", 4, False), 0.60)
-    told = json.loads(fedshift("paper", "report", "--results", tmp_path, "--json").stdout)
-    gate = next(parts for title, parts in told.items() if title.startswith("Gate"))
-    assert "1 of 2 cells run" in gate[0]
-    assert [line["last ten"] for line in gate[1]] == ["60.0", "not run"]
-
-
 def test_the_page_is_in_step_with_the_published_records() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text()
     assert rewritten(page, report(ROOT / "results"), "docs/reproduction.md") == page, (

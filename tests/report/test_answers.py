@@ -122,7 +122,7 @@ def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.75, reached=9)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
-    assert table(made).rows[1].cells == ["per layer", "unfinished, round 9 of 20", "1", "75.0", "0.01"]
+    assert table(made).rows[1].cells == ["per layer", "unfinished, round 9 of 20", "1", "75.0", "0.0090"]
     only = section(grouped(read([tmp_path / "b"])))
     assert only.answer == ["No run is finished yet, so nothing can be said."]
 

@@ -57,9 +57,9 @@ def test_each_setting_stands_beside_full_precision(tmp_path: Path) -> None:
         "MB to target",
     ]
     packed, full = [row.cells for row in table(made).rows]
-    assert packed[:6] == ["32+4", "90.5 ± 1.4", "0.00", "yes", "10.0", "-0.5 (-0.5 to -0.5)"]
+    assert packed[:6] == ["32+4", "90.5 ± 1.4", "0.0020", "yes", "10.0", "-0.5 (-0.5 to -0.5)"]
     assert packed[6] == "51.0 (this wins by 39.5)"
-    assert full == ["32+32", "91.0 ± 1.4", "0.02", "yes", "", "full precision", "", "0.01"]
+    assert full == ["32+32", "91.0 ± 1.4", "0.02", "yes", "", "full precision", "", "0.0090"]
     assert table(made).caption.startswith("Pareto-optimal settings first")
     assert "Target: its final accuracy less 1 point." in table(made).caption
 

@@ -12,7 +12,7 @@ from fedshift.paper.figures.network import TITLES as DATA
 from fedshift.paper.records import Record, endless
 from fedshift.record import SETTINGS
 from fedshift.settings import Experiment
-from fedshift.summary import apart, comparable, shown, words
+from fedshift.summary import apart, comparable, shown, uplink_label, words
 from fedshift.toml import SettingsError, dotted
 
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
@@ -138,12 +138,17 @@ def _panel(lines: Sequence[Line], varying: Sequence[str], exact: Line | None) ->
         exact = None
     return Panel(
         algorithm(lines[0].experiment),
-        f"{shown(lines[0].experiment.uplink.bits)} bits",
+        _bits(lines[0].experiment),
         more,
         plain and plain._replace(label="without shift"),
         [line._replace(label=_shift(line, shifted)) for line in shifted],
-        exact and exact._replace(label=f"{shown(exact.experiment.uplink.bits)} bits, without shift"),
+        exact and exact._replace(label=f"{_bits(exact.experiment)}, without shift"),
     )
+
+
+def _bits(experiment: Experiment) -> str:
+    """Bits of all clients, with those of named groups."""
+    return uplink_label(experiment) if experiment.uplink.group else f"{shown(experiment.uplink.bits)} bits"
 
 
 def algorithm(experiment: Experiment) -> str:

@@ -1,6 +1,7 @@
 """The numbers behind figures 5, 7, 8 and 9, which are drawn from records."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from fedshift.algorithms import shorter
 from fedshift.files import RunError
-from fedshift.paper.experiments import dirichlet, gate, mixed
+from fedshift.paper.experiments import dirichlet, mixed
 from fedshift.paper.figures import fence, predictions
 from fedshift.paper.figures.curves import across, score
 from fedshift.paper.figures.ratios import Means, means, ratios, spread, taken
@@ -98,7 +99,7 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
         mixed("fedef", 4, True),
     ):
         write(tmp_path, cell, 0.6)
-    write(tmp_path, gate()[1], 0.5)
+    write(tmp_path, replace(mixed("fedpaq", 4, True), rounds=250), 0.5)
     made = panels(found(tmp_path)[0])
     assert [one.title for one in made] == [
         "FedPAQ, 32+4 bits",
@@ -131,7 +132,7 @@ def test_a_panel_has_a_line_for_each_rule_of_the_shift(tmp_path: Path) -> None:
 
 
 def test_of_runs_alike_the_longest_is_drawn(tmp_path: Path) -> None:
-    write(tmp_path, gate()[0], 0.5)
+    write(tmp_path, replace(mixed("fedpaq", 4, False), rounds=250), 0.5)
     write(tmp_path, mixed("fedpaq", 4, False), 0.6)
     records, others = found(tmp_path)
     assert [len(record.lines) for record in records] == [800]
@@ -154,6 +155,13 @@ def test_full_precision_alone_is_a_panel(tmp_path: Path) -> None:
     write(tmp_path, mixed("fedavg", 32, False))
     (one,) = panels(found(tmp_path)[0])
     assert (one.title, one.exact, [line.label for line in one.lines]) == ("FedAvg, 32+32 bits", None, ["without shift"])
+
+
+def test_a_panel_names_groups_of_clients(tmp_path: Path) -> None:
+    uplink = {"bits": 8, "quantizer": "uniform", "group": {"slow": {"share": 0.5, "bits": 4}}}
+    write_record(tmp_path / "run", settings() | {"uplink": uplink})
+    (one,) = panels(found(tmp_path)[0])
+    assert one.title == "FedPAQ, 8 bit, uniform; slow 0.5: 4 bit"
 
 
 def test_panels_say_in_what_else_they_differ(tmp_path: Path) -> None:

@@ -95,13 +95,13 @@ def run(
     Without arguments it runs the demo: what lean uploads save on digits, and what they cost.
     """
     with sentences():
-        from fedshift import command
+        from fedshift import command, overrides
 
         assignments = named(uplink, engine) + (assignments or [])
-        raw = command.settings(file, preset or (None if file else "demo"), assignments)
+        raw = overrides.settings(file, preset or (None if file else "demo"), assignments)
         shown = display(quiet, as_json, track)
         where = out or command.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
-        with command.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
+        with overrides.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
             command.start(raw, where, shown, as_json, minutes)
 
 
@@ -128,13 +128,13 @@ def sweep(
     What is finished is skipped, what was stopped goes on. It ends in a table that compares the runs.
     """
     with sentences():
-        from fedshift import command
+        from fedshift import command, overrides
 
         assignments = named(uplink, engine) + (assignments or [])
-        raw = command.settings(file, preset, assignments)
+        raw = overrides.settings(file, preset, assignments)
         shown = display(quiet, as_json, track)
-        with command.placed(str(file), assignments):
-            command.grid(command.listed(raw), out or Path("runs") / file.stem, shown, as_json, minutes)
+        with overrides.placed(str(file), assignments):
+            command.grid(overrides.listed(raw), out or Path("runs") / file.stem, shown, as_json, minutes)
 
 
 @app.command(
@@ -167,10 +167,10 @@ def frontier(
     The same command resumes what was stopped and skips finished runs. cifar10 is meant for a GPU.
     """
     with sentences():
-        from fedshift import frontier
+        from fedshift import command
 
         assignments = named(None, engine) + (assignments or [])
-        frontier.train(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes)
+        command.frontier(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes)
 
 
 @app.command(

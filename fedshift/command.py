@@ -1,107 +1,37 @@
 """What the commands do, once their arguments are read."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from fedshift import grid as grids
+from fedshift import frontier as frontiers
 from fedshift import summary
 from fedshift.checkpoint import Checkpoints
-from fedshift.crew import simulation
 from fedshift.data import fetch as fetch_data
 from fedshift.data.datasets import Dataset
+from fedshift.events import Event
 from fedshift.experiment import build, require_goal
+from fedshift.extras import needs
 from fedshift.files import RunError
 from fedshift.interrupts import interrupts
 from fedshift.journal import require, require_settings, taken
 from fedshift.names import printable
-from fedshift.presets import PRESETS
+from fedshift.overrides import named_uplinks, placed
 from fedshift.progress import Display, echo, strict_json
 from fedshift.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.recorded import estimates
 from fedshift.report.command import PAGE, write_report
 from fedshift.running import Run, cores_here, resume
-from fedshift.settings import Experiment, check_quantized, check_used, uplink_name
+from fedshift.settings import Experiment
 from fedshift.sweep import Sweep
-from fedshift.toml import SettingsError, assign, dotted, merge, read
+from fedshift.toml import SettingsError, read
 from fedshift.tradeoff import answers
-from fedshift.uplinks import expanded
-
-
-def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
-    """The preset, then the file, then the command line: later ones count. What is wrong is named with its place."""
-    if preset is not None and preset not in PRESETS:
-        raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
-    raw = PRESETS[preset] if preset else {}
-    raw = merge(raw, read(file)) if file else merge({}, raw)
-    return changed(raw, str(file) if file else f"--preset {preset}", assignments)
-
-
-def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> dict[str, Any]:
-    """Settings from a file or preset with those of the command line; what is wrong is named with its place."""
-    with placed(where):
-        check_quantized(grids.given(raw), grids.expand(raw))
-    base, raw, given = raw, dict(raw), dict[str, Any]()
-    for assignment in assignments:
-        change: dict[str, Any] = {}
-        assign(change, assignment)
-        given |= dotted(change)
-        raw = merge(raw, change)  # one after another: the name of an uplink replaces what is said of it before
-        key = assignment.partition("=")[0].strip()
-        if swept := [name for name in grids.keys(base) if overlap(key, name)]:
-            hint = f"--set 'sweep.{swept[0] if swept[0] in grids.axes(base) else 'runs'}=[...]' changes that"
-            which = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
-            raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
-    with placed("--set"):
-        experiments = grids.expand(raw)
-        check_quantized(given, experiments)
-    with placed(where, assignments):
-        check_used(experiments)
-    return raw
-
-
-def overlap(one: str, other: str) -> bool:
-    """True if one of two settings is the other or is in a table of it.
-
-    >>> overlap("uplink", "uplink.bits"), overlap("uplink.bits", "uplink.bits"), overlap("uplink.rate", "uplink.bits")
-    (True, True, False)
-    """
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
-
-
-def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a sweep, which has to list something."""
-    if "sweep" not in raw:
-        raise SettingsError("has no table sweep, which lists what differs between runs; `fedshift run` trains one run")
-    return raw
-
-
-def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
-    """A line for each named uplink in these settings: its name and its settings.
-
-    >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
-    ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
-    """
-    names = dict.fromkeys(uplink_name(one.uplink) for one in grids.expand(raw))
-    found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
-    return [f"uplink {name}: {', '.join(settings)}" for name, settings in found]
-
-
-@contextmanager
-def placed(where: str, assignments: Sequence[str] = ()) -> Iterator[None]:
-    """Say where a wrong setting stands: on the command line, or else in the file or preset."""
-    try:
-        yield
-    except SettingsError as problem:
-        assigned = [assignment.partition("=")[0].strip() for assignment in assignments]
-        there = any(str(problem).startswith(key) for key in assigned)
-        raise SettingsError(f"{'--set' if there else where}: {problem}") from None
 
 
 def check(sweep: Sweep) -> None:
@@ -179,7 +109,8 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
 
 def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
     """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
-    with display, interrupts(minutes) as enough, closing(simulation()(experiment, out, enough.now)) as events:
+    check_flower()
+    with display, interrupts(minutes) as enough, closing(on_flower(experiment, out, enough.now)) as events:
         display.start(out)
         place = display.add(experiment.name, experiment.train.rounds, out, experiment.train.metric)
         try:
@@ -198,6 +129,19 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, mi
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
 
 
+def check_flower() -> None:
+    """SettingsError without Flower."""
+    if any(find_spec(name) is None for name in ("flwr", "ray")):
+        raise SettingsError(f"engine.name = 'flower': {needs('flwr')}")
+
+
+def on_flower(experiment: Experiment, out: Path, stop: Callable[[], bool]) -> Generator[Event]:
+    """Train a run on Flower's simulation; Flower is imported by the process that calls this, after any fork."""
+    from fedshift.flower.simulate import simulate
+
+    yield from simulate(experiment, out, stop)
+
+
 def grid(
     raw: Mapping[str, Any],
     out: Path,
@@ -210,6 +154,8 @@ def grid(
     """Train what is left of a grid, and say what came of it unless the caller does."""
     sweep, failures = Sweep(raw, out), 0
     check(sweep)
+    if any(one.experiment.engine.name == "flower" for one in sweep.runs):
+        check_flower()
     skipped = [one for one in sweep.runs if finished(one.folder)]
     if skipped:
         display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
@@ -218,7 +164,7 @@ def grid(
         trains = [(one, one.experiment.train) for one in sweep.runs]
         places = [display.add(one.name, train.rounds, one.folder, train.metric) for one, train in trains]
         try:
-            with closing(sweep.train(cores_here(), enough.now)) as events:
+            with closing(sweep.train(cores_here(), enough.now, on_flower)) as events:
                 for event in events:
                     if event.kind == "round":
                         display.round(places[event.place], event.number, event.score, event.loss, event.bytes_up)
@@ -242,6 +188,23 @@ def grid(
             f"fedshift: {failures} of {len(sweep.runs)} runs failed; `fedshift resume {out}` tries them again", err=True
         )
         sys.exit(1)
+
+
+def frontier(
+    name: str,
+    seeds: int,
+    assignments: Sequence[str],
+    out: Path | None,
+    display: Display,
+    as_json: bool,
+    minutes: float | None,
+) -> None:
+    """Train what is missing of a frontier, and end like a sweep."""
+    raw = frontiers.settings(name, seeds, assignments)
+    if "uplink" in frontiers.task(name):
+        display.tell(f"{name}: its uplink is not used; a frontier trains {len(frontiers.GRID)} others.")
+    with placed(f"--task {name}", assignments):
+        grid(raw, out or Path("runs") / f"frontier-{Path(name).stem}", display, as_json, minutes)
 
 
 def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:

@@ -1,29 +1,31 @@
 """Worker processes that train one run of a grid after another."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from fedshift.engines import workers
 from fedshift.events import Event
-from fedshift.extras import needs
 from fedshift.grid import One
 from fedshift.record import begun
 from fedshift.running import Run
-from fedshift.toml import SettingsError
+from fedshift.settings import Experiment
+
+# trains one run outside this process: (experiment, folder, whether to stop) -> its events
+Simulate = Callable[[Experiment, Path, Callable[[], bool]], Generator[Event]]
 
 
 class Worker:
-    """A process that runs one experiment after another."""
+    """A process that runs one experiment after another; those on Flower by `simulate`."""
 
-    def __init__(self, runs: Sequence[One]) -> None:
+    def __init__(self, runs: Sequence[One], simulate: Simulate | None = None) -> None:
         self.enough = multiprocessing.Event()
         self.runs, self.place = runs, -1
         # not a daemon: a run may have workers of its own
-        self.process, self.connection = workers.start(_work, runs, self.enough, daemon=False)
+        self.process, self.connection = workers.start(_work, runs, simulate, self.enough, daemon=False)
 
     def start(self, place: int | None) -> bool:
         if place is not None:
@@ -50,16 +52,16 @@ class Worker:
         workers.close(self.connection)
 
 
-def _work(server: "Connection[Any, Any]", runs: Sequence[One], enough: Any) -> None:
+def _work(server: "Connection[Any, Any]", runs: Sequence[One], simulate: Simulate | None, enough: Any) -> None:
     while (place := server.recv()) is not None and not enough.is_set():
-        _one(server, place, runs[place], enough)
+        _one(server, place, runs[place], simulate, enough)
 
 
-def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
+def _one(server: "Connection[Any, Any]", place: int, one: One, simulate: Simulate | None, enough: Any) -> None:
     """One run, from where it is."""
     try:
-        if one.experiment.engine.name == "flower":
-            _one_on_flower(server, place, one, enough)
+        if one.experiment.engine.name == "flower" and simulate:
+            _simulated(server, place, one, simulate, enough)
             return
         run = Run(
             one.experiment,
@@ -82,17 +84,8 @@ def _one(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> N
         server.send(Event("failed", f"{one.name}: {problem}", place=place))
 
 
-def _one_on_flower(server: "Connection[Any, Any]", place: int, one: One, enough: Any) -> None:
-    with closing(simulation()(one.experiment, one.folder, enough.is_set)) as events:
+def _simulated(server: "Connection[Any, Any]", place: int, one: One, simulate: Simulate, enough: Any) -> None:
+    with closing(simulate(one.experiment, one.folder, enough.is_set)) as events:
         for event in events:
             text = f"{one.name}: {event.text}" if event.text else ""
             server.send(event._replace(text=text, place=place))
-
-
-def simulation() -> Any:
-    """`simulate` of `fedshift.flower`, which is only looked at where it is asked for; SettingsError without Flower."""
-    if any(find_spec(name) is None for name in ("flwr", "ray")):
-        raise SettingsError(f"engine.name = 'flower': {needs('flwr')}")
-    from fedshift.flower.simulate import simulate
-
-    return simulate

@@ -1,4 +1,4 @@
-"""`fedshift frontier`: one task with a grid of uplinks, from exact uploads to updates of 0.08 bits a weight.
+"""One task with a grid of uplinks, from exact uploads to updates of 0.08 bits per weight: `fedshift frontier`.
 
 All clients upload alike and all runs have the same server rule, so runs of one seed draw the same clients and differ in
 their uploads only.
@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift import command, grid
+from fedshift import grid, overrides
 from fedshift.presets import PRESETS
-from fedshift.progress import Display
 from fedshift.toml import SettingsError, read
 from fedshift.uplinks import UPLINKS
 
@@ -64,7 +63,7 @@ def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str
     """
     raw = task(name)
     where = f"--task {name}"
-    with command.placed(where):
+    with overrides.placed(where):
         grid.expand(raw)
     kept = {key: value for key, value in raw.items() if key not in ("name", "seed", "uplink")}
     links = raw.get("uplink")
@@ -75,21 +74,4 @@ def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str
         for seed in range(seeds)
         for label, uplink in GRID.items()
     ]
-    return command.changed(kept | {"sweep": {"runs": runs}}, where, assignments)
-
-
-def train(
-    name: str,
-    seeds: int,
-    assignments: Sequence[str],
-    out: Path | None,
-    display: Display,
-    as_json: bool,
-    minutes: float | None,
-) -> None:
-    """Train what is missing of a frontier, and end like a sweep."""
-    raw = settings(name, seeds, assignments)
-    if "uplink" in task(name):
-        display.tell(f"{name}: its uplink is not used; a frontier trains {len(GRID)} others.")
-    with command.placed(f"--task {name}", assignments):
-        command.grid(raw, out or Path("runs") / f"frontier-{Path(name).stem}", display, as_json, minutes)
+    return overrides.changed(kept | {"sweep": {"runs": runs}}, where, assignments)

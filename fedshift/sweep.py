@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from fedshift.checkpoint import Checkpoints
-from fedshift.crew import Worker
+from fedshift.crew import Simulate, Worker
 from fedshift.engines import Engine, TrainingError
 from fedshift.events import Event
 from fedshift.experiment import engine, packable
@@ -48,8 +48,13 @@ class Sweep:
         for one in self.runs:
             _same_settings(one)
 
-    def train(self, cores: int, stop: Callable[[], bool] = lambda: False) -> Generator[Event]:
-        """Train what is not finished; close this, or let `stop` say so, to stop each run at the end of its round."""
+    def train(
+        self, cores: int, stop: Callable[[], bool] = lambda: False, simulate: Simulate | None = None
+    ) -> Generator[Event]:
+        """Train what is not finished; close this, or let `stop` say so, to stop each run at the end of its round.
+
+        `simulate` trains runs whose engine is flower.
+        """
         path, foreign = self.out / SWEEP, not (self.out / ".lock").exists()
         with Folder(self.out):
             same = path.exists() and read(path) == tomllib.loads(self.text)
@@ -60,14 +65,16 @@ class Sweep:
             todo = [place for place, one in enumerate(self.runs) if not finished(one.folder)]
             together = [place for place in todo if packable(self.runs[place].experiment)]
             # worker processes first: a process that has used a GPU cannot fork others that do
-            yield from self._apart([place for place in todo if place not in together], cores, stop)
+            yield from self._apart([place for place in todo if place not in together], cores, stop, simulate)
             yield from self._together(together, stop)
 
-    def _apart(self, todo: Sequence[int], cores: int, stop: Callable[[], bool]) -> Iterator[Event]:
+    def _apart(
+        self, todo: Sequence[int], cores: int, stop: Callable[[], bool], simulate: Simulate | None
+    ) -> Iterator[Event]:
         """Each run in a process of its own."""
         each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
         each = cores if any(one.experiment.engine.name == "flower" for one in self.runs) else each
-        crew = [Worker(self.runs) for _ in range(min(len(todo), max(1, cores // each)))]
+        crew = [Worker(self.runs, simulate) for _ in range(min(len(todo), max(1, cores // each)))]
         waiting = iter(todo)
         try:
             busy: dict[Any, Worker] = {
@@ -82,7 +89,7 @@ class Sweep:
                         continue
                     del busy[connection]
                     if not worker.process.is_alive():  # it took its run with it; the others go on
-                        worker = Worker(self.runs)
+                        worker = Worker(self.runs, simulate)
                         crew.append(worker)
                     if worker.start(next(waiting, None)):
                         busy[worker.connection] = worker

@@ -13,7 +13,7 @@ UPLINKS: dict[str, dict[str, Any]] = {
     "exact": {"bits": 32},
     # the paper's: half of the clients upload weights as 4-bit K-means codes, the nearest ones
     "paper": {"bits": "32+4", "quantizer": "kmeans", "coder": "bitpack", "send": "weights", "feedback": False},
-    # 38 times fewer bytes on digits and 53 on CIFAR-10, both within noise of exact uploads (docs/guides/choosing-bits.md)
+    # 38 times fewer bytes on digits, 53 on CIFAR-10, both within noise of exact uploads (docs/guides/choosing-bits.md)
     "lean": {"quantizer": "step", "rate": 0.6} | UPDATES,
     # 90 times fewer bytes on digits, 1.1 points below exact uploads, and 197 on CIFAR-10, 3.1 points below
     "extreme": {"quantizer": "ternary", "keep": 0.02} | UPDATES,

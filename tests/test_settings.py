@@ -24,11 +24,11 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms import Chain, Shift
-from fedshift.command import settings as given
 from fedshift.experiment import algorithm, build
 from fedshift.files import RunError
 from fedshift.grid import expand
 from fedshift.links import interleave, links
+from fedshift.overrides import settings as given
 from fedshift.presets import PRESETS
 from fedshift.settings import check_used, uplink_name
 from fedshift.summary import uplink_label

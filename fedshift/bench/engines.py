@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.bench.codecs import Bar
-from fedshift.bench.timing import apart, medians, resident
+from fedshift.bench.timing import apart, resident
 from fedshift.data import datasets
 from fedshift.data.datasets import Dataset, dataset
 from fedshift.data.partition import Partition
@@ -23,6 +23,7 @@ from fedshift.engines import Engine, Processes, Sequential
 from fedshift.experiment import build
 from fedshift.federation import Federation
 from fedshift.loop import run_round
+from fedshift.measure import medians
 from fedshift.memory import Ram
 from fedshift.models import MLP
 from fedshift.running import Run, cores_here

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.bench.codecs import Bar, Tick, encode, squared
-from fedshift.bench.timing import installed, medians
+from fedshift.bench.codecs import Bar, encode
+from fedshift.bench.timing import installed
 from fedshift.codecs import KMeans, Uniform
+from fedshift.measure import Tick, medians, squared
 from fedshift.types import Params
 
 SAMPLE = 100_000  # values of a tensor that the exact solver gets

@@ -1,29 +1,11 @@
-"""Timing on a busy machine: CPU time, repeats interleaved, medians."""
+"""Memory of a process, and functions in processes of their own."""
 
 import ctypes
 import importlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
-
-Job = Callable[[], object]
-
-
-def medians(jobs: Mapping[str, Job], repeats: int, tick: Callable[[str], None] = lambda name: None) -> dict[str, float]:
-    """Median CPU seconds of each job; every repeat runs all of them, after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for repeat in range(repeats + 1):
-        for name, job in jobs.items():
-            tick(name)
-            start = time.process_time()
-            job()
-            if repeat:
-                times[name].append(time.process_time() - start)
-    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def installed(package: str) -> bool:

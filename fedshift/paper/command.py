@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from fedshift import command, grid, sweep
+from fedshift import command, grid, overrides, sweep
 from fedshift.about import machine
 from fedshift.files import write
 from fedshift.frontier import GRID
@@ -81,7 +81,7 @@ class Asked(NamedTuple):
         if taken := sorted(dotted(over).keys() & (grid.keys(raw) | {"name", "seed"})):
             hint = "--rounds changes it" if taken[0] == "train.rounds" else "it makes a cell of the table what it is"
             raise SettingsError(f"--set {taken[0]}: {hint}")
-        with command.placed("--set"):
+        with overrides.placed("--set"):
             grid.expand(raw)
         return raw
 
@@ -91,7 +91,7 @@ def estimate(asked: Asked, out: Path, as_json: bool) -> None:
     runs = asked.runs
     made = sweep.Sweep(asked.raw(runs), out).runs if runs else []
     missing = [run for run, one in zip(runs, made, strict=True) if not finished(one.folder)]
-    with command.placed(f"paper {asked.table}", asked.assignments):
+    with overrides.placed(f"paper {asked.table}", asked.assignments):
         seconds = sweep.estimate(asked.raw(missing), cores_here()) if missing else 0.0
     if as_json:
         echo(strict_json({"runs": len(made), "missing": len(missing), "seconds": seconds}))
@@ -110,7 +110,7 @@ def run(asked: Asked, out: Path, display: Display, as_json: bool, minutes: float
     made = sweep.Sweep(raw, out)
     if not all(finished(one.folder) for one in made.runs):
         try:
-            with command.placed(f"paper {asked.table}", asked.assignments):
+            with overrides.placed(f"paper {asked.table}", asked.assignments):
                 command.grid(raw, out, display, as_json, minutes, table=False)
         except SystemExit as ended:
             if ended.code not in (0, 1):  # 0: the time is up; 1: some runs failed; what is finished is worth a table

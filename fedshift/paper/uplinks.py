@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from fedshift.bench.codecs import Row, row, rows, updates, weights
 from fedshift.engines.base import one_thread
 from fedshift.frontier import GRID
 from fedshift.links import links
+from fedshift.measure import Row, row, rows, updates, weights
 from fedshift.models import MODELS
 from fedshift.names import named
 from fedshift.paper.published import TABLE3

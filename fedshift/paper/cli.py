@@ -123,7 +123,7 @@ for name, about in {
     "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
     "ablations": "What the paper lacks: other shares, no quantization, nothing but quantization, updates.",
     "beyond": "Filter centring instead of the paper's shift, beside runs without a shift and with the paper's.",
-    "uplinks": "lean, extreme and K-means codes rounded at random, beside full precision with the same server rule.",
+    "uplinks": "Uplinks lean and extreme, and random K-means codes, beside full precision with the same server rule.",
     "all": "Tables 1 and 2, the ablations, filter centring and uplinks, in the order in which they are worth running.",
 }.items():
     paper.command(

@@ -9,7 +9,7 @@ import torch
 
 from fedshift.algorithms.fedshift import Shift, shift
 from fedshift.bench.codecs import Bar
-from fedshift.bench.timing import Job, medians
+from fedshift.measure import Job, medians
 from fedshift.codecs import Codec, KMeans
 from fedshift.flower.bench import CLIENTS, Work, on_grid
 from fedshift.types import Params

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedshift.accumulate import Mean
     from fedshift.algorithms import Algorithm, centre, centred, chain, fedavg, fedprox, scaffold, shift, shifted
     from fedshift.codecs import (
         BitPack,
@@ -22,14 +21,15 @@ if TYPE_CHECKING:
         Uniform,
         Zstd,
     )
+    from fedshift.core.types import Broadcast, Params, Round
     from fedshift.data import Dataset, dataset
-    from fedshift.federation import Outcome
-    from fedshift.frame import Header, WireError
-    from fedshift.running import Run, resume, run
-    from fedshift.settings import Experiment
-    from fedshift.types import Broadcast, Params, Round
-    from fedshift.uplink import Uplink
-    from fedshift.wire import header, pack, size, unpack
+    from fedshift.experiment.settings import Experiment
+    from fedshift.rounds.federation import Outcome
+    from fedshift.rounds.uplink import Uplink
+    from fedshift.runs.run import Run, resume, run
+    from fedshift.wire.frame import Header, WireError
+    from fedshift.wire.mean import Mean
+    from fedshift.wire.writer import header, pack, size, unpack
 
 __version__ = "0.1.0"
 
@@ -80,18 +80,18 @@ __all__ = [
 
 # A name is imported when it is first used: `fedshift --help` need not wait for torch.
 _NAMES = {
-    "fedshift.accumulate": "Mean",
+    "fedshift.wire.mean": "Mean",
     "fedshift.algorithms": "Algorithm centre centred chain fedavg fedprox scaffold shift shifted",
     "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor "
     "Range Step Stochastic Ternary Uniform Zstd",
     "fedshift.data": "Dataset dataset",
     "fedshift.frame": "Header WireError",
-    "fedshift.federation": "Outcome",
-    "fedshift.running": "Run resume run",
-    "fedshift.settings": "Experiment",
-    "fedshift.types": "Broadcast Params Round",
-    "fedshift.uplink": "Uplink",
-    "fedshift.wire": "header pack size unpack",
+    "fedshift.rounds.federation": "Outcome",
+    "fedshift.runs.run": "Run resume run",
+    "fedshift.experiment.settings": "Experiment",
+    "fedshift.core.types": "Broadcast Params Round",
+    "fedshift.rounds.uplink": "Uplink",
+    "fedshift.wire.writer": "header pack size unpack",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.files import RunError
-from fedshift.record import finished
-from fedshift.running import resume
-from fedshift.toml import SettingsError
+from fedshift.core.files import RunError
+from fedshift.experiment.toml import SettingsError
+from fedshift.runs.record import finished
+from fedshift.runs.run import resume
 from tests.runs import DERIVED, DISK, FEDAVG, FEEDBACK, digits, everything, go, record, rewrite, small, stopped
 
 KINDS: dict[str, list[dict[str, Any]]] = {"fedavg": [FEDAVG], "scaffold": [DERIVED], "feedback": [FEEDBACK, DISK]}

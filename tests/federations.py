@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fedshift import Dataset, Experiment, Params, dataset
 from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
-from fedshift.experiment import build
-from fedshift.federation import Federation, Outcome, State
-from fedshift.loop import run_round
-from fedshift.memory import Ram
+from fedshift.experiment.build import build
+from fedshift.rounds.federation import Federation, Outcome, State
+from fedshift.rounds.loop import run_round
+from fedshift.runs.memory import Ram
 
 
 def points(n: int = 240, tests: int = 60, features: int = 6, classes: int = 4) -> Dataset:

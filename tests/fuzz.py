@@ -29,10 +29,10 @@ from fedshift import (
     WireError,
     Zstd,
     pack,
-    rng,
     unpack,
 )
 from fedshift.codecs.base import Coder, Quantizer
+from fedshift.core import rng
 
 LENGTH = slice(8, 16)  # of the frame, in its prelude
 NUMBERS = [0, 1, 2, 7, 8, 15, 16, 127, 128, 255, 256, 32767, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]

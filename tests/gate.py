@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift import evaluate
+from fedshift.rounds import evaluate
 
 METRIC: dict[str, Any] = {"train": {"metric": "tests.gate:accuracy"}}
 LONGEST = 600.0  # seconds; only a test that failed leaves its gate closed

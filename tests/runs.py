@@ -17,13 +17,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedshift.cli import app
+from fedshift.core.files import read_tensors, write_tensors
+from fedshift.core.types import Params
 from fedshift.data.datasets import Dataset, load
-from fedshift.files import read_tensors, write_tensors
-from fedshift.record import finished
-from fedshift.running import Run, resume
-from fedshift.settings import Experiment
-from fedshift.toml import merge
-from fedshift.types import Params
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import merge
+from fedshift.runs.record import finished
+from fedshift.runs.run import Run, resume
 
 COMMAND = str(Path(sys.executable).with_name("fedshift"))
 SMALL: dict[str, Any] = {

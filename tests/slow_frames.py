@@ -33,10 +33,10 @@ from fedshift import (
 from fedshift.codecs.base import Coder, Quantizer
 from fedshift.codecs.bitpack import BitPack
 from fedshift.codecs.entropy import PLAIN, WHOLE, _frequency, _model, _scaled, _table
-from fedshift.frame import Header, Record, build, describe
 from fedshift.models import MLP, PaperCNN
-from fedshift.parts import code_count, side_numbers
-from fedshift.registry import numbers_of
+from fedshift.wire.frame import Header, Record, build, describe
+from fedshift.wire.reader import code_count, side_numbers
+from fedshift.wire.registry import numbers_of
 
 Coded = Callable[[int, int], bytes]  # codes, bits of each -> what stands for them in a frame
 

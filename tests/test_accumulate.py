@@ -137,7 +137,7 @@ from fedshift import *
 torch.set_num_threads(int(sys.argv[1]))
 g = torch.Generator().manual_seed(0)
 params = {"w": torch.randn(300, 1000, generator=g), "v": torch.randn(30, 100, generator=g)}
-from fedshift import rng
+from fedshift.core import rng
 digest, mean = hashlib.sha256(), Mean(params)
 some = Uniform(5), KMeans(4), KMeans(8), KMeans(6, exact=True), Stochastic(3), Step(rate=0.5), Ternary()
 for quantizer in *some, Cast("float16"), Identity():

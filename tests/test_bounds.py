@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.bounds import capped, median_integers, outliers, reference, refusal
+from fedshift.algorithms.bounds import capped, median_integers, outliers, reference, refusal
 
 NORMS = st.floats(1e-3, 1e3)
 HOSTILE = st.floats(0, allow_infinity=True) | st.just(math.nan)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift.checkpoint import Checkpoints
-from fedshift.files import RunError
-from fedshift.identity import Identity
-from fedshift.memory import Stored
-from fedshift.running import Run, resume
+from fedshift.core.files import RunError
+from fedshift.runs.checkpoint import Checkpoints
+from fedshift.runs.identity import Identity
+from fedshift.runs.memory import Stored
+from fedshift.runs.run import Run, resume
 from tests.runs import (
     BOTH,
     DERIVED,

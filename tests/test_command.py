@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.record import finished
+from fedshift.runs.record import finished
 from tests.runs import fedshift, file_of, small
 
 BARE = """

@@ -8,14 +8,16 @@ from typing import get_args
 
 import pytest
 
-from fedshift import cli, frontier, terminal
+from fedshift.cli import main as cli
+from fedshift.cli import paper as paper
+from fedshift.cli import terminal
 from fedshift.data.catalog import CATALOG
+from fedshift.experiment import frontier
+from fedshift.experiment.settings import Experiment
 from fedshift.models import MODELS
-from fedshift.paper import cli as paper
 from fedshift.paper.experiments import ALGORITHMS
 from fedshift.paper.published import BITS
 from fedshift.report import prints
-from fedshift.settings import Experiment
 from tests.runs import COMMAND
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(COMMAND).parent}:{os.environ['PATH']}"}

@@ -18,10 +18,10 @@ from fedshift import (
     Ternary,
     Uniform,
     pack,
-    rng,
     unpack,
 )
 from fedshift.codecs import Quantizer
+from fedshift.core import rng
 from tests.federations import Normed, federation, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedshift.files import RunError
-from fedshift.record import finished
-from fedshift.running import Run, resume
-from fedshift.toml import SettingsError, assign, read
+from fedshift.core.files import RunError
+from fedshift.experiment.toml import SettingsError, assign, read
+from fedshift.runs.record import finished
+from fedshift.runs.run import Run, resume
 from tests import damage as harness
 from tests.runs import (
     DERIVED,

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedshift.data.datasets import dataset
-from fedshift.loop import DivergedError
-from fedshift.running import Run, resume
+from fedshift.rounds.loop import DivergedError
+from fedshift.runs.run import Run, resume
 from tests.runs import BOTH, DERIVED, FEDAVG, checkpoints, digits, fedshift, file_of, small
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedshift import command
+from fedshift.cli import running
 from tests.runs import fedshift, file_of, small
 
 
 def test_without_flower_a_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(running, "find_spec", lambda name: None)
     path = file_of(tmp_path / "a.toml", small())
     done = fedshift("run", path, "--engine", "flower", "--out", tmp_path / "run")
     assert done.exit_code == 2

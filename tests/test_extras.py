@@ -2,7 +2,7 @@
 
 import tomllib
 
-from fedshift.extras import REQUIREMENTS
+from fedshift.core.extras import REQUIREMENTS
 from tests.docs.blocks import ROOT
 
 

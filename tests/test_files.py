@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedshift.core.files import LOCK, TEMPORARY, Lock, RunError, read_about, read_tensors, write, write_tensors
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG
 from fedshift.data.fetch import fetch
-from fedshift.files import LOCK, TEMPORARY, Lock, RunError, read_about, read_tensors, write, write_tensors
-from fedshift.running import Run
+from fedshift.runs.run import Run
 from tests.data import small as data_sets
 from tests.runs import digits, ended, fedshift, fork, small
 

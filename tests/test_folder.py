@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedshift.files import RunError
-from fedshift.running import resume
-from fedshift.toml import SettingsError, plain
+from fedshift.core.files import RunError
+from fedshift.experiment.toml import SettingsError, plain
+from fedshift.runs.run import resume
 from tests.runs import (
     BOTH,
     DERIVED,

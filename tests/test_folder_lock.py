@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import fedshift.files as files_module
-from fedshift.files import RunError
-from fedshift.running import resume
+import fedshift.core.files as files_module
+from fedshift.core.files import RunError
+from fedshift.runs.run import resume
 from tests.runs import (
     COMMAND,
     DERIVED,

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedshift import frontier, grid, summary
-from fedshift.presets import PRESETS
-from fedshift.record import finished, settings_of
-from fedshift.settings import Experiment, uplink_name
+from fedshift.experiment import frontier, grid
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.settings import Experiment, uplink_name
+from fedshift.runs import summary
+from fedshift.runs.record import finished, settings_of
 from tests.runs import fedshift, file_of, small
 
 FEW = """[{name = "exact_seed-0", uplink = "exact"}, {name = "lean_seed-0", uplink = "lean"}]"""

@@ -12,19 +12,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedshift import Broadcast, Dataset, Params, Round, dataset
-from fedshift import server as server_side
 from fedshift.algorithms import Algorithm, chain
+from fedshift.core.types import Decoded
 from fedshift.data.partition import Partition
 from fedshift.engines import Batched, Engine, Job, Sequential, Upload
-from fedshift.evaluate import Score
-from fedshift.federation import Federation
-from fedshift.loop import DivergedError, Turn
-from fedshift.memory import Ram
-from fedshift.packs import Pack, Seat
-from fedshift.running import Run, resume
-from fedshift.types import Decoded
-from fedshift.uplink import read
-from fedshift.wire import EXACT, pack
+from fedshift.rounds import server as server_side
+from fedshift.rounds.evaluate import Score
+from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import DivergedError, Turn
+from fedshift.rounds.uplink import read
+from fedshift.runs.memory import Ram
+from fedshift.runs.packs import Pack, Seat
+from fedshift.runs.run import Run, resume
+from fedshift.wire.writer import EXACT, pack
 from tests.federations import Normed, federation, points, processes, same, train
 from tests.runs import DERIVED, checkpoints, digits, small
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from fedshift.files import RunError
-from fedshift.running import Run
-from fedshift.settings import Experiment
+from fedshift.core.files import RunError
+from fedshift.experiment.settings import Experiment
+from fedshift.runs.run import Run
 from tests.processes import assert_gone, children
 from tests.runs import (
     BOTH,

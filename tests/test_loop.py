@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import Codec, Dataset, KMeans, dataset, shift, size
-from fedshift.loop import DivergedError
-from fedshift.wire import EXACT
+from fedshift.rounds.loop import DivergedError
+from fedshift.wire.writer import EXACT
 from tests.federations import federation, points, same, settings, train
 
 
@@ -159,7 +159,7 @@ def test_targets_need_not_be_classes() -> None:
     def close(outputs: Tensor, targets: Tensor) -> Tensor:
         return ((outputs - targets).abs() < 0.2)[:, 0]
 
-    from fedshift.experiment import build
+    from fedshift.experiment.build import build
 
     fed = build(settings(train={"rounds": 30}), nn.Linear(1, 1), data, squared, close)
     _, outcomes, _ = train(fed, rounds=30)

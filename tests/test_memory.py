@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.files import RunError
-from fedshift.memory import Files, Ram, Stored, Version
-from fedshift.types import Params
+from fedshift.core.files import RunError
+from fedshift.core.types import Params
+from fedshift.runs.memory import Files, Ram, Stored, Version
 
 
 def w(x: float) -> Params:

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedshift.core.files import RunError
+from fedshift.core.names import printable
 from fedshift.data.catalog import DataError
-from fedshift.engines.base import Job, Upload, told
-from fedshift.experiment import build
-from fedshift.files import RunError
-from fedshift.loop import Turn
-from fedshift.memory import Ram
-from fedshift.names import printable
-from fedshift.progress import Bars, Json, Lines, Silent, strict_json
-from fedshift.settings import Experiment
-from fedshift.toml import SettingsError
-from fedshift.track import sentence
+from fedshift.experiment.build import build
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import SettingsError
+from fedshift.rounds.engine import Job, Upload, told
+from fedshift.rounds.loop import Turn
+from fedshift.runs.memory import Ram
+from fedshift.runs.progress import Bars, Json, Lines, Silent, strict_json
+from fedshift.track.loading import sentence
 from tests.runs import COMMAND, SMALL, digits, fedshift, file_of, small
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x08\x7f\x9b31m\u202ered\u2066\u2028x\udc80[red]:bomb:"

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedshift import Experiment
-from fedshift.events import Event
-from fedshift.interrupts import Enough
-from fedshift.packs import activations, room
-from fedshift.record import finished
-from fedshift.running import Run
-from fedshift.sweep import Sweep, estimate
-from fedshift.toml import SettingsError, merge
+from fedshift.cli.interrupts import Enough
+from fedshift.experiment.toml import SettingsError, merge
+from fedshift.runs.events import Event
+from fedshift.runs.packs import activations, room
+from fedshift.runs.record import finished
+from fedshift.runs.run import Run
+from fedshift.runs.sweep import Sweep, estimate
 from tests.runs import SMALL, fedshift, small
 
 BATCHED: dict[str, Any] = merge(SMALL, {"engine": {"name": "batched"}, "train": {"rounds": 6, "batch": 32}})

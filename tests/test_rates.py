@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedshift.rates import rate
-from fedshift.toml import SettingsError
+from fedshift.experiment.rates import rate
+from fedshift.experiment.toml import SettingsError
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedshift import Experiment, Run, resume, run
-from fedshift.columns import client_rows, header, row, six
+from fedshift.core.files import RunError
 from fedshift.engines import ForkError
-from fedshift.experiment import build
-from fedshift.federation import Layer, Outcome
-from fedshift.files import RunError
+from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
+from fedshift.rounds.federation import Layer, Outcome
+from fedshift.runs.columns import client_rows, header, row, six
 from tests.federations import points, same, settings
 
 
@@ -122,7 +122,7 @@ def images() -> Any:
 
 
 def build_score() -> Any:
-    from fedshift.evaluate import Score
+    from fedshift.rounds.evaluate import Score
 
     return Score(10_000, 6543.0, 12345.6, (987, 1013, 1101, 899, 1000, 1002, 998, 1234, 766, 1000))
 

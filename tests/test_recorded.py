@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshift.files import RunError
+from fedshift.core.files import RunError
 from fedshift.paper.publish import publish
 from fedshift.paper.records import Record
-from fedshift.recorded import Broken, Recorded, recorded, sheet
-from fedshift.summary import load
+from fedshift.runs.recorded import Broken, Recorded, recorded, sheet
+from fedshift.runs.summary import load
 from tests.report.written import GUESSED, damage, published, settings, write, write_histograms
 from tests.runs import go, small
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedshift import rng
+from fedshift.core import rng
 
 
 def test_splitmix64_matches_its_reference() -> None:

@@ -13,14 +13,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from fedshift import Dataset, Experiment, dataset, run
-from fedshift.progress import Lines
+from fedshift.experiment.toml import SettingsError
 from fedshift.report.answers import section
 from fedshift.report.charts import Intervals, Table
 from fedshift.report.gather import gather
 from fedshift.report.lines import grouped
 from fedshift.report.page import render
-from fedshift.summary import Result, rows, sentences, table
-from fedshift.toml import SettingsError
+from fedshift.runs.progress import Lines
+from fedshift.runs.summary import Result, rows, sentences, table
 from tests.federations import points
 from tests.report.test_lines import read
 from tests.report.written import settings as recorded

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
+from fedshift.core.types import Decoded, Params
 from fedshift.engines import Job, Sequential, Upload
-from fedshift.federation import Federation
-from fedshift.types import Decoded, Params
-from fedshift.wire import EXACT, pack
+from fedshift.rounds.federation import Federation
+from fedshift.wire.writer import EXACT, pack
 from tests.federations import federation, same, train
 
 Edit = Callable[[Upload, Federation], Upload]

@@ -24,18 +24,18 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms import Chain, Shift
-from fedshift.experiment import algorithm, build
-from fedshift.files import RunError
-from fedshift.grid import expand
-from fedshift.links import interleave, links
-from fedshift.overrides import settings as given
-from fedshift.presets import PRESETS
-from fedshift.settings import check_used, uplink_name
-from fedshift.summary import uplink_label
-from fedshift.toml import SettingsError, assign, dotted, merge, put, read
-from fedshift.uplink import named
-from fedshift.uplinks import UPLINKS
-from fedshift.wire import EXACT
+from fedshift.core.files import RunError
+from fedshift.experiment.build import algorithm, build
+from fedshift.experiment.grid import expand
+from fedshift.experiment.links import interleave, links
+from fedshift.experiment.overrides import settings as given
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.settings import check_used, uplink_name
+from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, read
+from fedshift.rounds.uplink import named
+from fedshift.rounds.uplinks import UPLINKS
+from fedshift.runs.summary import uplink_label
+from fedshift.wire.writer import EXACT
 from tests.federations import points
 from tests.runs import fedshift
 

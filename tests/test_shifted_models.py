@@ -11,8 +11,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from fedshift import Experiment, Run, fedavg, run, shifted
 from fedshift.algorithms import Chain, Shift
-from fedshift.federation import Federation
-from fedshift.record import about
+from fedshift.rounds.federation import Federation
+from fedshift.runs.record import about
 from tests.federations import Normed, federation, points
 
 PER = ("layer", "filter")

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 
 from fedshift import Experiment
-from fedshift.files import RunError
-from fedshift.summary import (
+from fedshift.core.files import RunError
+from fedshift.experiment.toml import dotted
+from fedshift.rounds.uplinks import UPLINKS
+from fedshift.runs.summary import (
     Result,
     apart,
     columns,
@@ -25,8 +27,6 @@ from fedshift.summary import (
     told,
     uplink_label,
 )
-from fedshift.toml import dotted
-from fedshift.uplinks import UPLINKS
 
 
 def result(bits: str, shift: bool, seed: int, score: float) -> Result:

@@ -13,8 +13,8 @@ from torch.nn.utils import prune
 from fedshift import Experiment, dataset, resume, run
 from fedshift.data.datasets import Dataset
 from fedshift.engines import TrainingError
-from fedshift.running import Run
-from fedshift.toml import SettingsError
+from fedshift.experiment.toml import SettingsError
+from fedshift.runs.run import Run
 
 ENGINES: dict[str, dict[str, Any]] = {"sequential": {}, "processes": {"workers": 1}, "batched": {"device": "cpu"}}
 UPLINKS: dict[str, Any] = {  # exact and quantized weights and updates, side by side

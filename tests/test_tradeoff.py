@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fedshift import Experiment
-from fedshift.summary import Result, Row, Trace, by_merit, front, mean_of, rows
-from fedshift.tradeoff import answers, bytes_to, equal_bytes, score_at, smooth, target
+from fedshift.runs.summary import Result, Row, Trace, by_merit, front, mean_of, rows
+from fedshift.runs.tradeoff import answers, bytes_to, equal_bytes, score_at, smooth, target
 
 ROUNDS = 20
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from fedshift import Codec, KMeans, Params, Stochastic, Uniform, Uplink, header, rng, unpack
-from fedshift.uplink import Sent, read, send
+from fedshift import Codec, KMeans, Params, Stochastic, Uniform, Uplink, header, unpack
+from fedshift.core import rng
+from fedshift.rounds.uplink import Sent, read, send
 
 
 def model(seed: int, like: Params) -> Params:

@@ -29,10 +29,10 @@ from fedshift import (
     Zstd,
     header,
     pack,
-    rng,
     size,
     unpack,
 )
+from fedshift.core import rng
 from fedshift.models import PaperCNN
 
 KEY = rng.key(0, "test")

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedshift.core.files import Lock
 from fedshift.engines import workers
-from fedshift.files import Lock
 from tests.processes import assert_gone, children, wait_until
 from tests.runs import ended, fork, linux
 

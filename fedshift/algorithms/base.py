@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedshift.types import Broadcast, Params, Round
+from fedshift.core.types import Broadcast, Params, Round
 
 
 class ClientRule(Protocol):

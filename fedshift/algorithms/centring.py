@@ -21,7 +21,7 @@ so is each value of a bias: these are never centred.
 from collections.abc import Mapping
 
 from fedshift.algorithms.weights import FAN_IN, Filters, likely_filters
-from fedshift.types import Params
+from fedshift.core.types import Params
 
 
 def centre(params: Params, share: float = 1.0, filters: Mapping[str, Filters] | None = None) -> Params:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.types import Broadcast, Params, Round
+from fedshift.core.types import Broadcast, Params, Round
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import Average, Plain
-from fedshift.tree import tmap
-from fedshift.types import Broadcast, Params
+from fedshift.core.tree import tmap
+from fedshift.core.types import Broadcast, Params
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, chain
 from fedshift.algorithms.centring import centre, wide
 from fedshift.algorithms.weights import Filters, likely, likely_filters
-from fedshift.types import Broadcast, Params, Round
+from fedshift.core.types import Broadcast, Params, Round
 
 Per = Literal["layer", "filter"]
 Share = float | Literal["uploads"]

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, chain
 from fedshift.algorithms.fedavg import Average
-from fedshift.tree import over, tmap, zeros
-from fedshift.types import Broadcast, Params, Round
+from fedshift.core.tree import over, tmap, zeros
+from fedshift.core.types import Broadcast, Params, Round
 
 
 @dataclass(frozen=True)

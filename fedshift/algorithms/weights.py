@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedshift.types import Params
+from fedshift.core.types import Params
 
 RECURRENT = r"weight_(ih|hh|hr)(_l\d+(_reverse)?)?"
 PROJECTION = r"(in|q|k|v)_proj_weight"  # of attention, whose projections are linear layers

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.accumulate import Mean
 from fedshift.bench.timing import apart, fresh_memory, resident
 from fedshift.codecs import BitPack, Codec, KMeans, Range, Uniform
 from fedshift.codecs.base import Quantizer
-from fedshift.measure import Job, Tick, weights
-from fedshift.types import Params
-from fedshift.wire import pack, unpack
+from fedshift.core.types import Params
+from fedshift.wire.mean import Mean
+from fedshift.wire.measure import Job, Tick, weights
+from fedshift.wire.writer import pack, unpack
 
 STEPS = {"1": 2.4, "0.2": 4.5}  # bits of entropy per code -> the step that gives them, in standard deviations
 

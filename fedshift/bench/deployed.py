@@ -16,9 +16,9 @@ import tomli_w
 
 from fedshift.bench.codecs import Bar
 from fedshift.bench.relay import Relay
-from fedshift.flower.bench import APP, ARRAYS, PLAIN, TIMEOUT
-from fedshift.flower.processes import ProcessError
-from fedshift.flower.superlink import SuperLink
+from fedshift.flower.app.processes import ProcessError
+from fedshift.flower.app.superlink import SuperLink
+from fedshift.flower.testing.bench import APP, ARRAYS, PLAIN, TIMEOUT
 from fedshift.flower.testing.certificates import server_certificate, supernode_key
 from fedshift.flower.testing.deployment import Node
 

@@ -20,14 +20,14 @@ from fedshift.data import datasets
 from fedshift.data.datasets import Dataset, dataset
 from fedshift.data.partition import Partition
 from fedshift.engines import Engine, Processes, Sequential
-from fedshift.experiment import build
-from fedshift.federation import Federation
-from fedshift.loop import run_round
-from fedshift.measure import medians
-from fedshift.memory import Ram
+from fedshift.experiment.build import build
+from fedshift.experiment.settings import Experiment
 from fedshift.models import MLP
-from fedshift.running import Run, cores_here
-from fedshift.settings import Experiment
+from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import run_round
+from fedshift.runs.memory import Ram
+from fedshift.runs.run import Run, cores_here
+from fedshift.wire.measure import medians
 
 Tick = Callable[[str], None]
 ROUNDS = 1_000_000  # never reached: a bench takes as many as it wants

@@ -9,11 +9,11 @@ import torch
 
 from fedshift.algorithms.fedshift import Shift, shift
 from fedshift.bench.codecs import Bar
-from fedshift.measure import Job, medians
 from fedshift.codecs import Codec, KMeans
-from fedshift.flower.bench import CLIENTS, Work, on_grid
-from fedshift.types import Params
-from fedshift.wire import EXACT, pack, unpack
+from fedshift.core.types import Params
+from fedshift.flower.testing.bench import CLIENTS, Work, on_grid
+from fedshift.wire.measure import Job, medians
+from fedshift.wire.writer import EXACT, pack, unpack
 
 CODECS = {4: Codec(KMeans(4)), 32: EXACT}
 Tick = Callable[[str], None]

@@ -19,15 +19,16 @@ from fedshift.bench.codecs import Bar
 from fedshift.bench.engines import folder, images
 from fedshift.data.augment import draws
 from fedshift.data.datasets import Dataset
-from fedshift.engines import Engine, Sequential, kernels
-from fedshift.engines.base import arithmetic
-from fedshift.engines.stacked import levels
+from fedshift.engines import Engine, Sequential
+from fedshift.engines.gpu.paper_cnn import kernels
+from fedshift.engines.gpu.stacked import levels
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import merge
 from fedshift.models import PaperCNN
-from fedshift.packs import Pack, Seat
-from fedshift.presets import PRESETS
-from fedshift.running import Run
-from fedshift.settings import Experiment
-from fedshift.toml import merge
+from fedshift.rounds.engine import arithmetic
+from fedshift.runs.packs import Pack, Seat
+from fedshift.runs.run import Run
 
 Tick = Callable[[str], None]
 BASELINE = {"bf16": 1.55, "tf32": 2.05}  # us a sample above which centralised training was not done well

@@ -9,12 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedshift import measure as measuring
-from fedshift.about import machine
 from fedshift.bench import codecs, engines, rivals
 from fedshift.bench.codecs import Bar
-from fedshift.engines.base import one_thread
-from fedshift.measure import Row, medians
+from fedshift.rounds.engine import one_thread
+from fedshift.runs.about import machine
+from fedshift.wire import measure as measuring
+from fedshift.wire.measure import Row, medians
 
 
 class Listing(NamedTuple):

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedshift.bench.codecs import Bar, encode
 from fedshift.bench.timing import installed
 from fedshift.codecs import KMeans, Uniform
-from fedshift.measure import Tick, medians, squared
-from fedshift.types import Params
+from fedshift.core.types import Params
+from fedshift.wire.measure import Tick, medians, squared
 
 SAMPLE = 100_000  # values of a tensor that the exact solver gets
 

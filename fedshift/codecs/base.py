@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedshift import rng
 from fedshift.codecs.bitpack import BitPack
+from fedshift.core import rng
 
 Side = Tensor  # float32 (rows, width): what one row needs beside its codes
 Shape = Sequence[int]

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift import rng
 from fedshift.codecs import bins, many
 from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
 from fedshift.codecs.lloyd import Floats, kmeans
+from fedshift.core import rng
 
 Singles = NDArray[np.float32]
 

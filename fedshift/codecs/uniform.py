@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift import rng
 from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
+from fedshift.core import rng
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedshift import rng
+from fedshift.core import rng
 
 
 def crop_and_flip(x: Tensor, keys: Tensor, padding: int = 4) -> Tensor:

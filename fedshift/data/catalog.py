@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedshift.names import printable, suggest
+from fedshift.core.names import printable, suggest
 
 
 class DataError(ValueError):

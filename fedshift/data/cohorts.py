@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift import rng
+from fedshift.core import rng
 from fedshift.data.augment import draws
 from fedshift.data.partition import Partition
 

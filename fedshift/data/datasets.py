@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedshift.core.names import named, suggest
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.files import memory
-from fedshift.names import named, suggest
 
 ARRAYS = ("x", "y", "test_x", "test_y")
 HEADER = 1 << 20  # bytes of a safetensors file that say what is in it

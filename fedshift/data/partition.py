@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift import rng
+from fedshift.core import rng
 
 DRAWS = 1000  # of Dirichlet shares, before a minimum size is called out of reach
 

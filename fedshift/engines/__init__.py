@@ -1,10 +1,10 @@
 """Where clients live: one after another, on every core, or all at once."""
 
-from fedshift.engines.base import Engine, Job, Task, TrainingError, Upload
-from fedshift.engines.batched import Batched
+from fedshift.engines.gpu.engine import Batched
+from fedshift.engines.gpu.stacked import StackError
 from fedshift.engines.processes import ForkError, Processes
 from fedshift.engines.sequential import Sequential
-from fedshift.engines.stacked import StackError
+from fedshift.rounds.engine import Engine, Job, Task, TrainingError, Upload
 
 __all__ = [
     "Batched",

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedshift import evaluate, rng
 from fedshift.codecs.base import finite
+from fedshift.core import rng
+from fedshift.core.tree import same, take, tmap
+from fedshift.core.types import Broadcast, Params
 from fedshift.data.augment import cropped
 from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
-from fedshift.engines.base import Histogram, Job, Task, TrainingError, Upload, told
-from fedshift.evaluate import Score
-from fedshift.tree import same, take, tmap
-from fedshift.types import Broadcast, Params
-from fedshift.uplink import ERROR, Sent, Uplink, quantized, send
-from fedshift.wire import EXACT, Writer, pack
+from fedshift.rounds import evaluate
+from fedshift.rounds.engine import Histogram, Job, Task, TrainingError, Upload, told
+from fedshift.rounds.evaluate import Score
+from fedshift.rounds.uplink import ERROR, Sent, Uplink, quantized, send
+from fedshift.wire.writer import EXACT, Writer, pack
 
 BINS = 64
 

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift import evaluate
+from fedshift.core.types import CPU, Params
 from fedshift.engines import workers
-from fedshift.engines.base import Job, Task, Upload, told
 from fedshift.engines.client import Client
-from fedshift.evaluate import Score
-from fedshift.types import CPU, Params
+from fedshift.rounds import evaluate
+from fedshift.rounds.engine import Job, Task, Upload, told
+from fedshift.rounds.evaluate import Score
 
 
 class Processes:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedshift import evaluate
-from fedshift.engines.base import Job, Task, Upload, arithmetic
+from fedshift.core.types import CPU, Params
 from fedshift.engines.client import Client
-from fedshift.evaluate import Score
-from fedshift.types import CPU, Params
+from fedshift.rounds import evaluate
+from fedshift.rounds.engine import Job, Task, Upload, arithmetic
+from fedshift.rounds.evaluate import Score
 
 
 class Sequential:

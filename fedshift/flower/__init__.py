@@ -6,19 +6,19 @@ client = ClientApp(mods=[QuantizeMod("lean")])                         # client_
 strategy = FedShift(FedAdam(min_train_nodes=10))                       # server_app.py: any strategy
 """
 
-from fedshift.extras import needs
+from fedshift.core.extras import needs
 
 try:
     import flwr  # noqa: F401
 except ImportError:
     raise ImportError(f"fedshift.flower {needs('flwr')}") from None
 
-from fedshift.flower.app import client_app, server_app
-from fedshift.flower.mod import QuantizeMod
-from fedshift.flower.outcome import Aggregated, NoUploadsError
-from fedshift.flower.scaffold import Scaffold, ScaffoldMod, correction
-from fedshift.flower.seeded import Seeded, introduce
-from fedshift.flower.strategy import FedShift
+from fedshift.flower.addon.mod import QuantizeMod
+from fedshift.flower.addon.outcome import Aggregated, NoUploadsError
+from fedshift.flower.addon.scaffold import Scaffold, ScaffoldMod, correction
+from fedshift.flower.addon.seeded import Seeded, introduce
+from fedshift.flower.addon.strategy import FedShift
+from fedshift.flower.app.apps import client_app, server_app
 
 __all__ = [
     "Aggregated",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedshift.paper.experiments import ROUNDS, Cell, Contrast, all_quantized
 from fedshift.paper.records import Record, Results
 from fedshift.paper.tables import NOT_RUN, Listing
-from fedshift.summary import WINDOW
+from fedshift.runs.summary import WINDOW
 
 TITLE = "Beyond the paper: filter centring"
 REACHED = 68.0  # percent; the first mean of ten rounds at or above it counts

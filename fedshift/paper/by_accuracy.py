@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from fedshift.experiment.rates import said
 from fedshift.paper.experiments import TITLES, Cell, dirichlet, mixed
 from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results
 from fedshift.paper.uplinks import Upload, changes
-from fedshift.rates import said
-from fedshift.summary import ONE_SEED, difference
+from fedshift.runs.summary import ONE_SEED, difference
 
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")
 ALIKE = 2.0  # points between the best and the worst of what is called alike

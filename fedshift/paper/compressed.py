@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
-from fedshift import summary
 from fedshift.paper.beyond import paired, score
 from fedshift.paper.experiments import ROUNDS, Compressed, mixed
 from fedshift.paper.records import Results
 from fedshift.paper.tables import Listing
+from fedshift.runs import summary
 
 TITLE = "Beyond the paper: uplinks"
 NOTE = (

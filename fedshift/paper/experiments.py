@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fedshift.codecs.named import WIDTH
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.published import ALPHAS, BITS, FEDAVG, TABLE1, TABLE2, Figure
-from fedshift.presets import PRESETS
-from fedshift.toml import SettingsError, merge
-from fedshift.uplinks import expanded
+from fedshift.rounds.uplinks import expanded
 
 ROUNDS = 800
 TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedshift.columns import ESTIMATES, column
-from fedshift.files import RunError, write
+from fedshift.core.files import RunError, write
+from fedshift.experiment.toml import plain
 from fedshift.paper.records import Record
-from fedshift.record import ABOUT, ROUNDS, SETTINGS, begun, finished
-from fedshift.recorded import PARTS
-from fedshift.toml import plain
+from fedshift.runs.columns import ESTIMATES, column
+from fedshift.runs.record import ABOUT, ROUNDS, SETTINGS, begun, finished
+from fedshift.runs.recorded import PARTS
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
 DROPPED = ("command",)  # of about.json: where it was run

@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedshift.columns import column
-from fedshift.files import RunError
+from fedshift.core.files import RunError
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import dotted, merge, read
 from fedshift.paper.experiments import BASE, Cell, settings
-from fedshift.record import ROUNDS, SETTINGS, about
-from fedshift.recorded import Sheet, Uploaded, sheet
-from fedshift.settings import Experiment
-from fedshift.summary import WINDOW
-from fedshift.toml import dotted, merge, read
+from fedshift.runs.columns import column
+from fedshift.runs.record import ROUNDS, SETTINGS, about
+from fedshift.runs.recorded import Sheet, Uploaded, sheet
+from fedshift.runs.summary import WINDOW
 
 
 class Record:

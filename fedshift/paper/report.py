@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.files import RunError, write
+from fedshift.core.files import RunError, write
+from fedshift.experiment.rates import rate
+from fedshift.experiment.toml import SettingsError
 from fedshift.paper import beyond, claims, compressed, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
 from fedshift.paper.tables import Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, table3
-from fedshift.rates import rate
-from fedshift.recorded import estimates
-from fedshift.toml import SettingsError
+from fedshift.runs.recorded import estimates
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
 END = "<!-- up to here -->"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedshift.names import printable
+from fedshift.core.names import printable
 from fedshift.paper.experiments import Cell
 from fedshift.paper.records import Results
 

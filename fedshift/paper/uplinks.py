@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 import torch
 
-from fedshift.engines.base import one_thread
-from fedshift.frontier import GRID
-from fedshift.links import links
-from fedshift.measure import Row, row, rows, updates, weights
+from fedshift.core.names import named
+from fedshift.core.types import Params
+from fedshift.experiment.frontier import GRID
+from fedshift.experiment.links import links
+from fedshift.experiment.rates import megabytes, said
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
-from fedshift.names import named
 from fedshift.paper.published import TABLE3
 from fedshift.paper.tables import Listing
-from fedshift.rates import megabytes, said
-from fedshift.settings import Experiment
-from fedshift.summary import UPLINK, phrase, uplink_label
-from fedshift.toml import SettingsError
-from fedshift.types import Params
+from fedshift.rounds.engine import one_thread
+from fedshift.runs.summary import UPLINK, phrase, uplink_label
+from fedshift.wire.measure import Row, row, rows, updates, weights
 
 MOST = 4_000_000  # weights that are encoded to measure; of a larger model, as many times that as it has
 # K-means at 4 bits (20 dB on the paper's CNN) trains as well as the paper says; uniform codes at 5 bits (18 dB)

@@ -4,12 +4,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from fedshift import summary
-from fedshift.rates import megabytes
+from fedshift.experiment.rates import megabytes
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
-from fedshift.summary import BITS, SHIFT, UPLINK, metric, scored
+from fedshift.runs import summary
+from fedshift.runs.summary import BITS, SHIFT, UPLINK, metric, scored
 
 FEW = {SHIFT, BITS, UPLINK}  # settings that single sentences can speak of
 

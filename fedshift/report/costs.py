@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedshift.rates import said
-from fedshift.recorded import Figures, Recorded, estimates
+from fedshift.experiment.rates import said
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
-from fedshift.tradeoff import size
+from fedshift.runs.recorded import Figures, Recorded, estimates
+from fedshift.runs.tradeoff import size
 
 UPLINK = "seconds.uplink"
 PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}

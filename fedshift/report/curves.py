@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedshift.recorded import Figures, Recorded
+from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curve
 from fedshift.report.lines import Strand
-from fedshift.settings import Experiment
-from fedshift.summary import WINDOW, directed, metric
+from fedshift.runs.recorded import Figures, Recorded
+from fedshift.runs.summary import WINDOW, directed, metric
 
 POINTS = 25_000  # that all curves of a chart may have together
 MOST, LEAST = 200, 12  # points of one curve

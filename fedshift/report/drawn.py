@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.files import RunError, write
+from fedshift.core.files import RunError, write
 from fedshift.report.charts import (
     Chart,
     Choice,

@@ -4,15 +4,15 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedshift.files import RunError
-from fedshift.grid import expand
-from fedshift.record import ROUNDS, SETTINGS, SWEEP
-from fedshift.recorded import Broken, Recorded, recorded
+from fedshift.core.files import RunError
+from fedshift.experiment.grid import expand
+from fedshift.experiment.toml import SettingsError, read
 from fedshift.report import answers, costs, inside, what, worth
 from fedshift.report.charts import Report
 from fedshift.report.lines import Grouped, counts, grouped
-from fedshift.summary import names
-from fedshift.toml import SettingsError, read
+from fedshift.runs.record import ROUNDS, SETTINGS, SWEEP
+from fedshift.runs.recorded import Broken, Recorded, recorded
+from fedshift.runs.summary import names
 
 UPLINK = 1.25e6  # 10 Mbit/s
 NAMED = 5  # runs that a warning names

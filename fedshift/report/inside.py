@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedshift.recorded import Figures, Recorded
 from fedshift.report import labels, layers, weights
 from fedshift.report.charts import Axis, Chart, Choice, Curves, Panel, Section
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, by_metric, curve, every, room, score, titled
 from fedshift.report.curves import score_axis as axis
 from fedshift.report.lines import Strand, panels
+from fedshift.runs.recorded import Figures, Recorded
 
 
 def section(strands: Sequence[Strand]) -> Section:

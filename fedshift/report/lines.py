@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedshift import summary
-from fedshift.recorded import Recorded
+from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Curve, Dash, Line, Panel
 from fedshift.report.palette import COLOURS
-from fedshift.settings import Experiment
-from fedshift.summary import BITS, NO, SHIFT, UPLINK, comparable, described, phrase
+from fedshift.runs import summary
+from fedshift.runs.recorded import Recorded
+from fedshift.runs.summary import BITS, NO, SHIFT, UPLINK, comparable, described, phrase
 
 MOST = 8  # lines in one panel, before there are several
 PANELS = 12

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedshift.rates import said
+from fedshift.experiment.rates import said
 from fedshift.report.axes import DASHES, MARKS, TALL, Dashes, Scale, colour, legend, scale, sheet, stroke
 from fedshift.report.charts import Curve, Curves, Histograms, Line, Panel, Points
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift import __version__
-from fedshift.extras import needs
-from fedshift.files import RunError
-from fedshift.toml import SettingsError
+from fedshift.core.extras import needs
+from fedshift.core.files import RunError
+from fedshift.experiment.toml import SettingsError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedshift.recorded import Recorded, Weights
 from fedshift.report.charts import Axis, Choice, Histograms, Steps
 from fedshift.report.curves import chosen, cut
 from fedshift.report.lines import Strand
+from fedshift.runs.recorded import Recorded, Weights
 
 PANELS = 600  # that all histograms together may have
 

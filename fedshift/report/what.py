@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift import summary
-from fedshift.recorded import Broken, Client, Recorded
+from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
 from fedshift.report.curves import chosen
 from fedshift.report.labels import bits, marks
 from fedshift.report.lines import Grouped, counts, rule_of
-from fedshift.settings import Experiment
-from fedshift.summary import comparable
+from fedshift.runs import summary
+from fedshift.runs.recorded import Broken, Client, Recorded
+from fedshift.runs.summary import comparable
 
 CLIENTS = 120  # rows that a drawing of clients may have
 PARTITIONS = 8

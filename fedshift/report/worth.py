@@ -4,13 +4,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from fedshift import summary, tradeoff
-from fedshift.rates import megabytes
+from fedshift.experiment.rates import megabytes
+from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Choice, Field, Point, Points, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score_axis, titled
 from fedshift.report.lines import Grouped, Strand
-from fedshift.settings import Experiment
-from fedshift.summary import metric, much, quality, quantized, scored, times
+from fedshift.runs import summary, tradeoff
+from fedshift.runs.summary import metric, much, quality, quantized, scored, times
 
 SETTINGS = 3  # that have columns of their own; lines that differ in more are named in one
 PANELS = 12  # tasks that are drawn side by side; one of more is chosen

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from fedshift.record import SETTINGS, SWEEP
-from fedshift.toml import dotted, read
+from fedshift.experiment.toml import dotted, read
+from fedshift.runs.record import SETTINGS, SWEEP
 
 How = Literal["finished", "stopped", "failed"]
 Rounds = Mapping[int, Mapping[str, float]]  # figures by name, by the number of the round

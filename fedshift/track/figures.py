@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fedshift.columns import LAYER
+from fedshift.runs.columns import LAYER
 
 GROUPS = {"accuracy": "test", "loss": "test", "metric": "test", "error": "uplink", "share": "uplink"}
 GROUPS |= dict.fromkeys(("arrived", "dropped", "failed"), "clients")

@@ -9,11 +9,11 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple
 
-from fedshift.files import write
-from fedshift.record import ROUNDS, finished
-from fedshift.track import sentence
+from fedshift.core.files import write
+from fedshift.runs.record import ROUNDS, finished
 from fedshift.track.base import How, Tracker, about
 from fedshift.track.figures import Figures
+from fedshift.track.loading import sentence
 
 WAIT = 60.0  # seconds that trackers have to come to an end, once the records are complete
 SILENT = 3.0  # of them, before the wait is told of

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-from fedshift.progress import Display
-from fedshift.track import load
+from fedshift.runs.progress import Display
+from fedshift.track.loading import load
 from fedshift.track.threads import Trackers
 
 

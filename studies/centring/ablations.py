@@ -31,7 +31,7 @@ from common import (
     write,
 )
 
-from fedshift.progress import echo
+from fedshift.runs.progress import echo
 
 EXACT, MIXED, COARSE = "32+32", "32+4", "4+4"
 

@@ -23,18 +23,18 @@ from fedshift import Dataset, Experiment, Params
 from fedshift.algorithms import Algorithm, Average, Shift, chain
 from fedshift.algorithms.base import ClientRule, ServerRule
 from fedshift.algorithms.fedavg import Plain
+from fedshift.core.types import Broadcast, Round
 from fedshift.data import datasets
 from fedshift.engines import Batched
-from fedshift.engines.base import Job, Upload
-from fedshift.engines.coding import Trained
-from fedshift.experiment import build
-from fedshift.federation import Federation, Outcome, State
-from fedshift.loop import DivergedError, Turn
-from fedshift.memory import Ram
-from fedshift.presets import PRESETS
-from fedshift.summary import WINDOW
-from fedshift.toml import merge
-from fedshift.types import Broadcast, Round
+from fedshift.engines.gpu.coding import Trained
+from fedshift.experiment.build import build
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.toml import merge
+from fedshift.rounds.engine import Job, Upload
+from fedshift.rounds.federation import Federation, Outcome, State
+from fedshift.rounds.loop import DivergedError, Turn
+from fedshift.runs.memory import Ram
+from fedshift.runs.summary import WINDOW
 
 RESULTS = Path(__file__).parent / "results"
 # the demo's task with two groups of clients, as the published results were computed

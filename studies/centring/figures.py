@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedshift.paper.figures.style import EXACT, PAGE, STYLE, sheet
-from fedshift.progress import echo
 from fedshift.report.palette import COLOURS
 from fedshift.report.prints import content, styled
+from fedshift.runs.progress import echo
 
 Row = dict[str, str]
 MAKER = "studies/centring/figures.py"

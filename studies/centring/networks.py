@@ -28,15 +28,15 @@ import torch
 from common import DEMO
 
 from fedshift.algorithms import Algorithm, Shift, chain, filters
+from fedshift.core.types import Broadcast, Params, Round
 from fedshift.engines import Batched, Engine, Sequential, StackError
-from fedshift.experiment import build
-from fedshift.federation import Federation
-from fedshift.loop import Turn
-from fedshift.memory import Ram
-from fedshift.progress import echo
-from fedshift.settings import Experiment
-from fedshift.summary import WINDOW
-from fedshift.types import Broadcast, Params, Round
+from fedshift.experiment.build import build
+from fedshift.experiment.settings import Experiment
+from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import Turn
+from fedshift.runs.memory import Ram
+from fedshift.runs.progress import echo
+from fedshift.runs.summary import WINDOW
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("study", "network", "setting", "rule", "seed", "rounds", "score")

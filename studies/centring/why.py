@@ -42,8 +42,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, jvp
 
 from fedshift import Params
-from fedshift.progress import echo
-from fedshift.types import Decoded
+from fedshift.core.types import Decoded
+from fedshift.runs.progress import echo
 
 Row = dict[str, Any]
 POWER = 30  # iterations

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedshift import Params, chain, fedavg, fedprox, scaffold, shift, shifted
 from fedshift.algorithms import Average, Chain, Control, Controlled, Plain, Prox, Shift, layers, shorter
-from fedshift.types import Broadcast, Round
+from fedshift.core.types import Broadcast, Round
 
 
 def tree(*values: float) -> Params:

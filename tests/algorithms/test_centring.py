@@ -11,10 +11,10 @@ from fedshift import centre, centred, fedavg, scaffold, shift
 from fedshift.algorithms import Chain, Filters, Shift, filters
 from fedshift.algorithms.centring import wide
 from fedshift.algorithms.weights import FAN_IN, likely_filters
-from fedshift.experiment import algorithm
+from fedshift.core.types import Broadcast, Params, Round
+from fedshift.experiment.build import algorithm
+from fedshift.experiment.settings import Experiment
 from fedshift.models import MLP, PaperCNN
-from fedshift.settings import Experiment
-from fedshift.types import Broadcast, Params, Round
 from tests.algorithms.test_weights import CASES, Adapted, Tied, Vision, parameters
 
 

@@ -10,8 +10,8 @@ from torch.nn.utils import parametrizations, prune
 
 from fedshift.algorithms import layers, weights
 from fedshift.algorithms.weights import all_names, likely
+from fedshift.core.types import Params
 from fedshift.models import MLP, PaperCNN
-from fedshift.types import Params
 
 
 def old(norm: str) -> Callable[[nn.Module], nn.Module]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from fedshift import KMeans, Uniform, rng
+from fedshift import KMeans, Uniform
 from fedshift.codecs import kmeans as module
+from fedshift.core import rng
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ROWS = arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 60)), elements=FLOATS)

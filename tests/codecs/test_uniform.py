@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedshift import Stochastic, Uniform, rng
+from fedshift import Stochastic, Uniform
+from fedshift.core import rng
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ROWS = arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 40)), elements=FLOATS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift import rng
+from fedshift.core import rng
 from fedshift.data import crop_and_flip
 
 KEYS = rng.key(0, "augment", torch.arange(200))

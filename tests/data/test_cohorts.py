@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import rng
+from fedshift.core import rng
 from fedshift.data.cohorts import (
     Plan,
     apportion,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift import rng
+from fedshift.core import rng
 from fedshift.data import Partition, dirichlet, iid, labels, load, shards
 
 KEY = rng.key(0, "partition")

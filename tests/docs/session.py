@@ -13,7 +13,7 @@ import torch
 
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG
-from fedshift.grid import expand
+from fedshift.experiment.grid import expand
 from tests.docs import shell
 from tests.docs.blocks import ROOT, Block, blocks
 

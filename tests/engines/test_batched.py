@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from fedshift import Dataset, dataset
 from fedshift.engines import Batched, Sequential, StackError, Task, TrainingError
-from fedshift.engines.base import Upload
-from fedshift.experiment import build
-from fedshift.federation import Federation
-from fedshift.loop import Turn, draw
-from fedshift.memory import Ram
+from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
-from fedshift.uplink import read
+from fedshift.rounds.engine import Upload
+from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import Turn, draw
+from fedshift.rounds.uplink import read
+from fedshift.runs.memory import Ram
 from tests.engines.test_engines import CASES
 from tests.federations import federation, points, same, settings, train
 

@@ -9,12 +9,12 @@ import torch
 from fedshift import Dataset, Range, dataset
 from fedshift.codecs.base import counts
 from fedshift.engines import Batched, Sequential
-from fedshift.engines.stacked import Convolved, Mapped
-from fedshift.experiment import build
-from fedshift.federation import Federation
-from fedshift.settings import Experiment
-from fedshift.toml import merge
-from fedshift.uplink import read
+from fedshift.engines.gpu.stacked import Convolved, Mapped
+from fedshift.experiment.build import build
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import merge
+from fedshift.rounds.federation import Federation
+from fedshift.rounds.uplink import read
 from tests.engines.test_batched import uploads
 from tests.engines.test_engines import CASES
 from tests.federations import federation, train

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.engines import Engine, Sequential, TrainingError
-from fedshift.experiment import build
-from fedshift.federation import Federation
+from fedshift.experiment.build import build
+from fedshift.rounds.federation import Federation
 from tests.federations import Normed, federation, points, processes, same, settings, train
 
 CENTRED: dict[str, Any] = {"on": True, "per": "filter", "tensors": ["*weight"]}  # filters have only 6 to 8 inputs

@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift import BitPack, Experiment, Range, Zstd, resume, run, summary
+from fedshift import BitPack, Experiment, Range, Zstd, resume, run
 from fedshift.codecs.base import Coder, counts, counts_by_lanes
+from fedshift.core.types import Decoded
 from fedshift.engines import Batched
-from fedshift.engines.base import arithmetic
-from fedshift.federation import Federation
-from fedshift.loop import Turn, run_round
-from fedshift.memory import Ram
 from fedshift.models import PaperCNN
-from fedshift.running import Run
-from fedshift.types import Decoded
+from fedshift.rounds.engine import arithmetic
+from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import Turn, run_round
+from fedshift.runs import summary
+from fedshift.runs.memory import Ram
+from fedshift.runs.run import Run
 from tests.engines.test_batched import images
 from tests.federations import federation, same
 from tests.runs import fedshift

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift import rng
+from fedshift.core import rng
 from fedshift.data.augment import crop_and_flip
 from fedshift.data.datasets import dataset
-from fedshift.engines.convpool import arranged, conv_relu_pool, fits
-from fedshift.engines.convpool import forward as pooled_maximum
-from fedshift.engines.kernels import images, sgd
+from fedshift.engines.gpu.paper_cnn.convpool import arranged, conv_relu_pool, fits
+from fedshift.engines.gpu.paper_cnn.convpool import forward as pooled_maximum
+from fedshift.engines.gpu.paper_cnn.kernels import images, sgd
 
 NATIVE = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedshift import Dataset, dataset
 from fedshift.engines import Batched, StackError
-from fedshift.experiment import build
+from fedshift.experiment.build import build
 from tests.federations import Normed, federation, points, settings
 
 

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedshift import Params
-from fedshift.flower.arrays import to_params, to_record
+from fedshift.flower.addon.arrays import to_params, to_record
 from fedshift.flower.testing.grid import LocalGrid
 
 Train = Callable[[Params, int, Context], tuple[Params, dict[str, Any]]]

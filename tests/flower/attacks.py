@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Codec, Identity, pack
 from fedshift.flower import QuantizeMod
-from fedshift.flower.arrays import KEY, enclose, to_params
+from fedshift.flower.addon.arrays import KEY, enclose, to_params
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model
 

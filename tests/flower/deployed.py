@@ -11,9 +11,9 @@ from typing import Any
 import tomli_w
 from flwr.app import Message, RecordDict
 
-from fedshift.flower.arrays import KEY
+from fedshift.flower.addon.arrays import KEY
 from fedshift.flower.testing import Deployment, LocalGrid
-from fedshift.wire import header
+from fedshift.wire.writer import header
 from tests.flower import trial
 from tests.flower.trial import client, server
 

@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from fedshift.data.datasets import Dataset
-from fedshift.federation import Outcome
-from fedshift.flower.app import begin, client_app
+from fedshift.experiment.settings import Experiment
+from fedshift.flower.app.apps import begin, client_app
 from fedshift.flower.testing import LocalGrid
-from fedshift.running import Run
-from fedshift.settings import Experiment
+from fedshift.rounds.federation import Outcome
+from fedshift.runs.run import Run
 from tests.federations import points
 
 DATA = points()

@@ -13,7 +13,7 @@ from fedshift import Params
 from fedshift.bench import deployed, flower
 from fedshift.bench.deployed import Counted
 from fedshift.bench.relay import Relay
-from fedshift.flower.bench import CLIENTS, on_grid
+from fedshift.flower.testing.bench import CLIENTS, on_grid
 
 COMMAND = "from fedshift.cli import app; app()"
 WITHOUT = f"import sys; sys.modules['flwr'] = None; {COMMAND}"

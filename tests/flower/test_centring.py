@@ -16,14 +16,14 @@ from torch import nn
 from fedshift import Params, centre
 from fedshift.algorithms import Filters, filters
 from fedshift.engines import Sequential
-from fedshift.experiment import build
+from fedshift.experiment.build import build
+from fedshift.experiment.settings import Experiment
 from fedshift.flower import FedShift, QuantizeMod
-from fedshift.flower.arrays import to_params, to_record
+from fedshift.flower.addon.arrays import to_params, to_record
 from fedshift.flower.testing import LocalGrid
-from fedshift.loop import run_round
-from fedshift.memory import Ram
-from fedshift.settings import Experiment
-from fedshift.uplink import read
+from fedshift.rounds.loop import run_round
+from fedshift.rounds.uplink import read
+from fedshift.runs.memory import Ram
 from tests.engines.test_batched import uploads
 from tests.federations import points, settings
 from tests.flower.apps import client_app, moved, run, same

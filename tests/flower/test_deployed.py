@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.flower.processes import descendants
-from fedshift.flower.superlink import Config
+from fedshift.flower.app.processes import descendants
+from fedshift.flower.app.superlink import Config
 from fedshift.flower.testing import Deployment
 from tests.flower.deployed import Learnt, Trial, reference, write_app
 from tests.flower.left import alive

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.flower.processes import ProcessError, descendants
-from fedshift.flower.superlink import Config, SuperLink, Tls, environment
+from fedshift.flower.app.processes import ProcessError, descendants
+from fedshift.flower.app.superlink import Config, SuperLink, Tls, environment
 from fedshift.flower.testing import Deployment
 from fedshift.flower.testing.certificates import server_certificate, supernode_key
 from tests.flower.left import alive

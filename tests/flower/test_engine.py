@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from fedshift.flower.app import client_app, experiment_of, server_app
-from fedshift.flower.desk import Desk
-from fedshift.flower.engine import ROUND
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import SettingsError
+from fedshift.flower.app.apps import client_app, experiment_of, server_app
+from fedshift.flower.app.desk import Desk
+from fedshift.flower.app.engine import ROUND
 from fedshift.flower.testing import LocalGrid
-from fedshift.running import Run
-from fedshift.settings import Experiment
-from fedshift.toml import SettingsError
+from fedshift.runs.run import Run
 from tests.engines.test_engines import CASES
 from tests.federations import Normed, same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, on_flower, own, plain

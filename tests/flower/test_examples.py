@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fedshift.flower.processes import Process, free_port
-from fedshift.flower.superlink import environment
-from fedshift.running import Run
-from fedshift.settings import Experiment
-from fedshift.toml import read
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import read
+from fedshift.flower.app.processes import Process, free_port
+from fedshift.flower.app.superlink import environment
+from fedshift.runs.run import Run
 from tests.docs.blocks import blocks as found
 
 HERE = Path(__file__).parents[2]

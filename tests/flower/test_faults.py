@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from torch import Tensor
 
-from fedshift.flower.app import client_app
-from fedshift.flower.arrays import enclose
+from fedshift.experiment.settings import Experiment
+from fedshift.flower.addon.arrays import enclose
+from fedshift.flower.app.apps import client_app
 from fedshift.flower.testing import LocalGrid
-from fedshift.settings import Experiment
-from fedshift.wire import EXACT, pack
+from fedshift.wire.writer import EXACT, pack
 from tests.federations import same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, on_flower, plain
 

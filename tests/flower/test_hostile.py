@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Codec, KMeans, pack
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod
-from fedshift.flower.arrays import KEY, enclose, to_params, to_record
+from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run, same
 from tests.flower.attacks import ATTACKS, BAD, Hostile, InOrder, edited, metrics, survivors

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Codec, Identity, pack
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod, correction
-from fedshift.flower.arrays import KEY, enclose, to_params, to_record
+from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, moved, run, same
 from tests.flower.attacks import BAD, Hostile, InOrder, edited, metrics, params, survivors

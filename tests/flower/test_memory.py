@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
-from fedshift.flower.arrays import to_params, to_record
-from fedshift.flower.memory import Memory, Recalled, Told
+from fedshift.flower.addon.arrays import to_params, to_record
+from fedshift.flower.addon.memory import Memory, Recalled, Told
 from fedshift.flower.testing import LocalGrid
-from fedshift.uplink import named, send
+from fedshift.rounds.uplink import named, send
 from tests.flower.apps import client_app, model, moved, run, same
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}

@@ -7,9 +7,9 @@ import pytest
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
-from fedshift.flower.app import client_app
+from fedshift.flower.app.apps import client_app
 from fedshift.flower.testing import LocalGrid
-from fedshift.wire import header
+from fedshift.wire.writer import header
 from tests.federations import same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, on_flower, plain
 from tests.flower.test_faults import BAD, SCAFFOLD, without

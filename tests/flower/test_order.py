@@ -14,9 +14,9 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
-from fedshift.flower.arrays import to_record
-from fedshift.flower.mod import WRONG_ORDER
-from fedshift.flower.superlink import SuperLink
+from fedshift.flower.addon.arrays import to_record
+from fedshift.flower.addon.mod import WRONG_ORDER
+from fedshift.flower.app.superlink import SuperLink
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run
 from tests.flower.tiny import write_app

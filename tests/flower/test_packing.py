@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
-from fedshift.flower.arrays import CONTROL, KEY, PACKED, enclose, packed, unpacked
-from fedshift.flower.mod import WRONG_ORDER
-from fedshift.flower.outcome import NO_MOD
+from fedshift.flower.addon.arrays import CONTROL, KEY, PACKED, enclose, packed, unpacked
+from fedshift.flower.addon.mod import WRONG_ORDER
+from fedshift.flower.addon.outcome import NO_MOD
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run, same
 from tests.flower.test_saved import CASES, CrashError, train

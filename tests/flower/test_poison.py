@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Codec, Identity, pack
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod
-from fedshift.flower.arrays import KEY, enclose, to_record
+from fedshift.flower.addon.arrays import KEY, enclose, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run, same
 from tests.flower.attacks import BAD, Hostile, InOrder, edited, survivors

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.flower.processes import Process, ProcessError, answers, descendants, free_port, wait_for_port
+from fedshift.flower.app.processes import Process, ProcessError, answers, descendants, free_port, wait_for_port
 from tests.flower.left import alive
 from tests.runs import linux
 
@@ -55,7 +55,7 @@ def test_a_process_that_ends_by_itself_takes_its_descendants_along(tmp_path: Pat
 STARTER = """
 import os, sys, time
 from pathlib import Path
-from fedshift.flower.processes import Process
+from fedshift.flower.app.processes import Process
 process = Process(["sh", "-c", sys.argv[2]], os.environ, Path(sys.argv[1]) / "log")
 print(process.keeper.pid, flush=True)
 time.sleep(1000)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedshift.flower.testing import LocalGrid
-from fedshift.running import Run
+from fedshift.runs.run import Run
 from tests.federations import settings
 from tests.flower.experiments import grid_of, in_process, on_flower
 from tests.runs import checkpoints, damage, record

@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from fedshift.files import RunError
+from fedshift.core.files import RunError
 from fedshift.flower import FedShift, QuantizeMod, Scaffold, ScaffoldMod, Seeded, introduce
-from fedshift.flower.arrays import to_record
+from fedshift.flower.addon.arrays import to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, same
 from tests.flower.test_scaffold import moved_a_known_way

@@ -10,12 +10,12 @@ from flwr.serverapp.strategy import FedAvg
 from safetensors.torch import load
 
 from fedshift import Params
+from fedshift.core.tree import tmap
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod, correction
-from fedshift.flower.arrays import KEY, to_params, to_record
-from fedshift.flower.scaffold import OWN
+from fedshift.flower.addon.arrays import KEY, to_params, to_record
+from fedshift.flower.addon.scaffold import OWN
 from fedshift.flower.testing import LocalGrid
-from fedshift.tree import tmap
-from fedshift.uplink import ERROR
+from fedshift.rounds.uplink import ERROR
 from tests.flower.apps import client_app, model, moved, run
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}

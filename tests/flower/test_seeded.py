@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
-from fedshift.flower.seeded import partitions
+from fedshift.flower.addon.seeded import partitions
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, same
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from fedshift import command
-from fedshift.events import Event
-from fedshift.flower.desk import Desk
-from fedshift.flower.simulate import write_app
-from fedshift.flower.superlink import Config
+from fedshift.cli import running
+from fedshift.experiment.settings import Experiment
+from fedshift.flower.app.desk import Desk
+from fedshift.flower.app.simulate import write_app
+from fedshift.flower.app.superlink import Config
 from fedshift.flower.testing import Deployment
-from fedshift.loop import DivergedError
-from fedshift.running import Run
-from fedshift.settings import Experiment
+from fedshift.rounds.loop import DivergedError
+from fedshift.runs.events import Event
+from fedshift.runs.run import Run
 from tests.runs import COMMAND, fedshift, file_of, record, small
 
 BOTH = {"uplink": {"bits": "32+4", "feedback": True}, "algorithm": {"name": "scaffold"}}
@@ -45,7 +45,7 @@ def test_what_ends_a_simulation_reaches_the_user_in_one_sentence(
         yield Event("round", "", 1, 0.5, 1.5, 100)
         raise DivergedError("no usable upload")
 
-    monkeypatch.setattr(command, "simulation", lambda: simulate)
+    monkeypatch.setattr(running, "on_flower", simulate)
     path = file_of(tmp_path / "a.toml", small())
     done = fedshift("run", path, "--engine", "flower", "--out", tmp_path / "run", "--json")
     assert done.exit_code == 1

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM, Strategy
 
 from fedshift import Codec, KMeans, pack, shift, size, unpack
 from fedshift.flower import FedShift, QuantizeMod
-from fedshift.flower.arrays import FRAME, KEY, enclose, to_params, to_record
+from fedshift.flower.addon.arrays import FRAME, KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run, same
 

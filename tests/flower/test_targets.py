@@ -12,7 +12,7 @@ from torch import nn
 
 from fedshift import Codec, KMeans, Params, Stochastic, Ternary, Uniform, shift
 from fedshift.flower import FedShift, QuantizeMod
-from fedshift.flower.arrays import to_params, to_record
+from fedshift.flower.addon.arrays import to_params, to_record
 from tests.flower.apps import model, moved, run
 from tests.flower.test_strategy import ALL
 

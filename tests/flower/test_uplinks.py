@@ -10,11 +10,11 @@ from flwr.serverapp.strategy import FedAvg
 from fedshift import Uplink
 from fedshift.codecs import Cast, Identity, KMeans, Quantizer, Ternary
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
-from fedshift.flower.arrays import KEY, to_record
+from fedshift.flower.addon.arrays import KEY, to_record
 from fedshift.flower.testing import LocalGrid
-from fedshift.frame import parse, records
-from fedshift.registry import codec_of
-from fedshift.uplink import named
+from fedshift.rounds.uplink import named
+from fedshift.wire.frame import parse, records
+from fedshift.wire.registry import codec_of
 from tests.flower.apps import client_app, moved, run
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 2}

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Cast, Codec, Identity, KMeans
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, Seeded
-from fedshift.flower.arrays import to_params, to_record
+from fedshift.flower.addon.arrays import to_params, to_record
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, moved, run, same
 from tests.flower.test_strategy import ALL, Middle, private

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fedshift import Experiment
+from fedshift.experiment.toml import merge
 from fedshift.paper import beyond
 from fedshift.paper.experiments import (
     BASE,
@@ -13,7 +14,6 @@ from fedshift.paper.experiments import (
 )
 from fedshift.paper.experiments import beyond as cells_of
 from fedshift.paper.records import Record, Results
-from fedshift.toml import merge
 from tests.paper.written import read, write
 
 FEDAVG = contrasts()[0]

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from fedshift import Experiment
+from fedshift.experiment.toml import merge
 from fedshift.paper import compressed
 from fedshift.paper.experiments import BASE, EVERYTHING, Cell, settings, uplinks, with_uplink
 from fedshift.paper.experiments import compressed as rows
-from fedshift.toml import merge
 from tests.paper.written import read, write
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from fedshift import Experiment
-from fedshift.grid import expand
-from fedshift.links import links
+from fedshift.experiment.grid import expand
+from fedshift.experiment.links import links
+from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.experiments import (
     BASE,
     TABLES,
@@ -22,8 +23,7 @@ from fedshift.paper.experiments import (
 )
 from fedshift.paper.published import TABLE1, TABLE2, TABLE3, Figure
 from fedshift.paper.records import identity
-from fedshift.running import Run
-from fedshift.toml import SettingsError, merge
+from fedshift.runs.run import Run
 from tests.runs import digits, small
 
 

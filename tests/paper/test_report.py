@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.frontier import GRID
+from fedshift.experiment.frontier import GRID
+from fedshift.experiment.toml import SettingsError
 from fedshift.paper.experiments import mixed
 from fedshift.paper.report import BEGIN, END, report, rewritten
 from fedshift.paper.tables import compared, listing
-from fedshift.toml import SettingsError
 from tests.paper.written import read, write
 from tests.runs import fedshift
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.frontier import GRID
+from fedshift.experiment.frontier import GRID
+from fedshift.experiment.toml import SettingsError
 from fedshift.paper.published import TABLE3
 from fedshift.paper.uplinks import (
     MEASURED,
@@ -23,7 +24,6 @@ from fedshift.paper.uplinks import (
     plan,
     table3,
 )
-from fedshift.toml import SettingsError
 from tests.runs import fedshift
 
 EXACT = Upload("Identity", 8.421e6, 0.0, None)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedshift import Experiment
+from fedshift.experiment.toml import merge
 from fedshift.paper.experiments import BASE, TABLES, Cell, settings
 from fedshift.paper.records import Results, published
-from fedshift.toml import merge
 
 EVEN = (0.1,) * 10
 LAYERS = ("conv1.weight", "fc2.weight")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.report.command import write_report
+from fedshift.report.files import write_report
 from tests.report.written import settings, write
 from tests.runs import fedshift
 

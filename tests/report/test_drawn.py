@@ -8,12 +8,12 @@ from typing import Any
 import matplotlib
 import pytest
 
-from fedshift.files import RunError
+from fedshift.core.files import RunError
+from fedshift.experiment.toml import SettingsError
 from fedshift.report.bars import GREY
 from fedshift.report.charts import Report
 from fedshift.report.drawn import charts, draw, figure
 from fedshift.report.gather import gather
-from fedshift.toml import SettingsError
 from tests.report.written import settings, write, write_histograms
 
 RULES = {"no": {"on": False}, "layer": {"per": "layer"}, "filter": {"per": "filter"}}

@@ -4,8 +4,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedshift.recorded import Recorded, recorded
 from fedshift.report.lines import Grouped, grouped
+from fedshift.runs.recorded import Recorded, recorded
 from tests.report.written import settings, write
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.recorded import Broken
 from fedshift.report.charts import Choice, Heat, Table
 from fedshift.report.gather import gather
 from fedshift.report.lines import grouped
 from fedshift.report.what import section
+from fedshift.runs.recorded import Broken
 from tests.report.test_lines import read
 from tests.report.written import damage, settings, write, write_clients
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift.columns import LAYER, PHASES, column
-from fedshift.files import seal
-from fedshift.settings import Experiment
+from fedshift.core.files import seal
+from fedshift.experiment.settings import Experiment
+from fedshift.runs.columns import LAYER, PHASES, column
 
 Figure = float | Sequence[float | None]  # the same in every round, or one for each
 CLASSES = 4

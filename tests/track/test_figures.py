@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mlflow.utils.validation import _validate_metric_name
 
-from fedshift.columns import header
+from fedshift.runs.columns import header
 from fedshift.track.figures import Figures, legal, name
 from tests.federations import federation, settings
 

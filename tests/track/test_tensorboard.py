@@ -8,8 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from fedshift.record import finished
-from fedshift.running import Run
+from fedshift.runs.record import finished
+from fedshift.runs.run import Run
 from fedshift.track import tracked
 from tests.processes import wait_until
 from tests.runs import SELDOM, digits, small

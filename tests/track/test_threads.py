@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedshift.record import finished
-from fedshift.running import Run
+from fedshift.runs.record import finished
+from fedshift.runs.run import Run
 from fedshift.track import threads
 from fedshift.track.base import About, How, Rounds, Tracker
 from fedshift.track.threads import Trackers

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tensorboard.plugins.hparams.api_pb2 import Status
 
-from fedshift.extras import needs
-from fedshift.record import finished
+from fedshift.core.extras import needs
+from fedshift.runs.record import finished
 from tests.runs import fedshift, file_of, small
 from tests.track.test_tensorboard import scalars, sessions
 from tests.track.test_wandb import history, records

@@ -4,8 +4,8 @@ import csv
 import io
 from pathlib import Path
 
-from fedshift.running import Run, resume
-from fedshift.settings import Experiment
+from fedshift.experiment.settings import Experiment
+from fedshift.runs.run import Run, resume
 from fedshift.track import tracked
 from tests.runs import digits
 

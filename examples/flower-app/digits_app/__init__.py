@@ -3,6 +3,6 @@
 from pathlib import Path
 
 from fedshift import Experiment
-from fedshift.toml import read
+from fedshift.experiment.toml import read
 
 EXPERIMENT = Experiment(**read(Path(__file__).parents[1] / "experiment.toml"))

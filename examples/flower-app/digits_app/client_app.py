@@ -1,6 +1,6 @@
 """Plays the clients of its node: of n nodes, node i plays clients i, i + n, i + 2n, ..."""
 
 from digits_app import EXPERIMENT
-from fedshift.flower.app import client_app
+from fedshift.flower import client_app
 
 app = client_app(EXPERIMENT)

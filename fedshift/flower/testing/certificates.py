@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from fedshift.flower.superlink import Tls
+from fedshift.flower.app.superlink import Tls
 
 VALID = datetime.timedelta(days=2)  # long enough for a test, too short to be of use elsewhere
 

@@ -12,8 +12,8 @@ from typing import Self
 
 import tomli_w
 
-from fedshift.flower.processes import Process, ProcessError, free_port
-from fedshift.flower.superlink import Config, SuperLink, environment, executable
+from fedshift.flower.app.processes import Process, ProcessError, free_port
+from fedshift.flower.app.superlink import Config, SuperLink, environment, executable
 from fedshift.flower.testing.certificates import Key, server_certificate, supernode_key
 
 START_TIMEOUT = 120.0  # seconds; twice the lease of a SuperNode that was killed

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from fedshift.columns import column
-from fedshift.files import RunError
+from fedshift.core.files import RunError
 from fedshift.paper.figures.records import Panel, Source
 from fedshift.paper.figures.rounds import caption, coloured, plot, series
 from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, Drawn, footnote, legend, sheet
 from fedshift.paper.records import Record
+from fedshift.runs.columns import column
 
 MOST = 60  # panels
 

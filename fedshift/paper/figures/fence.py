@@ -16,14 +16,14 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from fedshift.algorithms import Algorithm, chain
+from fedshift.core.types import Broadcast, Params, Round
 from fedshift.data.datasets import load
+from fedshift.experiment.settings import Experiment
 from fedshift.paper.figures.ratios import Ratios, ratios
 from fedshift.paper.figures.records import Panel, Source
 from fedshift.paper.figures.rounds import coloured
 from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, Drawn, footnote, letter, sheet
-from fedshift.running import Run
-from fedshift.settings import Experiment
-from fedshift.types import Broadcast, Params, Round
+from fedshift.runs.run import Run
 
 LEAST, MOST = -1.0, 4.0  # ratios shown
 WATCHED: dict[str, dict[str, Any]] = {

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from fedshift.files import RunError
+from fedshift.core.files import RunError
 from fedshift.paper.figures.records import Source
 from fedshift.paper.figures.rounds import caption, coloured, fitting, plot, series
 from fedshift.paper.figures.style import PAGE, Drawn, footnote, legend, sheet

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift import rng
+from fedshift.core import rng
+from fedshift.core.types import Params
 from fedshift.data import cache as fetched
 from fedshift.data.catalog import find
 from fedshift.data.datasets import Dataset, load
-from fedshift.engines.base import one_thread
-from fedshift.presets import PRESETS
-from fedshift.settings import Experiment
-from fedshift.types import Params
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.settings import Experiment
+from fedshift.rounds.engine import one_thread
 
 TITLES = {"cifar10": "CIFAR-10", "digits": "digits"}
 

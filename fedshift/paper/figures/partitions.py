@@ -6,8 +6,8 @@ from torch import Tensor
 
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
-from fedshift.experiment import split
-from fedshift.links import links
+from fedshift.experiment.build import split
+from fedshift.experiment.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe
 from fedshift.paper.figures.style import INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, TINT, Drawn, footnote, letter, sheet
 from fedshift.paper.published import ALPHAS

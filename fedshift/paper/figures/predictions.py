@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from fedshift.files import RunError
-from fedshift.links import links
+from fedshift.core.files import RunError
+from fedshift.experiment.links import links
+from fedshift.experiment.settings import Experiment
 from fedshift.paper.dynamics import LATE, Blocks, blocks, odd_share
 from fedshift.paper.figures.records import Line, Panel, Source
 from fedshift.paper.figures.rounds import coloured
 from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, Drawn, footnote, letter, sheet
-from fedshift.settings import Experiment
 
 TICKS = 20  # labels that are named: there is no room for a hundred
 

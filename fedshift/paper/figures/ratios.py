@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedshift.algorithms import Shift, shorter
-from fedshift.files import RunError
+from fedshift.core.files import RunError
+from fedshift.core.types import Broadcast, Round
 from fedshift.paper.figures.records import Line, Panel
 from fedshift.paper.figures.rounds import fitting, series
 from fedshift.paper.records import Record
-from fedshift.types import Broadcast, Round
 
 
 class Means(NamedTuple):

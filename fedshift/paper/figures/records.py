@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.files import RunError
-from fedshift.links import links
+from fedshift.core.files import RunError
+from fedshift.experiment.links import links
+from fedshift.experiment.settings import Experiment
+from fedshift.experiment.toml import SettingsError, dotted
 from fedshift.paper.experiments import TITLES
 from fedshift.paper.figures.network import TITLES as DATA
 from fedshift.paper.records import Record, endless
-from fedshift.record import SETTINGS
-from fedshift.settings import Experiment
-from fedshift.summary import apart, comparable, shown, uplink_label, words
-from fedshift.toml import SettingsError, dotted
+from fedshift.runs.record import SETTINGS
+from fedshift.runs.summary import apart, comparable, shown, uplink_label, words
 
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
 LINK = ("uplink.", "algorithm.", "shift.")  # what a line may differ in from the one of full precision beside it

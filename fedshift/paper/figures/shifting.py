@@ -6,16 +6,16 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fedshift import rng
-from fedshift.accumulate import Mean
 from fedshift.algorithms import layers, shift
+from fedshift.core import rng
+from fedshift.core.types import Params
 from fedshift.data.datasets import Dataset
-from fedshift.experiment import named_model, split
-from fedshift.links import links
+from fedshift.experiment.build import named_model, split
+from fedshift.experiment.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe, trained
 from fedshift.paper.figures.style import EXACT, FAINT, INFERIOR, PAGE, SHIFTED, SUPERIOR, Drawn, footnote, letter, sheet
-from fedshift.types import Params
-from fedshift.wire import pack, unpack
+from fedshift.wire.mean import Mean
+from fedshift.wire.writer import pack, unpack
 
 EPOCHS = 1  # of each client; the paper's ten take minutes on a CPU
 BINS = 90

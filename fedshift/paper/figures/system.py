@@ -5,14 +5,14 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from fedshift.links import links
+from fedshift.experiment.links import links
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.settings import Experiment
 from fedshift.models import PaperCNN
 from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, Drawn, sheet
-from fedshift.presets import PRESETS
-from fedshift.settings import Experiment
-from fedshift.uplink import Uplink
-from fedshift.wire import EXACT as AS_IT_IS
-from fedshift.wire import size
+from fedshift.rounds.uplink import Uplink
+from fedshift.wire.writer import EXACT as AS_IT_IS
+from fedshift.wire.writer import size
 
 WIDE, HIGH = 100, 38  # the sheet's own units
 ROUND = "round,pad=0,rounding_size=1"

@@ -7,13 +7,13 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fedshift import rng
 from fedshift.codecs import KMeans, Quantizer, Uniform
+from fedshift.core import rng
+from fedshift.core.types import Params
 from fedshift.data.datasets import Dataset
-from fedshift.experiment import named_model
+from fedshift.experiment.build import named_model
 from fedshift.paper.figures.network import TITLES, examples, recipe, trained, weights
 from fedshift.paper.figures.style import FAINT, KMEANS, PAGE, SMALL, UNIFORM, Drawn, footnote, legend, letter, sheet
-from fedshift.types import Params
 
 BITS, EPOCHS, BINS = 4, 4, 75
 MOST = 5_000  # examples: an epoch over all of CIFAR-10 takes minutes on a CPU

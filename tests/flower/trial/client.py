@@ -14,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedshift import Codec, Identity, Params, pack
 from fedshift.flower import QuantizeMod, introduce
-from fedshift.flower.arrays import KEY, enclose, to_params, to_record
+from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
 
 PATIENCE = 900.0  # seconds until a client that waits goes on by itself
 

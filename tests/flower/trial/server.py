@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from safetensors.torch import save
 
 from fedshift.flower import FedShift, Seeded
-from fedshift.flower.arrays import to_params, to_record
+from fedshift.flower.addon.arrays import to_params, to_record
 
 PATIENCE = 900.0  # seconds until a server that waits goes on by itself
 app = ServerApp()

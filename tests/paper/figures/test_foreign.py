@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.files import RunError
+from fedshift.cli.paper_figures import runs
+from fedshift.core.files import RunError
 from fedshift.paper.figures import curves, predictions
-from fedshift.paper.figures.command import runs
 from fedshift.paper.figures.ratios import ratios
 from fedshift.paper.figures.records import Source
 from tests.report.written import settings, write

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedshift.algorithms import shorter
-from fedshift.files import RunError
+from fedshift.core.files import RunError
 from fedshift.paper.experiments import dirichlet, mixed
 from fedshift.paper.figures import fence, predictions
 from fedshift.paper.figures.curves import across, score

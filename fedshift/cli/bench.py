@@ -1,0 +1,88 @@
+"""`fedshift bench ...`: its arguments."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedshift.cli.terminal import examples
+
+bench = typer.Typer(
+    help="Measure fedshift on this machine.",
+    no_args_is_help=True,
+    epilog=examples("fedshift bench codecs --quick", "fedshift bench engines --gpu"),
+)
+
+
+@bench.command(
+    epilog=examples("fedshift bench codecs --quick", "fedshift bench codecs --repeats 21 --json"),
+)
+def codecs(
+    quick: Annotated[bool, typer.Option("--quick", help="Only the table of codecs, with fewer repeats.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 9,
+) -> None:
+    """Bytes, time and error of every codec on the paper's CNN, and the promises they keep."""
+    from fedshift.bench import report
+
+    measured(report.measure, quick, 3 if quick else repeats, as_json)
+
+
+@bench.command(
+    epilog=examples("fedshift bench engines --quick", "fedshift bench engines --gpu --json"),
+)
+def engines(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Without training the paper's CNN, which takes minutes.")
+    ] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Only what a GPU gains; seconds where the rest takes minutes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 9,
+) -> None:
+    """What a round costs: against a loop written by hand, on all cores, with many clients, and on a GPU."""
+    from fedshift.bench import report
+
+    if gpu and not torch_has_gpu():
+        typer.echo("fedshift: --gpu: there is no CUDA device here", err=True)
+        raise typer.Exit(2)
+    measured(report.measure_only_gpu if gpu else report.measure_engines, quick, repeats, as_json)
+
+
+def torch_has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@bench.command(
+    epilog=examples("fedshift bench flower --quick"),
+)
+def flower(
+    quick: Annotated[bool, typer.Option("--quick", help="Without a deployment, which takes minutes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 9,
+) -> None:
+    """What Flower adds to a round, and what a node sends in one, counted at the level of TCP."""
+    try:
+        import fedshift.flower  # noqa: F401
+    except ImportError as missing:
+        typer.echo(f"fedshift: {missing}", err=True)
+        raise typer.Exit(2) from None
+    from fedshift.bench import report
+
+    measured(report.measure_flower, quick, repeats, as_json)
+
+
+def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:
+    from fedshift.bench import report
+
+    console = Console(stderr=True)
+    with console.status("") as status:
+        result = measure(quick, repeats, lambda text: status.update(f"measuring {text} ..."))
+    if as_json:
+        typer.echo(json.dumps(result.as_dict(), indent=2))
+    else:
+        report.show(result, Console())

@@ -1,0 +1,112 @@
+"""What `fedshift paper figures` does, once its arguments are read."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedshift.cli import running
+from fedshift.core.files import RunError, write
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.toml import SettingsError, merge
+from fedshift.paper.figures.records import Source, found, panels
+from fedshift.report.prints import FORMATS, check, check_places, content, styled
+from fedshift.runs.progress import Display, echo
+
+NUMBERS = range(1, 11)
+MAKER = "fedshift paper figures"  # in every file
+RECORDED = (5, 7, 8, 9)  # figures that need runs
+PUBLISHED = Path("results")
+ROUNDS = 60  # of a fresh run
+
+
+def figures(
+    numbers: Sequence[str],
+    formats: Sequence[str],
+    records: Path | None,
+    out: Path,
+    rounds: int | None,
+    fresh: bool,
+    display: Display,
+) -> None:
+    """Draw the figures asked for, all without any, and say what each was drawn from."""
+    asked, kinds = chosen(numbers), list(dict.fromkeys(formats)) or [FORMATS[0]]
+    check(kinds, "paper figures")
+    if records is not None and (fresh or rounds is not None):
+        option = "--fresh" if fresh else f"--rounds {rounds}"
+        raise SettingsError(
+            f"{option}: asks for a fresh run, and --records {records} for those there are; leave one out"
+        )
+    if records is not None and not records.is_dir():
+        raise SettingsError(f"--records {records}: there is no such folder")
+    check_places((place(out, number, kind) for number in asked for kind in kinds), MAKER, "--out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
+    source, failed = None, False
+    if any(number in RECORDED for number in asked):
+        own = None if fresh or rounds is not None else runs(records)
+        source = own or trained(out, rounds or ROUNDS, display)
+    for number in asked:
+        failed |= not draw(number, kinds, out, source)
+    if failed:
+        sys.exit(2)
+
+
+def chosen(numbers: Sequence[str]) -> list[int]:
+    """
+    >>> chosen(["7", "2", "7"]), len(chosen([]))
+    ([2, 7], 10)
+    """
+    if bad := [text for text in numbers if text not in map(str, NUMBERS)]:
+        raise SettingsError(f"figure {bad[0]}: there is no such figure; the paper has {NUMBERS[0]} to {NUMBERS[-1]}")
+    return sorted({int(text) for text in numbers}) or list(NUMBERS)
+
+
+def runs(folder: Path | None) -> Source | None:
+    """Those of a folder; without one, published records where there are any."""
+    records, others = found(folder or PUBLISHED)
+    if folder is not None and not records:
+        raise RunError(f"--records {folder}: holds no finished run{f' ({others[0]})' if others else ''}")
+    if others:
+        echo(f"{len(others)} of {len(others) + len(records)} runs are left out: {others[0]}", err=True)
+    return Source(panels(records), folder or PUBLISHED) if records else None
+
+
+# full precision, the paper's uplink, and that with the paper's shift
+PAPERS = [
+    {"uplink": "exact", "shift": {"on": False}},
+    {"uplink": "paper", "shift": {"on": False}},
+    {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
+]
+
+
+def trained(out: Path, rounds: int, display: Display) -> Source:
+    """The paper's uplink on the demo's task, shorter, beside the figures: what is finished is not run again."""
+    folder = out / "runs" / f"digits-{rounds}-rounds"
+    raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}, "sweep": {"runs": PAPERS}})
+    running.grid(raw, folder, display, False, table=False)
+    return Source(panels(found(folder)[0]), folder, fresh=True)
+
+
+def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
+    """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
+    from fedshift.paper.figures import gallery
+    from fedshift.paper.figures.style import STYLE
+
+    with styled(STYLE):
+        try:
+            made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+        except RunError as problem:
+            echo(f"fedshift: figure {number}: {problem}", err=True)
+            return False
+        for kind in formats:
+            path = place(out, number, kind)
+            write(path, content(made.figure, kind, MAKER))
+            echo(f"{path}: {made.source}")
+    return True
+
+
+def place(out: Path, number: int, kind: str) -> Path:
+    return out / f"figure-{number}.{kind}"

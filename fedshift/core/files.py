@@ -1,0 +1,221 @@
+"""Files that are there whole or not at all: written beside their place, then renamed into it.
+
+Files of tensors carry a digest of all their bytes in their metadata, and its beginning in their name, so a file says by
+itself whether it is what was written.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedshift.core.names import printable
+from fedshift.core.types import Params
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, two processes in one folder are not told apart
+    fcntl = None  # type: ignore[assignment]
+
+TEMPORARY, LOCK = ".unfinished", ".lock"
+METADATA = "fedshift"  # one key: the order of several would not be the same each time
+DIGEST, NAMED = 32, 8  # hexadecimal digits of a digest, and those of them that stand in a file's name
+BLANK = b"0" * DIGEST  # what the digest is computed with in its own place
+_held: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
+
+
+class RunError(RuntimeError):
+    """What went wrong with the files of a run, in a sentence."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, keep="\n"))  # the end of a log may follow the sentence
+
+
+def no_link(path: str, flags: int) -> int:
+    """Opener for files that are added to: a link at their place, which somebody may have put there, is not followed."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{os.path.basename(path)} is a link, which is not followed") from None
+        raise
+
+
+class Lock:
+    """A folder, made if it is not there, that nobody else writes to until this is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        if self.path in _held:  # before the file is opened: closing it again would give up the lock
+            raise RunError(f"{path}: another run is writing to this folder (in this process, {os.getpid()})")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.path / LOCK, "a+", opener=no_link)  # noqa: SIM115 (held until close)
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
+        try:
+            if fcntl:
+                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = _holder(self.file)
+            self.file.close()
+            raise RunError(f"{path}: another run is writing to this folder{holder}") from None
+        _held.add(self.path)
+        with suppress(OSError):  # a full disk: the lock is held all the same
+            os.ftruncate(self.file.fileno(), 0)
+            os.write(self.file.fileno(), f"{os.getpid()} {platform.node()}".encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self.file.closed:  # once: by the second time the folder may be another run's
+            self.file.close()
+            _held.discard(self.path)
+
+
+def write(path: Path, content: bytes, sync: bool = False) -> None:
+    """The whole content or a RunError; whatever was at the path stays until the new content is complete.
+
+    Links are replaced and never followed, neither at the path nor at the temporary name beside it.
+    """
+    beside = path.with_name(path.name + TEMPORARY)
+    try:
+        beside.unlink(missing_ok=True)  # left by a process that was killed
+        with open(beside, "xb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as problem:
+        with suppress(OSError):  # a folder that cannot be written to has nothing to remove
+            beside.unlink()
+        raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
+
+
+def remove(folder: Path, pattern: str) -> None:
+    """Remove the files in a folder whose names match, not folders; RunError where one cannot be removed."""
+    for path in list(folder.glob(pattern)):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as problem:
+            raise RunError(f"{path}: cannot be removed: {problem.strerror or problem}") from None
+
+
+def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
+    """Tensors in the safetensors format with `about` and a digest of all bytes in their metadata, and the digest."""
+    tensors = {name: x.cpu().contiguous() for name, x in params.items()}
+    blank = save(tensors, {METADATA: json.dumps({"digest": BLANK.decode()} | about)})
+    digest = hash_of(blank)
+    return blank.replace(BLANK, digest.encode(), 1), digest
+
+
+def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
+    """The `about` and the digest of what `seal` made; RunError when it is something else by now."""
+    damaged = RunError(f"{path}: damaged: its content does not match its checksum")
+    try:
+        (length,) = struct.unpack_from("<Q", content)
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        if METADATA not in metadata:
+            raise RunError(f"{damaged}, or it was written by an earlier version of fedshift")
+        about = json.loads(metadata[METADATA])
+        digest = about.pop("digest")
+        at = content.index(digest.encode(), 8, 8 + length)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise damaged from None
+    if len(digest) != DIGEST or hash_of(content[:at], BLANK, memoryview(content)[at + DIGEST :]) != digest:
+        raise damaged
+    return about, digest
+
+
+def hash_of(*parts: bytes | memoryview) -> str:
+    """Of the parts, one after another."""
+    found = hashlib.blake2b(digest_size=DIGEST // 2)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def digest_of(params: Params) -> str:
+    """Of names, types, shapes and values, also of tensors that no file of tensors can hold."""
+    parts: list[bytes] = []
+    for name, x in params.items():
+        flat = x.detach().cpu().to_dense().contiguous().flatten()
+        parts += [f"{name} {x.dtype} {tuple(x.shape)} ".encode(), flat.view(torch.uint8).numpy().tobytes()]
+    return hash_of(*parts)
+
+
+def separate(params: Params) -> Params:
+    """Copies that share no memory, as a file of tensors needs them."""
+    return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in params.items()}
+
+
+def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]) -> Path:
+    """folder/stem.CHECKSUM.safetensors"""
+    content, digest = seal(params, about)
+    path = folder / f"{stem}.{digest[:NAMED]}.safetensors"
+    write(path, content)
+    return path
+
+
+def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
+    """What `write_tensors` wrote; a file does not keep the order of tensors."""
+    content, about = _read(path)
+    try:
+        return load(content), about
+    except (SafetensorError, ValueError, KeyError, OverflowError) as problem:
+        raise RunError(f"{path}: damaged: {' '.join(str(problem).split())}") from None
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """The `about` of a file that `write_tensors` wrote, of which every byte is checked."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+    content = content_of(path)
+    about, digest = unseal(path, content)
+    if digest[:NAMED] != path.name.split(".")[-2]:
+        raise RunError(f"{path}: damaged: its content does not match its checksum, which its name ends in")
+    return content, about
+
+
+def content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read: {problem.strerror or problem}") from None
+
+
+def _holder(lock: IO[str]) -> str:
+    """Holder of a lock, as far as it is known: ' (process 12: fedshift sweep grid.toml)'."""
+    try:
+        lock.seek(0)
+        pid, _, host = lock.read(300).partition(" ")
+    except (OSError, ValueError):
+        return ""
+    if not pid.isdecimal():
+        return ""
+    if host != platform.node():
+        return f" (process {pid} on {host})"
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # not on every system
+        words = []
+    command = " ".join(word for word in words if word)
+    return f" (process {pid}: {command[:100]})" if command else f" (process {pid})"

@@ -1,0 +1,54 @@
+"""The verbs on Params."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from fedshift.core.types import Params
+
+
+def tmap(f: Callable[..., Tensor], first: Params, *others: Params) -> Params:
+    """f on the tensors of each name of the first tree.
+
+    >>> tmap(lambda w, g: w - 0.5 * g, {"w": torch.ones(2)}, {"w": torch.ones(2), "unused": torch.ones(1)})
+    {'w': tensor([0.5000, 0.5000])}
+    """
+    return {name: f(x, *(other[name] for other in others)) for name, x in first.items()}
+
+
+def zeros(like: Params) -> Params:
+    return tmap(torch.zeros_like, like)
+
+
+def take(params: Params, names: Iterable[str]) -> Params:
+    return {name: params[name] for name in names}
+
+
+def over(x: Tensor, like: Tensor) -> Tensor:
+    """A number a client (K,) shaped to act on stacked tensors (K, ...); a single number stays as it is."""
+    return x.view(-1, *[1] * (like.ndim - 1)) if x.ndim else x
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """|x| over all floating tensors, added up in float64.
+
+    >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]]), torch.tensor([7])])
+    5.0
+    """
+    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors if x.is_floating_point()]
+    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """True if two tensors hold the same bytes, NaN and dtypes without arithmetic included.
+
+    >>> same(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])), same(torch.ones(2), torch.ones(2).int())
+    (True, False)
+    """
+    if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+        return False
+    if a.layout != torch.strided:
+        a, b = a.to_sparse().coalesce(), b.to_sparse().coalesce()
+        return torch.equal(a.indices(), b.indices()) and same(a.values(), b.values())
+    return torch.equal(*(x.detach().contiguous().view(-1).view(torch.uint8) for x in (a, b)))

@@ -1,0 +1,115 @@
+"""All clients at once: the jobs of many runs are trained as one stack of models.
+
+The draws are those of the reference, so local weights differ from its by rounding alone; the codecs
+are the same, so equal weights give equal codes.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fedshift.algorithms.base import ClientRule
+from fedshift.core.tree import take
+from fedshift.core.types import Params
+from fedshift.engines.gpu.coding import Trained, uploads
+from fedshift.engines.gpu.stacked import stacked
+from fedshift.engines.gpu.steps import Steps
+from fedshift.rounds import evaluate
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, told
+from fedshift.rounds.evaluate import Score
+from fedshift.rounds.uplink import ERROR
+
+EXAMPLES = 10_000  # scored at a time
+
+
+class Batched:
+    """One model, its data, and as many jobs as there are: on a GPU a step of all clients is one CUDA graph."""
+
+    def __init__(self, task: Task, precision: str = "tf32", deterministic: bool = False) -> None:
+        self.task, self.precision, self.deterministic = task, precision, deterministic
+        self.home = task.data.x.device
+        task.model.eval()
+        for module in task.learners:
+            module.training = True
+        with arithmetic(precision, deterministic):
+            self.net = stacked(task, precision)
+        self.steps: dict[ClientRule, Steps] = {}
+
+    def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
+        """Begins at once; uploads are worked out when the first is asked for, which must be before the next call."""
+        begin = time.perf_counter()
+        with arithmetic(self.precision, self.deterministic), torch.no_grad():
+            trained = self._train(jobs)
+        made: list[list[Upload]] = []
+
+        def uploads_of(place: int) -> Iterator[Upload]:
+            if not made:
+                with arithmetic(self.precision, self.deterministic), torch.no_grad():
+                    made.extend(self._uploads(trained, begin))
+            yield from made[place]
+
+        return [uploads_of(place) for place in range(len(jobs))]
+
+    def _train(self, jobs: Sequence[Job]) -> list[Trained]:
+        """One stack for each rule."""
+        found: dict[int, Trained] = {}
+        for rule in dict.fromkeys(job.rule for job in jobs):
+            places = [place for place, job in enumerate(jobs) if job.rule == rule]
+            alike = [jobs[place] for place in places]
+            memories = [[job.recall(client) for client in job.clients] for job in alike]
+            owns = [[self._own(job, memory) for memory in own] for job, own in zip(alike, memories, strict=True)]
+            steps = self.steps.setdefault(rule, Steps(self.task, self.net, rule))
+            try:
+                with torch.enable_grad():
+                    weights = steps.train(alike, owns)
+            except Exception as problem:
+                raise TrainingError(f"round {alike[0].number}: {told(problem)}") from problem
+            for place, job, w, memory, own in zip(places, alike, weights, memories, owns, strict=True):
+                stack = {name: torch.stack([one[name].to(self.home) for one in own]) for name in own[0]}
+                found[place] = Trained(job, w, memory, stack)
+        return [found[place] for place in range(len(jobs))]
+
+    def _uploads(self, trained: Sequence[Trained], begin: float) -> list[list[Upload]]:
+        self._wait()
+        middle, clients = time.perf_counter(), sum(len(one.job.clients) for one in trained)
+        made = uploads(self.task, trained)
+        self._wait()
+        seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)
+        return [[upload._replace(seconds=seconds) for upload in own] for own in made]
+
+    def _wait(self) -> None:
+        if self.home.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _own(self, job: Job, memory: Params) -> Params:
+        """The rule's part of what a client remembers."""
+        own = {name: x for name, x in memory.items() if not name.startswith(ERROR)}
+        return own or job.rule.init(take(job.sent.params, self.task.trained))
+
+    def evaluate(self, params: Params) -> Score:
+        data, stack = self.task.data, {name: x.to(self.home)[None] for name, x in params.items()}
+        if self.net.short:
+            stack = {name: x.to(torch.bfloat16) for name, x in stack.items()}
+        for module in self.task.learners:
+            module.training = False
+        try:
+            with arithmetic(self.precision, self.deterministic), torch.no_grad():
+                return evaluate.total(self._score(stack, first) for first in range(0, len(data.test_x), EXAMPLES))
+        except Exception as problem:
+            raise TrainingError(f"evaluation: {told(problem)}") from problem
+        finally:
+            for module in self.task.learners:
+                module.training = True
+
+    def _score(self, stack: Params, first: int) -> Score:
+        data = self.task.data
+        index = torch.arange(first, min(first + EXAMPLES, len(data.test_x)), device=self.home)
+        outputs = self.net(stack, self.net.inputs(data.test_x, index[None], None))[0]
+        targets = data.targets(data.test_y[index])
+        return evaluate.judge(outputs, targets, data.classes, self.task.loss, self.task.metric)
+
+    def close(self) -> None:
+        for steps in self.steps.values():
+            steps.close()
+        self.steps.clear()

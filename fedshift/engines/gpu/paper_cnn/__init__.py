@@ -1,0 +1,1 @@
+"""Triton kernels for the paper's CNN; no other model is known here."""

@@ -1,0 +1,180 @@
+"""conv 5x5 pad 1, ReLU, maxpool 2x2 pad 1 as one Triton kernel for many clients, each with its own weights.
+
+Pooled position (p, q) looks at conv positions (2p - 1 + dy, 2q - 1 + dx), dy and dx 0 or 1: its four candidates, which
+see a window of 6x6 inputs that begins at (2p - 2, 2q - 2). Channels are last. There are kernels for C < 16, `narrow`
+(conv_narrow.py), and for more (conv_wide.py). The backward pass expands the pooled gradient as it reads it, candidate i
+gets g where index == i; for tf32 (conv_major.py) it does so first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedshift.engines.gpu.paper_cnn import conv_major, conv_narrow, conv_wide
+from fedshift.engines.gpu.paper_cnn.kernels import TUNED
+
+
+def fits(x: tuple[int, ...], w: tuple[int, ...]) -> bool:
+    """Whether the kernels take x (K, B, H, W, C) and w (K, O, C, 5, 5) of these shapes"""
+    if len(x) != 5 or len(w) != 5 or x[0] != w[0] or w[3:] != (5, 5) or x[4] != w[2] or min(x) < 1:
+        return False
+    k, b, height, width, c = x
+    outputs = w[1] in (16, 32, 64)
+    channels = c in (16, 32, 64) or (c <= 5 and w[1] <= 32)
+    return (
+        outputs and channels and min(height, width) >= 4 and k <= 65535 and b * (height + 2) * (width + 2) * 64 < 2**31
+    )
+
+
+def narrow(w: Tensor) -> bool:
+    return w.shape[2] < 16
+
+
+def line(channels: int) -> int:
+    """6C, to the next power of two that a product takes"""
+    return 16 if 6 * channels <= 16 else 32
+
+
+def pooled(n: int) -> int:
+    return (n - 2) // 2 + 1
+
+
+def option(kernel: str, x: Tensor, precision: str) -> dict[str, Any]:
+    """The tuned launch of a kernel, and how it multiplies"""
+    name = "bf16" if x.dtype == torch.bfloat16 else precision
+    return {"PRECISION": "ieee" if name == "fp32" else "tf32", **TUNED[kernel][name]}
+
+
+def major(x: Tensor, precision: str) -> bool:
+    """Whether the kernels of conv_major.py are the faster ones"""
+    return x.dtype == torch.float32 and precision == "tf32"
+
+
+def arranged(w: Tensor) -> Tensor:
+    """w (K, O, C, 5, 5) as the kernels read it: (K, 6, 4 O, LINE) where narrow, else (K, 25, O, C)"""
+    k, o, c = w.shape[:3]
+    if not narrow(w):
+        return w.permute(0, 3, 4, 1, 2).contiguous()
+    out = torch.empty(k, 6, 4 * o, line(c), dtype=w.dtype, device=w.device)
+    conv_narrow.spread[(6, k)](w, out, C=c, O=o, LINE=line(c), BLOCK=4 * o * line(c))
+    return out
+
+
+def forward(x: Tensor, ready: Tensor, outputs: int, precision: str) -> tuple[Tensor, Tensor]:
+    """max(0, conv of x), pooled, and which candidate it was; `ready` are the weights as `arranged` gives them"""
+    k, b, h, w, c = x.shape
+    shape = (k, b, pooled(h), pooled(w), outputs)
+    out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    index = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    if c < 16:
+        kernel, choice = conv_narrow.forward_narrow, option("forward_narrow", x, precision) | {"LINE": line(c)}
+    else:
+        kernel, choice = conv_wide.forward_wide, option("forward_wide", x, precision)
+    grid = (-(-b * shape[2] * shape[3] // choice["BLOCK"]), k)
+    kernel[grid](x, ready, out, index, b, H=h, W=w, C=c, O=outputs, **choice)
+    return out, index
+
+
+def input_gradient(grad: Tensor, index: Tensor, ready: Tensor, shape: tuple[int, ...], precision: str) -> Tensor:
+    k, b, h, w, c = shape
+    o = grad.shape[4]
+    out = torch.empty(shape, dtype=grad.dtype, device=grad.device)
+    choice = option("input_wide", grad, precision)
+    grid = (-(-b * ((h + 1) // 2) * ((w + 1) // 2) // choice["BLOCK"]), k)
+    if major(grad, precision):
+        large = expanded(grad, index, h, w, b * (h - 2) * (w - 2), first=False)
+        conv_major.input_major[grid](large, ready.mT.contiguous(), out, b, H=h, W=w, C=c, O=o, **choice)
+    else:
+        conv_wide.input_wide[grid](grad, index, ready, out, b, H=h, W=w, C=c, O=o, **choice)
+    return out
+
+
+def expanded(grad: Tensor, index: Tensor, h: int, w: int, length: int, *, first: bool) -> Tensor:
+    """The gradient of every conv position, (K, O, length) or (K, length, O), 0 after the last"""
+    k, b, o = len(grad), grad.shape[1], grad.shape[4]
+    out = torch.empty((k, o, length) if first else (k, length, o), device=grad.device)
+    choice = TUNED["expand"]["any"]
+    grid = (-(-length // choice["BLOCK"]), k)
+    conv_major.expand[grid](grad, index, out, b, length, H=h, W=w, O=o, FIRST=first, **choice)
+    return out
+
+
+def bordered(x: Tensor) -> Tensor:
+    """x with a border of zeros and the channels first: (K, C, B (H + 2) (W + 2)), and then zeros to a multiple of 16"""
+    k, b, h, w, c = x.shape
+    length = -(-b * (h + 2) * (w + 2) // 16) * 16
+    out = torch.empty(k, c, length, device=x.device)
+    choice = TUNED["border"]["any"]
+    conv_major.border[(-(-length // choice["BLOCK"]), k)](x, out, b, length, H=h, W=w, C=c, **choice)
+    return out
+
+
+def weight_gradient(x: Tensor, grad: Tensor, index: Tensor, precision: str) -> Tensor:
+    """(K, O, C, 5, 5), added up in float32 in a fixed order"""
+    k, b, h, w, c = x.shape
+    o = grad.shape[4]
+    out = torch.empty(k, o, c, 5, 5, dtype=x.dtype, device=x.device)
+    choice = option("weight_narrow" if c < 16 else "weight_wide", x, precision)
+    split = choice["SPLIT"]
+    positions = b * (pooled(h) * pooled(w) if c < 16 else (h - 2) * (w - 2))
+    choice["STEPS"] = -(-positions // (choice["BLOCK"] * split))
+    if c < 16:
+        groups = -(-6 // choice["ROWS"])
+        lines = groups * choice["ROWS"]
+        part = torch.empty(k, split, 4 * o, lines, line(c), device=x.device)
+        conv_narrow.weight_narrow[(groups * split, k)](
+            x, grad, index, part, b, H=h, W=w, C=c, O=o, LINE=line(c), GROUPS=groups, **choice
+        )
+        block = 32 if c == 1 else 128
+        conv_narrow.sum_narrow[(o, k)](part, out, C=c, O=o, LINE=line(c), LINES=lines, SPLIT=split, BLOCK=block)
+        return out
+    part = torch.empty(k, split, 7, o, 4, c, device=x.device)
+    grid = (7 * split, k)
+    if major(x, precision):
+        length = split * choice["STEPS"] * choice["BLOCK"]
+        near, large = bordered(x), expanded(grad, index, h, w, length, first=True)
+        pitch = near.shape[2]
+        conv_major.weight_major[grid](near, large, part, b, pitch, length, H=h, W=w, C=c, O=o, **choice)
+    else:
+        conv_wide.weight_wide[grid](x, grad, index, part, b, H=h, W=w, C=c, O=o, **choice)
+    conv_wide.sum_wide[(o, k)](part, out, C=c, O=o, SPLIT=split)
+    return out
+
+
+class _ConvReluPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, precision: str) -> Tensor:
+        if not fits(tuple(x.shape), tuple(w.shape)) or x.dtype != w.dtype or not x.is_contiguous():
+            raise ValueError(
+                f"conv_relu_pool: x {tuple(x.shape)} {x.dtype} and w {tuple(w.shape)} {w.dtype} do not fit the kernels"
+            )
+        ready = arranged(w.contiguous())
+        out, index = forward(x, ready, w.shape[1], precision)
+        ctx.save_for_backward(x, ready, index)
+        ctx.precision = precision
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, ready, index = ctx.saved_tensors
+        grad = grad.contiguous()
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            if x.shape[4] < 16:
+                raise NotImplementedError("conv_relu_pool: no gradient for inputs of fewer than 16 channels")
+            dx = input_gradient(grad, index, ready, tuple(x.shape), ctx.precision)
+        if ctx.needs_input_grad[1]:
+            dw = weight_gradient(x, grad, index, ctx.precision)
+        return dx, dw, None
+
+
+def conv_relu_pool(x: Tensor, w: Tensor, precision: str = "tf32") -> Tensor:
+    """maxpool(relu(conv(x[k], w[k]))): conv 5x5 pad 1, pool 2x2 pad 1; of equal candidates the first gets the gradient.
+
+    x (K, B, H, W, C) and w (K, O, C, 5, 5), both bfloat16 or both float32, and then precision is "fp32" or "tf32";
+    the sums are float32. Returns (K, B, H2, W2, O) in x's dtype. `fits` says which shapes there are kernels for.
+    """
+    return cast(Tensor, _ConvReluPool.apply(x, w, precision))  # type: ignore[no-untyped-call]

@@ -1,0 +1,242 @@
+"""The local steps of K stacked clients.
+
+    v = m v + adjust(grad + weight_decay w);   w = w - lr v       for every client on its own
+
+Clients are sorted by how many steps they make, the busiest first, so those that are still training
+are the first A of the stack; A falls in a few stages, and a client that has finished does not move.
+On a GPU a step is one CUDA graph, which takes its batches from the plan by a counter of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import ClientRule
+from fedshift.algorithms.fedavg import Plain
+from fedshift.core import tree
+from fedshift.core.types import Broadcast, Params
+from fedshift.data.cohorts import Plan, moves
+from fedshift.engines.gpu.paper_cnn import kernels
+from fedshift.engines.gpu.stacked import Net, each_loss, mean_losses
+from fedshift.rounds.engine import Job, Task
+
+STAGES = 8  # numbers of clients a step is prepared for
+
+
+class Room(NamedTuple):
+    """What steps read and write, in the same place every round: graphs know it by its address."""
+
+    w: Params  # (K, ...) what is trained
+    v: Params  # its velocity, {} without momentum
+    short: Params  # w in bfloat16, {} where the forward pass takes w itself
+    fixed: Params  # buffers
+    start: Params  # w_t, control and memory: {} where the rule does not look at them
+    control: Params
+    memory: Params
+    batches: Tensor  # (S, K, B) int64
+    keep: Tensor  # (S, K, B) bool
+    lr: Tensor  # (S, K), 0 for a client that has finished
+    drawn: Tensor | None  # (S, K, B, 3) int32: crop and flip
+    at: Tensor  # (1,) int64: the step
+
+
+class Steps:
+    """All clients that follow one rule."""
+
+    def __init__(self, task: Task, net: Net, rule: ClientRule) -> None:
+        self.task, self.net, self.rule = task, net, rule
+        self.device = task.data.x.device
+        self.fused = self.device.type == "cuda" and kernels.AVAILABLE
+        self.idle = getattr(type(rule), "adjust", None) is Plain.adjust  # the gradient stays as it is
+        self.room: Room | None = None
+        self.recorded = self.device.type == "cuda"
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.pool: Any = None
+
+    def train(self, jobs: Sequence[Job], memories: Sequence[Sequence[Params]]) -> list[Params]:
+        """The weights of every job's clients after their plans: (K_j, ...), overwritten by the next call.
+
+        memories: what the rule remembers of each client.
+        """
+        plans = [job.plan for job in jobs]
+        counts = torch.cat([plan.keep.any(-1).sum(-1) for plan in plans]).cpu()  # steps of each client
+        order = counts.argsort(descending=True, stable=True)
+        stages = self._stages(counts[order].tolist())
+        room = self._make_room(
+            len(order), max(p.keep.shape[1] for p in plans), max(p.keep.shape[2] for p in plans), jobs
+        )
+        for a in dict.fromkeys(stages):
+            self._prepare(a)
+        self._load(room, jobs, memories, plans, order)
+        for a in stages:
+            if a in self.graphs:
+                self.graphs[a].replay()
+            else:
+                self._step(room, a)
+        return [{name: x[rows] for name, x in room.w.items()} for rows in self._rows(jobs, order)]
+
+    def _rows(self, jobs: Sequence[Job], order: Tensor) -> list[slice | Tensor]:
+        """Where in the stack the clients of each job are."""
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        found: list[slice | Tensor] = []
+        for places in torch.split(back, [len(job.clients) for job in jobs]):
+            first = int(places[0])
+            together = torch.equal(places, torch.arange(first, first + len(places)))
+            found.append(slice(first, first + len(places)) if together else places.to(self.device))
+        return found
+
+    def _stages(self, counts: Sequence[int]) -> list[int]:
+        """For each step, how many clients take part: those that still train, and a few more."""
+        unit = max(1, -(-len(counts) // STAGES))
+        stages = []
+        for step in range(counts[0]):
+            active = sum(count > step for count in counts) if counts[-1] <= step else len(counts)
+            stages.append(min(-(-active // unit) * unit, len(counts)))
+        return stages
+
+    def _make_room(self, k: int, s: int, b: int, jobs: Sequence[Job]) -> Room:
+        if self.room is not None:
+            fits = self.room.batches.shape
+            if fits[0] >= s and fits[1] >= k and fits[2] >= b:
+                return self.room
+            s, k, b = max(s, fits[0]), max(k, fits[1]), max(b, fits[2])
+            self.close()
+        params, trained, device = self.task.params, self.task.trained, self.device
+        control = jobs[0].sent.control
+
+        def stack(some: Params, dtype: torch.dtype | None = None) -> Params:
+            return {n: torch.zeros(k, *x.shape, dtype=dtype or x.dtype, device=device) for n, x in some.items()}
+
+        own = tree.take(params, trained)
+        memory = {} if self.idle else self.rule.init(own)
+        self.room = Room(
+            w=stack(own),
+            v=stack(own) if self.task.momentum else {},
+            short=stack(own, torch.bfloat16) if self.net.short else {},
+            fixed=stack({name: x for name, x in params.items() if name not in own}),
+            start={} if self.idle else stack(own),
+            control={} if self.idle else stack(control),
+            memory=stack(memory),
+            batches=torch.zeros(s, k, b, dtype=torch.int64, device=device),
+            keep=torch.zeros(s, k, b, dtype=torch.bool, device=device),
+            lr=torch.zeros(s, k, device=device),
+            drawn=torch.zeros(s, k, b, 3, dtype=torch.int32, device=device) if self.task.augment else None,
+            at=torch.zeros(1, dtype=torch.int64, device=device),
+        )
+        return self.room
+
+    def _load(
+        self,
+        room: Room,
+        jobs: Sequence[Job],
+        memories: Sequence[Sequence[Params]],
+        plans: Sequence[Plan],
+        order: Tensor,
+    ) -> None:
+        room.at.zero_()
+        for x in room.v.values():
+            x.zero_()
+        room.keep.zero_()
+        room.lr.zero_()
+        for job, plan, memory, rows in zip(jobs, plans, memories, self._rows(jobs, order), strict=True):
+            _fill(room.w, rows, job.sent.params)
+            _fill(room.fixed, rows, job.sent.params)
+            _fill(room.start, rows, job.sent.params)
+            _fill(room.control, rows, job.sent.control)
+            for name, x in room.memory.items():
+                x[rows] = torch.stack([own[name].to(x) for own in memory])
+            s, b = plan.keep.shape[1:]
+            keep = plan.keep.to(self.device)
+            room.batches[:s, rows, :b] = plan.batches.to(self.device).transpose(0, 1)
+            room.keep[:s, rows, :b] = keep.transpose(0, 1)
+            room.lr[:s, rows] = torch.where(keep.any(-1), plan.lr.to(self.device), 0.0).T
+            if room.drawn is not None:
+                drawn = moves(plan.key.to(self.device), b)  # (K, S, B, 3)
+                room.drawn[:s, rows, :b] = drawn.to(torch.int32).transpose(0, 1)
+        for name, x in room.short.items():
+            x.copy_(room.w[name])
+
+    def _prepare(self, a: int) -> None:
+        """Record the step of A clients as a CUDA graph; what it does meanwhile is overwritten by `_load`."""
+        if not self.recorded or a in self.graphs:
+            return
+        room = self.room
+        assert room is not None
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                room.at.zero_()
+                self._step(room, a)
+        torch.cuda.current_stream().wait_stream(side)
+        room.at.zero_()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                self._step(room, a)
+        except RuntimeError:  # a model that asks the device something on its way: its steps are launched one by one
+            self.recorded = False
+            torch.cuda.synchronize()
+            return
+        self.pool = self.pool or graph.pool()
+        self.graphs[a] = graph
+
+    def _step(self, room: Room, a: int) -> None:
+        """One step of the first A clients."""
+        task = self.task
+        index, keep, lr = (x.index_select(0, room.at)[0, :a] for x in (room.batches, room.keep, room.lr))
+        drawn = None if room.drawn is None else room.drawn.index_select(0, room.at)[0, :a]
+        w = _first(room.w, a)
+        leaves = {name: x.detach().requires_grad_() for name, x in _first(room.short or room.w, a).items()}
+        x = self.net.inputs(task.data.x, index, drawn)
+        outputs = self.net(leaves | _first(room.fixed, a), x)
+        loss = mean_losses(each_loss(task.loss, outputs, task.data.targets(task.data.y[index])), keep).sum()
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        with torch.no_grad():
+            grads = {
+                name: torch.zeros_like(leaf) if grad is None else grad
+                for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+            }
+            self._move(room, a, w, grads, lr)
+            room.at.add_(1)
+
+    def _move(self, room: Room, a: int, w: Params, grads: Params, lr: Tensor) -> None:
+        task = self.task
+        if task.clip:
+            squares = [grad.float().reshape(a, -1).square().sum(1) for grad in grads.values()]
+            scale = (task.clip / torch.stack(squares).sum(0).sqrt()).clamp(max=1.0)
+            grads = tree.tmap(lambda g: g * tree.over(scale, g), grads)
+        if task.weight_decay:
+            grads = tree.tmap(lambda g, w: g + task.weight_decay * w, grads, w)
+        if not self.idle:
+            sent = Broadcast(_first(room.start, a), _first(room.control, a))
+            grads = self.rule.adjust(
+                tree.tmap(lambda g: g.float(), grads) if room.short else grads, w, sent, _first(room.memory, a)
+            )
+        for name, x in w.items():
+            v = room.v[name][:a] if room.v else None
+            short = room.short[name][:a] if room.short else None
+            if self.fused and v is not None and x.dtype == torch.float32:
+                kernels.sgd(x, v, grads[name].contiguous(), lr, task.momentum, short)
+                continue
+            step = grads[name] if v is None else v.mul_(task.momentum).add_(grads[name])
+            x.sub_(step * tree.over(lr, x))
+            if short is not None:
+                short.copy_(x)
+
+    def close(self) -> None:
+        """Graphs and the room they work in."""
+        self.graphs.clear()
+        self.room, self.pool = None, None
+
+
+def _fill(stack: Params, rows: slice | Tensor, of: Params) -> None:
+    for name, x in stack.items():
+        x[rows] = of[name].to(x)
+
+
+def _first(stack: Params, a: int) -> Params:
+    return {name: x[:a] for name, x in stack.items()}

@@ -1,0 +1,1 @@
+"""Settings, TOML, presets and grids: text becomes objects. Nothing here trains or writes a run."""

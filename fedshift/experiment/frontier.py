@@ -1,0 +1,77 @@
+"""One task with a grid of uplinks, from exact uploads to updates of 0.08 bits per weight: `fedshift frontier`.
+
+All clients upload alike and all runs have the same server rule, so runs of one seed draw the same clients and differ in
+their uploads only.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedshift.experiment import grid, overrides
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.toml import SettingsError, read
+from fedshift.rounds.uplinks import UPLINKS
+
+UPDATES: dict[str, Any] = {"send": "updates"}  # clients keep nothing between rounds
+FEEDBACK: dict[str, Any] = {"send": "updates", "feedback": True}  # clients keep the error of their last upload
+ALL: dict[str, Any] = {"biases": True}  # biases are coded as well, as in lean and extreme
+
+# name of the runs -> settings of [uplink]
+GRID: dict[str, dict[str, Any]] = {
+    "exact": UPLINKS["exact"],
+    "uniform-8": {"bits": 8, "quantizer": "uniform"},
+    "random-4": {"bits": 4, "quantizer": "kmeans-random"},
+    "random-4-updates": {"bits": 4, "quantizer": "kmeans-random"} | UPDATES,
+    "random-2-updates": {"bits": 2, "quantizer": "kmeans-random"} | UPDATES,
+    "kmeans-2-feedback": {"bits": 2, "quantizer": "kmeans"} | FEEDBACK,
+    "step-1": {"quantizer": "step", "rate": 1.0} | FEEDBACK | ALL,
+    "lean": UPLINKS["lean"],
+    "step-0.6-no-feedback": {"quantizer": "step", "rate": 0.6} | UPDATES | ALL,
+    "step-0.3": {"quantizer": "step", "rate": 0.3} | FEEDBACK | ALL,
+    "step-0.15": {"quantizer": "step", "rate": 0.15} | FEEDBACK | ALL,
+    "step-0.08": {"quantizer": "step", "rate": 0.08} | FEEDBACK | ALL,
+    "ternary-0.05": {"quantizer": "ternary", "keep": 0.05} | FEEDBACK | ALL,
+    "extreme": UPLINKS["extreme"],
+    "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
+}
+TASKS = {"digits": "demo", "cifar10": "paper"}  # task -> the preset that has it
+PARTS = ("data", "model", "algorithm", "train")  # of a preset, what makes the task
+
+
+def task(name: str) -> dict[str, Any]:
+    """The settings of a task by name, or of one run in a file.
+
+    >>> task("digits")["train"]["rounds"], sorted(task("cifar10"))
+    (150, ['algorithm', 'data', 'model', 'train'])
+    """
+    if name in TASKS:
+        return {key: value for key, value in PRESETS[TASKS[name]].items() if key in PARTS}
+    if not name.endswith(".toml"):
+        raise SettingsError(f"--task {name}: must be {', '.join(TASKS)} or a file of settings, FILE.toml")
+    raw = read(Path(name))
+    if "sweep" in raw:
+        raise SettingsError(f"--task {name}: has a table sweep; it must contain the settings of one run")
+    return raw
+
+
+def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str, Any]:
+    """A sweep over the uplinks, all of them with one seed after the other; of the task's own uplink, its rate is kept.
+
+    >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][13:17]
+    ['extreme_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']
+    """
+    raw = task(name)
+    where = f"--task {name}"
+    with overrides.placed(where):
+        grid.expand(raw)
+    kept = {key: value for key, value in raw.items() if key not in ("name", "seed", "uplink")}
+    links = raw.get("uplink")
+    if isinstance(links, Mapping) and not isinstance(rate := links.get("bandwidth", {}), Mapping):
+        kept["uplink"] = {"bandwidth": rate}
+    runs = [
+        {"name": f"{label}_seed-{seed}", "seed": seed, "uplink": uplink}
+        for seed in range(seeds)
+        for label, uplink in GRID.items()
+    ]
+    return overrides.changed(kept | {"sweep": {"runs": runs}}, where, assignments)

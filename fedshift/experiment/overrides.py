@@ -1,0 +1,84 @@
+"""Settings of a preset or file with those of the command line; errors name the place of a wrong setting."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedshift.experiment import grid as grids
+from fedshift.experiment.presets import PRESETS
+from fedshift.experiment.settings import check_quantized, check_used, uplink_name
+from fedshift.experiment.toml import SettingsError, assign, dotted, merge, read
+from fedshift.rounds.uplinks import expanded
+
+
+def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
+    """The preset, then the file, then the command line: later ones count. What is wrong is named with its place."""
+    if preset is not None and preset not in PRESETS:
+        raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
+    raw = PRESETS[preset] if preset else {}
+    raw = merge(raw, read(file)) if file else merge({}, raw)
+    return changed(raw, str(file) if file else f"--preset {preset}", assignments)
+
+
+def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """Settings from a file or preset with those of the command line; what is wrong is named with its place."""
+    with placed(where):
+        check_quantized(grids.given(raw), grids.expand(raw))
+    base, raw, given = raw, dict(raw), dict[str, Any]()
+    for assignment in assignments:
+        change: dict[str, Any] = {}
+        assign(change, assignment)
+        given |= dotted(change)
+        raw = merge(raw, change)  # one after another: the name of an uplink replaces what is said of it before
+        key = assignment.partition("=")[0].strip()
+        if swept := [name for name in grids.keys(base) if overlap(key, name)]:
+            hint = f"--set 'sweep.{swept[0] if swept[0] in grids.axes(base) else 'runs'}=[...]' changes that"
+            which = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
+            raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
+    with placed("--set"):
+        experiments = grids.expand(raw)
+        check_quantized(given, experiments)
+    with placed(where, assignments):
+        check_used(experiments)
+    return raw
+
+
+def overlap(one: str, other: str) -> bool:
+    """True if one of two settings is the other or is in a table of it.
+
+    >>> overlap("uplink", "uplink.bits"), overlap("uplink.bits", "uplink.bits"), overlap("uplink.rate", "uplink.bits")
+    (True, True, False)
+    """
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a sweep, which has to list something."""
+    if "sweep" not in raw:
+        raise SettingsError("has no table sweep, which lists what differs between runs; `fedshift run` trains one run")
+    return raw
+
+
+def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
+    """A line for each named uplink in these settings: its name and its settings.
+
+    >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
+    ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
+    """
+    names = dict.fromkeys(uplink_name(one.uplink) for one in grids.expand(raw))
+    found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
+    return [f"uplink {name}: {', '.join(settings)}" for name, settings in found]
+
+
+@contextmanager
+def placed(where: str, assignments: Sequence[str] = ()) -> Iterator[None]:
+    """Say where a wrong setting stands: on the command line, or else in the file or preset."""
+    try:
+        yield
+    except SettingsError as problem:
+        assigned = [assignment.partition("=")[0].strip() for assignment in assignments]
+        there = any(str(problem).startswith(key) for key in assigned)
+        raise SettingsError(f"{'--set' if there else where}: {problem}") from None

@@ -1,0 +1,236 @@
+"""The client's side: a mod that sends its reply's arrays as one frame of few bits."""
+
+import dataclasses
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
+from fedshift.core import rng
+from fedshift.core.types import Params
+from fedshift.flower.addon.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params, unpacked
+from fedshift.flower.addon.memory import Memory, Told
+from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, send
+from fedshift.rounds.uplinks import UPLINKS
+from fedshift.wire.writer import EXACT
+
+WRONG_ORDER = (
+    "the clients' mods are in the wrong order; QuantizeMod must be the first: "
+    "ClientApp(mods=[QuantizeMod(...), fixedclipping_mod])"
+)
+CLIPPING = {mod.__code__ for mod in (fixedclipping_mod, adaptiveclipping_mod, LocalDpMod.__call__)}
+BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
+
+
+class QuantizeMod:
+    """Encodes what a client sends; must be the first of a ClientApp's mods, so that it acts last.
+
+    Bits come from the node's config, else the server's message, else the run's config (`bits` in each),
+    else from here. The codec is K-means, rounded at random unless `error_feedback` is on, unless another is
+    given, whose bits are then changed likewise; `updates` sends the change since the server's model instead, and with
+    `error_feedback` what the codec loses is added to the next upload. That memory is kept in the state
+    Flower holds for the node, which is lost when a SuperNode stops, or in files under `state_dir`.
+
+    `QuantizeMod("lean")` is an uplink by its name: codec, updates and feedback that were measured together. In each of
+    the places above, `uplink = "lean"` instead of `bits` replaces all three.
+
+    >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
+    Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)
+    """
+
+    def __init__(
+        self,
+        bits: int | str | None = None,
+        *,
+        codec: Codec | None = None,
+        updates: bool = False,
+        error_feedback: bool = False,
+        state_dir: Path | str | None = None,
+        exact: Sequence[str] = BUFFERS,
+        seed: int = 0,
+    ) -> None:
+        """`bits`: or an uplink by its name, which sets codec, `updates` and `error_feedback` as well.
+
+        `exact`: patterns of names that are never quantized; `seed`: of codecs that round at random.
+        """
+        where = f"{type(self).__name__}({bits!r})"
+        if isinstance(bits, str):
+            if codec is not None or updates or error_feedback:
+                raise ValueError(f"{where}: sets the codec, updates and error_feedback: give no other")
+            uplink, bits = as_uplink(where, bits), None
+            codec, updates, error_feedback = uplink.codec, uplink.update, uplink.feedback
+        if codec is not None and not isinstance(codec, Codec):
+            raise TypeError(f"QuantizeMod(codec={codec!r}): needs a Codec, for example Codec(KMeans(4))")
+        self.codec = codec or Codec(KMeans(4, random=not error_feedback))
+        self.updates, self.error_feedback, self.seed = updates, error_feedback, seed
+        self.state_dir, self.exact = state_dir, (exact,) if isinstance(exact, str) else tuple(exact)
+        self.bits = None if bits is None else as_bits(where, bits)
+        self.uplink(where=where)  # refuses a codec that cannot have them
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return addressed(call_next(message, context), message)
+        if _clipped_outside():
+            raise ValueError(WRONG_ORDER)
+        for name, record in list(message.content.array_records.items()):
+            message.content[name] = unpacked(record)
+        config = self._taken(message)
+        told, uplink = self.told(config), self.uplink_of(context, config)
+        remembered = Memory(context, self.state_dir)
+        memory, lost = remembered.recall("mod", told)
+        lost = lost and self.remembers(uplink)
+        own = self.enter(message, context, memory, lost)
+        received = dict(only(message, ArrayRecord)[1])
+        reply = call_next(message, context)
+        if reply.has_error():
+            return addressed(reply, message)
+        name, record = only(reply, ArrayRecord)
+        if frame_of(record) is not None:
+            raise ValueError("QuantizeMod: the reply is encoded already; an app needs one such mod")
+        w = to_params(record)
+        if not w or not set(w) <= set(received):
+            raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
+        begun = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares(uplink) else {}
+        start = {n: x.to(w[n].dtype) for n, x in begun.items()}  # some strategies make float64 of a model
+        metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
+        errors = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
+        sent = send(
+            uplink,
+            w,
+            start,
+            {n: e for n, e in errors.items() if n in w},
+            self.coded(w),
+            number=told.number,
+            examples=whole(metrics.get("num-examples")),
+            key=self.key(context, told.number) if uplink.codec.quantizer.random else None,
+            reset=lost,
+        )
+        if uplink.feedback:  # errors of tensors that were not sent are still to be fed back
+            errors = {n: e for n, e in errors.items() if n not in w} | sent.error
+        # kept even if empty: the next upload may be by another uplink, and an empty memory is not a lost one
+        kept = {ERROR + n: e for n, e in errors.items()} | self.leave(sent, start, own, metrics)
+        remembered.keep("mod", told.session, told.number, kept)
+        reply.content[name] = ArrayRecord({KEY: enclose(sent.frame)})
+        return reply
+
+    def _taken(self, message: Message) -> dict[str, Any]:
+        """The config of a message, out of which what is ours is taken: the app need not know of it."""
+        config: dict[str, Any] = {}
+        for name, record in list(message.content.config_records.items()):
+            config |= record
+            message.content[name] = ConfigRecord({key: x for key, x in record.items() if not key.startswith(OURS)})
+        return config
+
+    def told(self, config: Mapping[str, Any]) -> Told:
+        try:
+            return Told.read(config)
+        except KeyError:
+            wrap = "wrap the server's: FedShift(FedAvg(...))"
+            raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
+
+    def remembers(self, uplink: Uplink) -> bool:
+        """True if an upload depends on earlier ones."""
+        return uplink.feedback
+
+    def compares(self, uplink: Uplink) -> bool:
+        """Whether an upload depends on the model that was sent."""
+        return uplink.update
+
+    def uplink_of(self, context: Context, config: Mapping[str, Any]) -> Uplink:
+        """The uplink of this upload, from the first place that sets `bits` or `uplink`, else the app's own."""
+        places = {"node's config": context.node_config, "message": config, "run's config": context.run_config}
+        for place, values in places.items():
+            if "bits" in values and "uplink" in values:
+                raise ValueError(f"bits and uplink in the {place}: both choose the codec; set only one of them")
+            if "uplink" in values:
+                return as_uplink(f"uplink = {values['uplink']!r} in the {place}", values["uplink"])
+            if "bits" in values:
+                where = f"bits in the {place}"
+                return self.uplink(as_bits(where, values["bits"]), where)
+        return self.uplink()
+
+    def uplink(self, bits: int | None = None, where: str = "bits") -> Uplink:
+        """The mod's uplink, perhaps with another number of bits; ValueError, with `where`, if it cannot have them.
+
+        Steps and ternary codes are set by their rate, so only 16 and 32 bits can replace them.
+        """
+        codec, quantizer, bits = self.codec, self.codec.quantizer, self.bits if bits is None else bits
+        if bits == 32:
+            codec = Codec(EXACT.quantizer, codec.coder)
+        elif bits == 16 and quantizer.bits != 16:
+            codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
+        elif bits is not None and bits != 16:
+            settable = any(field.name == "bits" for field in dataclasses.fields(quantizer))  # type: ignore[arg-type]
+            if not settable or isinstance(quantizer, Step | Ternary):
+                allowed = f"16, 32, or an uplink ({', '.join(UPLINKS)})"
+                raise ValueError(f"{where}: {quantizer} cannot have {bits} bits; allowed are {allowed}")
+            codec = dataclasses.replace(codec, quantizer=dataclasses.replace(quantizer, bits=bits))  # type: ignore[type-var]
+        return Uplink(codec, self.updates, self.error_feedback)
+
+    def coded(self, w: Params) -> list[str]:
+        """Names of what is quantized."""
+        return [n for n, x in w.items() if x.is_floating_point() and not any(fnmatchcase(n, p) for p in self.exact)]
+
+    def key(self, context: Context, number: int) -> Tensor:
+        node = zlib.crc32(f"{context.node_config.get('partition-id', context.node_id)}".encode())
+        return rng.key(self.seed, "flower", node, number)
+
+    def enter(self, message: Message, context: Context, memory: Params, lost: bool) -> Any:
+        """Before the client trains."""
+        if CONTROL in message.content:
+            raise ValueError("QuantizeMod: the server's strategy is Scaffold, whose clients need a ScaffoldMod")
+
+    def leave(self, sent: Sent, start: Params, own: Any, metrics: dict[str, Any]) -> Params:
+        """After its upload is made: what else to remember, given what `enter` returned."""
+        return {}
+
+
+def as_uplink(where: str, name: object) -> Uplink:
+    """
+    >>> as_uplink("uplink = 'leen' in the node's config", "leen")
+    Traceback (most recent call last):
+    ValueError: uplink = 'leen' in the node's config: no such uplink; known are exact, paper, lean, extreme
+    """
+    if not isinstance(name, str) or name not in UPLINKS:
+        raise ValueError(f"{where}: no such uplink; known are {', '.join(UPLINKS)}")
+    return named(name)
+
+
+def addressed(reply: Message, message: Message) -> Message:
+    """The reply; an error as a reply to the message.
+
+    Flower's mods address theirs to the reply that they object to; Flower drops these, and the server waits in vain.
+    """
+    return Message(reply.error, reply_to=message) if reply.has_error() else reply
+
+
+def _clipped_outside() -> bool:
+    """True if one of Flower's clipping mods called this one: it cannot read a frame, and its error would be dropped."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code not in CLIPPING:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def as_bits(where: str, bits: object) -> int:
+    """
+    >>> as_bits("bits in the node's config", 9)
+    Traceback (most recent call last):
+    ValueError: bits in the node's config: 9 is none of 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)
+    """
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
+        raise ValueError(f"{where}: {bits!r} is none of 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)")
+    return bits
+
+
+def whole(examples: object) -> int:
+    """The number of examples in a frame's header, which a metric may say."""
+    return int(examples) if isinstance(examples, int | float) and 0 <= examples < 1 << 63 else 0

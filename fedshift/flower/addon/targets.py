@@ -1,0 +1,159 @@
+"""Arrays of an app that are shifted.
+
+The names that may be are known at the start: chosen by patterns, by the app's module, or by names and shapes. Of these,
+a round shifts the ones that some client changed: what no client changes is a buffer or frozen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from fedshift.algorithms import Filters, Shift, filters
+from fedshift.algorithms.weights import all_names, likely_filters
+from fedshift.codecs import Codec, KMeans
+from fedshift.codecs.base import Side, ends
+from fedshift.core import rng
+from fedshift.core.types import Params
+from fedshift.flower.addon.arrays import described
+from fedshift.wire.frame import parse, records
+from fedshift.wire.reader import Part, Reader
+from fedshift.wire.registry import codec_of
+
+Coded = list[tuple[Tensor, Side]]  # codes and side data of each segment
+
+
+def check_module(module: object, tensors: object) -> None:
+    """TypeError or ValueError for what cannot choose tensors."""
+    if module is None:
+        return
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
+        raise TypeError(f"FedShift(module={what}): needs an object of torch.nn.Module, the model that clients train")
+    if lazy := [name for name, x in module.state_dict().items() if nn.parameter.is_lazy(x)]:
+        kind = type(module).__name__
+        raise ValueError(f"FedShift(module={kind}): {lazy[0]} has no shape yet; call a lazy model on one batch first")
+    if tensors is not None:
+        raise ValueError(f"FedShift(tensors={tensors!r}, module=...): only one of them can choose what is shifted")
+
+
+def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
+    """The rule with the names of the arrays that it may shift, and where their filters are.
+
+    ValueError where patterns or a module do not fit the arrays.
+    """
+    if module is not None:
+        known = _of_module(model, module)
+        rule = replace(rule, filters={name: at for name, at in known.items() if at is not None})
+        return replace(rule, tensors=tuple(known if rule.per == "layer" else rule.chosen(model)))
+    rule = replace(rule, filters=likely_filters(model))
+    found = rule.chosen(model)
+    if rule.tensors is None:
+        found = [name for name in found if not _all_alike(model[name])]
+    elif not found:
+        there = ", ".join(model)
+        if rule.per == "filter":
+            possible = replace(rule, tensors=("*",)).chosen(model)
+            there = f"those with filters of two inputs or more: {', '.join(possible)}"
+        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {there}")
+    return replace(rule, tensors=tuple(found))
+
+
+def _all_alike(x: Tensor) -> bool:
+    """True if all values are the same number other than 0, as in a new scale and never in a weight."""
+    low, high = ends(x)
+    return low == high != 0
+
+
+def _of_module(model: Params, module: nn.Module) -> dict[str, Filters | None]:
+    """Weights among the arrays and where their filters are, None for those without, like embeddings.
+
+    Arrays are found by their names in the module's state, or, of a list of arrays, by their places among its tensors.
+    """
+    state, known = dict(module.state_dict()), filters(module)
+    chosen = {name: known.get(name) for name in all_names(module)}
+    if all(name in state and state[name].shape == x.shape for name, x in model.items()):
+        return {name: chosen[name] for name in model if name in chosen}
+    if all(name.isdigit() for name in model):
+        for ordered in state, dict(module.named_parameters()):
+            if [tuple(x.shape) for x in ordered.values()] == [tuple(x.shape) for x in model.values()]:
+                return {name: chosen[own] for name, own in zip(model, ordered, strict=True) if own in chosen}
+    wrong = next(name for name, x in model.items() if name not in state or state[name].shape != x.shape)
+    raise ValueError(
+        f"FedShift(module={type(module).__name__}): array {wrong!r} of shape {tuple(model[wrong].shape)} is none of "
+        "its tensors; give the module whose state_dict clients train"
+    )
+
+
+class Arrived:
+    """An upload: what was sent, what came back, and the frame it came in."""
+
+    def __init__(self, sent: ArrayRecord, decoded: ArrayRecord, frame: bytes | None) -> None:
+        self.sent, self.decoded, self.frame = sent, decoded, frame
+        self.lossy: dict[str, Codec] = {}  # by name, where quantized values are to be compared
+        if frame is not None:
+            opened = parse(frame)
+            found = [] if opened.header.update else records(opened, opened.tensors)[0]  # an update of 0 is exact
+            codecs = {record.name: codec_of(record) for record in found}
+            self.lossy = {name: codec for name, codec in codecs.items() if codec.quantizer.lossy}
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        like = {name: torch.from_numpy(array.numpy()) for name, array in self.decoded.items()}
+        assert self.frame is not None
+        return Reader(described(self.frame, like)).open(self.frame)[1]
+
+    def differs(self, name: str, known: dict[tuple[int, str, Codec], Coded]) -> bool:
+        """True if the client changed this array; `known` keeps what was encoded for others."""
+        sent, decoded = (torch.from_numpy(record[name].numpy()) for record in (self.sent, self.decoded))
+        if torch.equal(sent.to(decoded.dtype), decoded):
+            return False
+        if name not in self.lossy:
+            return True
+        for codec in _roundings(self.lossy[name]):
+            key = id(self.sent), name, codec
+            try:
+                if key not in known:
+                    known[key] = codec.encode(sent[None], rng.key(0, "unchanged")[None])
+            except ValueError:  # the codec refuses what was sent, and took what the client made of it
+                return True
+            if _same(known[key], self.parts[name], codec, decoded):
+                return False
+        return True
+
+
+def changed(names: Sequence[str], uploads: Sequence[Arrived]) -> list[str]:
+    """Those of the arrays that some client changed.
+
+    A quantized array is compared with what the codec makes of the one that was sent. With error feedback on weights
+    the two differ, and the array counts as changed.
+    """
+    known: dict[tuple[int, str, Codec], Coded] = {}
+    found = []
+    for name in names:
+        having = [upload for upload in uploads if name in upload.sent]
+        having.sort(key=lambda upload: name in upload.lossy)  # exact ones first: they are soon compared
+        if any(upload.differs(name, known) for upload in having):
+            found.append(name)
+    return found
+
+
+def _roundings(codec: Codec) -> list[Codec]:
+    """The codecs that a frame may have been made with: it does not say whether K-means codes were rounded at random."""
+    quantizer = codec.quantizer
+    if not isinstance(quantizer, KMeans):
+        return [codec]
+    return [replace(codec, quantizer=replace(quantizer, random=random)) for random in (True, False)]
+
+
+def _same(coded: Coded, part: Part, codec: Codec, decoded: Tensor) -> bool:
+    """True if a part of a frame holds the tensor that was coded."""
+    sides = [side for _, side in coded if side.numel()]
+    if len(sides) != len(part.sides) or not all(map(torch.equal, sides, part.sides)):
+        return False
+    if codec.quantizer.random or isinstance(codec.quantizer, KMeans):
+        return True  # the frame does not say how values were rounded, or assigned at the border of two means
+    return torch.equal(codec.decode(coded, 1, decoded.shape)[0].to(decoded.dtype), decoded)

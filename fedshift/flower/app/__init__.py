@@ -1,0 +1,1 @@
+"""An experiment as a Flower app, and its simulation."""

@@ -1,0 +1,105 @@
+"""The Flower apps that `fedshift bench flower` measures: a round in this process, and uploads in a deployment."""
+
+from collections.abc import Callable
+from logging import getLogger
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from fedshift.codecs import Codec
+from fedshift.core.types import Params
+from fedshift.flower.addon.mod import QuantizeMod
+from fedshift.flower.addon.strategy import FedShift
+from fedshift.flower.testing.grid import LocalGrid
+
+CLIENTS, STEPS, BATCH = 10, 10, 32
+TIMEOUT = 300.0  # seconds
+PLAIN = "none"  # as `uplink` in the run's config: without the mod
+ARRAYS = "bytes of arrays per node and round:"  # in the log of a run
+APP = """
+from fedshift.flower.testing import bench
+
+client = bench.client
+server = bench.server
+"""
+
+
+class Work:
+    """Ten clients with an MLP of 1.3 million weights, each of which takes ten steps of SGD on batches of 32."""
+
+    def __init__(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.x = torch.randn(CLIENTS, STEPS, BATCH, 1000, generator=g)
+        self.y = torch.randint(0, 10, (CLIENTS, STEPS, BATCH), generator=g)
+        one, two, three = nn.Linear(1000, 1000), nn.Linear(1000, 300), nn.Linear(300, 10)
+        self.model = nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), three)
+        self.start: Params = {
+            name: torch.randn(w.shape, generator=g) * w.shape[-1] ** -0.5 for name, w in self.model.state_dict().items()
+        }
+
+    def train(self, params: Params, client: int) -> Params:
+        self.model.load_state_dict(params)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        for x, y in zip(self.x[client], self.y[client], strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(self.model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return {name: w.detach().clone() for name, w in self.model.state_dict().items()}
+
+
+def everybody(nodes: int, pack: bool = False) -> FedShift:
+    return FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes), pack=pack)
+
+
+def on_grid(start: Params, train: Callable[[Params, int], Params], codec: Codec, clients: int) -> Callable[[], Params]:
+    """A round of clients that train so, on the grid in this process."""
+    app = ClientApp(mods=[QuantizeMod(codec=codec)])
+
+    @app.train()
+    def train_(message: Message, context: Context) -> Message:
+        sent = message.content.array_records["arrays"].to_torch_state_dict()
+        return reply_with(train(dict(sent), int(context.node_config["partition-id"])), message)
+
+    grid, first = LocalGrid(app, clients), ArrayRecord(start)
+    return lambda: dict(everybody(clients).start(grid, first, num_rounds=1).arrays.to_torch_state_dict())
+
+
+LOG = getLogger("flwr.fedshift")
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    rounds, nodes = int(context.run_config["rounds"]), int(context.run_config["nodes"])
+    strategy = everybody(nodes, pack=context.run_config["uplink"] != PLAIN)
+    strategy.start(grid, ArrayRecord(Work().start), rounds, TIMEOUT)
+    if [told.used for told in strategy.rounds] != [nodes] * rounds:
+        raise RuntimeError(f"uploads are missing: {strategy.rounds}")
+    LOG.info("%s %d", ARRAYS, sum(told.bytes_up for told in strategy.rounds) / rounds / nodes)
+
+
+def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """By the `uplink` in the run's config, which may be none."""
+    plain = context.run_config["uplink"] == PLAIN
+    return call_next(message, context) if plain else QuantizeMod()(message, context, call_next)
+
+
+client = ClientApp(mods=[quantize])
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    """Weights that are new in every round and on every node: Flower does not send bytes again that the server has."""
+    sent = message.content.array_records["arrays"].to_torch_state_dict()
+    return reply_with(Work().train(dict(sent), int(context.node_config["partition-id"])), message)
+
+
+def reply_with(params: Params, message: Message) -> Message:
+    content = {"arrays": ArrayRecord(params), "metrics": MetricRecord({"num-examples": 1})}
+    return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]

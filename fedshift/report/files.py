@@ -1,0 +1,86 @@
+"""What `fedshift report` does, once its arguments are read."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedshift.core.files import RunError, write
+from fedshift.report import drawn
+from fedshift.report.charts import Chart, Choice, Report, Table
+from fedshift.report.gather import UPLINK, gather
+from fedshift.report.prints import check
+from fedshift.runs.progress import echo, strict_json
+
+PAGE = "report.html"
+SIGN = b'<meta name="generator" content="fedshift'  # in the head of every page of ours
+HEAD = 4096  # bytes
+
+
+def report(
+    folders: Sequence[Path],
+    out: Path | None,
+    figures: Path | None,
+    formats: Sequence[str],
+    uplink: float,
+    title: str,
+    as_json: bool,
+) -> None:
+    """Write the page, and figures where they are wanted; or print what is in it, and write only what is asked for."""
+    page = out or (None if as_json else folders[0] / PAGE)
+    if page:
+        check_place(page)
+    if figures:
+        check(formats, "--figures")
+    made = gather(folders, title=title, uplink=uplink)
+    paths = drawn.draw(made, figures, formats) if figures else []
+    if page:
+        write_page(made, page)
+    if as_json:
+        echo(strict_json(plain(made)))
+    elif page:
+        echo(str(page))
+        if figures:
+            echo(f"{len(paths)} figures are in {figures}")
+
+
+def write_report(folders: Sequence[Path], out: Path, *, title: str = "", uplink: float = UPLINK) -> Path:
+    """The page of the runs in these folders and below; where it is. RunError where something else is there."""
+    check_place(out)
+    write_page(gather(folders, title=title, uplink=uplink), out)
+    return out
+
+
+def check_place(out: Path) -> None:
+    """Only an older report is written over."""
+    if os.path.isdir(out):
+        raise RunError(f"{out}: is a folder, where a page is to be; `fedshift report` takes another --out")
+    try:
+        with open(out, "rb") as file:
+            ours = SIGN in file.read(HEAD)
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise RunError(f"{out}: cannot be read: {problem.strerror}") from None
+    if not ours:
+        raise RunError(f"{out}: is there already and is no report; `fedshift report` takes another --out")
+
+
+def write_page(made: Report, out: Path) -> None:
+    from fedshift.report.page import render
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"{out.parent}: cannot be written to: {problem.strerror or problem}") from None
+    write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8
+
+
+def plain(value: Any) -> Any:
+    """Nouns as JSON has them: objects, each part of a section with its kind."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
+        return kind | {key: plain(part) for key, part in value._asdict().items()}
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

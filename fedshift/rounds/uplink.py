@@ -1,0 +1,139 @@
+"""What one client sends: its weights or its update, through a codec, with or without error feedback.
+
+    u = w_k            or  w_k - w_t
+    send Q(u + e)      and keep  e = (u + e) - Q(u + e)
+
+Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF (Li, Li 2023).
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.codecs.base import Codec
+from fedshift.codecs.exact import Identity
+from fedshift.codecs.named import WIDTH, make_codec
+from fedshift.core import rng
+from fedshift.core.tree import tmap
+from fedshift.core.types import Decoded, Params
+from fedshift.rounds.uplinks import expanded
+from fedshift.wire.frame import Header
+from fedshift.wire.reader import as_dtype
+from fedshift.wire.writer import EXACT, Choice, Writer, choose, header, unpack
+
+ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """How a client's model travels: `Uplink(Codec(KMeans(4)))` is the paper's inferior client.
+
+    >>> from fedshift import KMeans
+    >>> Uplink(Codec(KMeans(4)), feedback=True).lossy, Uplink().lossy
+    (True, False)
+    """
+
+    codec: Codec = EXACT
+    update: bool = False
+    feedback: bool = False
+
+    @property
+    def lossy(self) -> bool:
+        return self.codec.quantizer.lossy
+
+
+def named(name: str) -> Uplink:
+    """The uplink of a client by its name in `uplinks`; of "paper", that of a client with few bits.
+
+    >>> named("lean").update, named("exact") == Uplink()
+    (True, True)
+    """
+    coding: dict[str, Any] = {"quantizer": "kmeans", "send": "weights", "feedback": False} | expanded(name)
+    send, feedback = coding.pop("send"), coding.pop("feedback")
+    widths = [int(bits) for bits in str(coding.pop("bits", WIDTH.get(coding["quantizer"], 32))).split("+")]
+    return Uplink(make_codec(bits=min(widths), **coding), send == "updates", feedback)
+
+
+class Sent(NamedTuple):
+    frame: bytes
+    coded: Params  # u + e: what went into the codec
+    decoded: Params  # the weights the server will read
+    error: Params  # what the codec lost of each quantized tensor; kept for the next round with feedback
+
+
+def send(
+    uplink: Uplink,
+    w: Params,
+    start: Params,
+    error: Params,
+    trained: Iterable[str],
+    *,
+    number: int,
+    examples: int,
+    key: Tensor | None,
+    writer: Writer | None = None,
+    reset: bool = False,
+) -> Sent:
+    """The upload of a client that began with `start` and ended with w; a writer of its kind saves time.
+
+    `reset` says of a client that it had lost its memory, and that `error` starts anew.
+    """
+    u = tmap(_difference, w, start) if uplink.update else w
+    if uplink.feedback and error:
+        u = u | {name: u[name] + e for name, e in error.items()}
+    writer = writer or Writer(quantized(uplink, trained), u)
+    frame = writer.pack(u, Header(uplink.update, number, examples, reset), key)
+    if not uplink.lossy:
+        return Sent(frame, u, tmap(_sum, u, start) if uplink.update else u, {})
+    arrived = unpack(frame, like=u)
+    lossy = [name for name in trained if choose(uplink.codec, name, u[name]).quantizer.lossy]
+    lost = {name: u[name] - arrived[name] for name in lossy}
+    return Sent(frame, u, tmap(_sum, arrived, start) if uplink.update else arrived, lost)
+
+
+def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
+    """The codec of each tensor: buffers and frozen weights are in no pattern, and travel exactly."""
+    return dict.fromkeys(trained, uplink.codec)
+
+
+def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) -> Params:
+    """What K stacked clients' frames would carry of each tensor that the codec quantizes: u (K, ...), key (K,)."""
+    arrived = {}
+    for name in trained:
+        codec = choose(uplink.codec, name, u[name][0])
+        if codec.quantizer.lossy and u[name].numel():
+            arrived[name], _ = code_tensor(codec, name, u[name], key)
+    return arrived
+
+
+def code_tensor(codec: Codec, name: str, u: Tensor, key: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """One tensor of K stacked clients through its codec: the decoded values (K, ...), and the codes of each segment.
+
+    What travels exactly is returned as it is, and its codes are its bytes.
+    """
+    if isinstance(codec.quantizer, Identity):
+        return u, [u.contiguous().view(len(u), -1).view(torch.uint8)]
+    own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+    parts = codec.encode(u, own)
+    values = as_dtype(codec.decode(parts, len(u), u.shape[1:]), u.dtype).to(u.dtype)
+    return values, [codes for codes, _ in parts]
+
+
+def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> Params:
+    """The weights a frame stands for, as both ends work them out; `codec` as in `unpack`."""
+    if isinstance(frame, Decoded):
+        return frame.params
+    arrived = unpack(frame, like=start, codec=codec)
+    return tmap(_sum, arrived, start) if header(frame).update else arrived
+
+
+def _difference(w: Tensor, start: Tensor) -> Tensor:
+    return w - start if w.is_floating_point() else w
+
+
+def _sum(u: Tensor, start: Tensor) -> Tensor:
+    return u + start if u.is_floating_point() else u

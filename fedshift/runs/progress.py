@@ -1,0 +1,186 @@
+"""How far runs are: bars in a terminal, lines elsewhere, JSON for programs, or nothing."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedshift.core.names import printable
+from fedshift.experiment.rates import megabytes
+
+EVERY = 2.0  # seconds between lines
+RECORDED = "Recording in {}"
+CROWD = 12  # runs above which the bars of finished ones go
+
+
+class Display(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *problem: object) -> None: ...
+
+    def start(self, folder: Path) -> None:
+        """The first round is about to begin; all is recorded in the folder."""
+
+    def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
+        """A run, which is recorded in the folder and scored by a metric; its number in the display."""
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None: ...
+
+    def failed(self, run: int, sentence: str) -> None:
+        """A run that ended before its last round, and why."""
+
+    def tell(self, sentence: str) -> None: ...
+
+
+class Silent:
+    """Nothing but what a user must know."""
+
+    def __init__(self, errors: Console) -> None:
+        self.errors, self.names, self.rounds, self.metrics = errors, list[str](), list[int](), list[str]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+    def start(self, folder: Path) -> None:
+        pass
+
+    def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
+        self.names.append(printable(name))
+        self.rounds.append(rounds)
+        self.metrics.append(metric)
+        return len(self.names) - 1
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        pass
+
+    def failed(self, run: int, sentence: str) -> None:
+        self.tell(sentence)
+
+    def tell(self, sentence: str) -> None:
+        _say(self.errors, sentence, "yellow")
+
+
+class Json(Silent):
+    """One object a round."""
+
+    def __init__(self, errors: Console, write: Callable[[str], None]) -> None:
+        super().__init__(errors)
+        self.write = write
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        figures = {"run": self.names[run], "round": number, "score": score, "loss": loss, "bytes_up": bytes_up}
+        self.write(strict_json(figures))
+
+
+class Lines(Silent):
+    """A line every few seconds, and for the first and the last round."""
+
+    def __init__(self, errors: Console, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(errors)
+        self.console, self.now, self.last, self.sent = console, now, 0.0, dict[int, int]()
+
+    def start(self, folder: Path) -> None:
+        _say(self.console, RECORDED.format(folder))
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        self.sent[run] = self.sent.get(run, 0) + bytes_up
+        if number not in (1, self.rounds[run]) and self.now() - self.last < EVERY:
+            return
+        self.last = self.now()
+        figures = shown(score, loss, self.sent[run], self.metrics[run])
+        self.console.print(
+            f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}",
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+
+class Bars(Silent):
+    """A bar for each run that is on."""
+
+    def __init__(self, errors: Console, console: Console) -> None:
+        super().__init__(errors)
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+        )
+        self.tasks: dict[int, TaskID] = {}
+        self.sent: dict[int, int] = {}
+
+    def start(self, folder: Path) -> None:
+        _say(self.progress.console, RECORDED.format(folder))
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.progress.stop()
+
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        self.sent[run] = self.sent.get(run, 0) + bytes_up
+        if run not in self.tasks:
+            self.tasks[run] = self.progress.add_task(
+                self.names[run], total=self.rounds[run], completed=number - 1, figures=""
+            )
+        if score is not None:
+            self.progress.update(self.tasks[run], figures=shown(score, loss, self.sent[run], self.metrics[run]))
+        crowded = number == self.rounds[run] and len(self.names) > CROWD
+        self.progress.update(self.tasks[run], completed=number, visible=not crowded)
+
+    def tell(self, sentence: str) -> None:
+        _say(self.progress.console, sentence, "yellow")
+
+
+def _say(console: Console, sentence: str, style: str = "") -> None:
+    """Print a sentence that may quote a user's text."""
+    text = printable(sentence, keep="\n")
+    console.print(text, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def echo(text: object, *, err: bool = False, keep: str = "") -> None:
+    """Print one line of plain text, whatever characters a name in it holds."""
+    typer.echo(printable(str(text), keep), err=err)
+
+
+def strict_json(value: object) -> str:
+    """JSON has no NaN and no infinity: null instead; and no control character is printed raw.
+
+    >>> strict_json({"score": float("nan"), "rows": (1, 2.5)})
+    '{"score": null, "rows": [1, 2.5]}'
+    """
+
+    def plain(part: object) -> object:
+        if isinstance(part, float) and not math.isfinite(part):
+            return None
+        if isinstance(part, dict):
+            return {str(key): plain(own) for key, own in part.items()}
+        return [plain(own) for own in part] if isinstance(part, (list, tuple)) else part
+
+    return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def shown(score: float | None, loss: float | None, sent: int, metric: str = "accuracy") -> str:
+    """
+    >>> shown(0.875, 0.4321, 1_250_000), shown(0.3, 0.4321, 1_250_000, "mine:mae")
+    ('87.5 %, loss 0.432, 1.2 MB up', 'mae 0.3, loss 0.432, 1.2 MB up')
+    """
+    name = metric.rpartition(":")[2]
+    own = [] if score is None or metric == "loss" else [f"{name} {score:.4g}"]
+    figures = [f"{100 * score:.1f} %"] if score is not None and metric == "accuracy" else own
+    figures += [] if loss is None else [f"loss {loss:.3f}"]
+    return ", ".join([*figures, f"{megabytes(sent, digits=1)} MB up"])

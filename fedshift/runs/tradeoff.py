@@ -1,0 +1,278 @@
+"""Was the compression worth it? Each compressed setting against full precision with the same server rule.
+
+Three questions: how far the score is from that of full precision, what full precision reaches after the same uploaded
+bytes (simply by running fewer rounds), and how many bytes it takes to reach a target.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fedshift.experiment.settings import Experiment
+from fedshift.runs.summary import (
+    BITS,
+    SHIFT,
+    UPLINK,
+    WINDOW,
+    Paired,
+    Row,
+    Trace,
+    described,
+    mean_of,
+    metric,
+    much,
+    paired,
+    phrase,
+    quality,
+    quantized,
+    scored,
+    tasks,
+    times,
+    words,
+)
+
+NEAR = 0.01  # what a score may fall short of full precision: of accuracy as points, of other metrics as a fraction
+NAMED = 3  # settings that one sentence names
+ANSWERS = 4  # tasks that have their own sentences
+
+Name = Callable[[Row], str]
+
+
+class Equal(NamedTuple):
+    """Full precision, stopped after as many uploaded bytes as a setting has used."""
+
+    score: float
+    gain: Paired  # of the setting over it
+    better: bool  # the setting has the better score
+    noise: bool  # the difference is within noise
+
+
+def smooth(scores: Sequence[float]) -> list[float]:
+    """Each score as the mean of those around it: up to five on each side, as many before as after at the beginning.
+
+    The last one is the final score of the run, the mean of the last ten.
+
+    >>> smooth([1.0, 3.0, 8.0, 6.0])
+    [1.0, 4.0, 4.5, 4.5]
+    """
+    sides = [min(i, WINDOW // 2) for i in range(len(scores))]
+    means = [mean_of(scores[i - side : i + side + 1]) for i, side in enumerate(sides)]
+    return [*means[:-1], mean_of(scores[-WINDOW:])] if scores else []
+
+
+def score_at(trace: Trace, sent: float) -> float:
+    """Smoothed score of a run after so many uploaded bytes, linear between evaluated rounds; NaN before the first.
+
+    >>> run = Trace([1, 2, 3], [100, 200, 300], [0.2, 0.6, 0.7])
+    >>> [round(score_at(run, sent), 3) for sent in (99, 100, 150, 300, 999)]
+    [nan, 0.2, 0.35, 0.5, 0.5]
+    """
+    curve = list(zip(trace.bytes_up, smooth(trace.scores), strict=True))
+    if not curve or sent < curve[0][0]:
+        return math.nan
+    for (low, before), (high, after) in itertools.pairwise(curve):
+        if low <= sent < high:
+            return before + (after - before) * (sent - low) / (high - low)
+    return curve[-1][1]
+
+
+def equal_bytes(row: Row) -> Equal | None:
+    """Full precision with the same server rule at the bytes of this row, seed by seed where both have the seed."""
+    if row.full is None or not row.runs:
+        return None
+    sent = {run.experiment.seed: run.bytes_up for run in row.runs}
+    theirs = {
+        run.experiment.seed: score_at(run.trace, sent.get(run.experiment.seed, row.bytes_up)) for run in row.full.runs
+    }
+    known = {seed: score for seed, score in theirs.items() if math.isfinite(score)}
+    if not known:
+        return None
+    gain = paired(row.scores, known)
+    better = gain.gain < 0 if row.experiment.train.lower else gain.gain > 0
+    return Equal(mean_of([*known.values()]), gain, better, gain.verdict == "within noise")
+
+
+def target(full: Row) -> float:
+    """Score to reach: that of full precision less 1 point of accuracy, or worse by 1 % of another metric."""
+    room = NEAR if full.experiment.train.metric == "accuracy" else NEAR * abs(full.mean)
+    return full.mean + room if full.experiment.train.lower else full.mean - room
+
+
+def reaches(score: float, goal: float, experiment: Experiment) -> bool:
+    return score <= goal if experiment.train.lower else score >= goal
+
+
+def bytes_to(row: Row, goal: float) -> float | None:
+    """Uploaded bytes up to the first evaluated round whose smoothed score, mean over seeds, reaches the goal."""
+    curves = [
+        dict(zip(run.trace.rounds, zip(run.trace.bytes_up, smooth(run.trace.scores), strict=True), strict=True))
+        for run in row.runs
+    ]
+    for number in sorted(set.intersection(*(set(curve) for curve in curves)) if curves else ()):
+        sent, scores = zip(*(curve[number] for curve in curves), strict=True)
+        if reaches(mean_of(scores), goal, row.experiment):
+            return mean_of(sent)
+    return None
+
+
+def size(count: float) -> str:
+    """
+    >>> size(33_160_000), size(107_797_950_000), size(57_920_000)
+    ('33.2 MB', '108 GB', '57.9 MB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
+    """One or few sentences for each task; `name` says what a row is called."""
+    groups = tasks(made)
+    sentences: list[str] = []
+    for rows in groups[:ANSWERS]:
+        first, *rest = about(rows, name or namer(made))
+        which = f"{task_name(rows[0], groups)}: " if len(groups) > 1 else ""
+        sentences += [first if first.startswith(which.replace(": ", ", ")) else f"{which}{first}", *rest]
+    more = len(groups) - ANSWERS
+    return sentences + (
+        [f"The other {more} combinations of data, model and algorithm are in the report's table."] if more > 0 else []
+    )
+
+
+def namer(made: Sequence[Row]) -> Name:
+    """Names of rows by the settings in which they differ, those of the uplink first and the shift last."""
+    keys = sorted(made[0].label if made else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
+    short = words(keys)
+
+    def name(row: Row) -> str:
+        flat = described(row.experiment)
+        return ", ".join(filter(None, (phrase(key, short[key], flat.get(key)) for key in keys))) or phrase(
+            UPLINK, "", flat[UPLINK]
+        )
+
+    return name
+
+
+def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
+    """What tells a task apart from the others: its data, model, algorithm and metric."""
+    flats = [described(rows[0].experiment) for rows in groups]
+    own = described(row.experiment)
+    differing = [key for key in own if len({str(flat.get(key)) for flat in flats}) > 1]
+    keys = [key for key in differing if key.startswith(("data.", "model.", "algorithm.", "train.metric"))]
+    short = words(keys)
+    return ", ".join(filter(None, (phrase(key, short[key], own[key]) for key in keys))) or metric(row.experiment)
+
+
+def about(rows: Sequence[Row], name: Name) -> list[str]:
+    """Sentences on the rows of one task."""
+    finite = [row for row in rows if math.isfinite(row.mean)]
+    packed = [row for row in finite if quantized(row.experiment)]
+    if not finite:
+        return [f"What the runs came to is no number: {metric(rows[0].experiment)} is infinite or NaN."]
+    if not packed:
+        return ["All runs upload in full precision, so there is no compression to judge."]
+    judged = [row for row in packed if row.full and math.isfinite(row.full.mean)]
+    exact = [row for row in finite if not quantized(row.experiment)]
+    sentences = [*_best(judged, exact, name), *_losing(judged, name)] if judged else []
+    sentences += _missing([row for row in packed if row.full is None], name)
+    return sentences or ["Full precision came to no number, so whether compression was worth it cannot be said."]
+
+
+def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
+    """The fewest bytes among settings about as good as full precision; or else the most gained at equal bytes."""
+    experiment = judged[0].experiment
+    sign = -1 if experiment.train.lower else 1
+    best = max(exact, key=lambda row: sign * row.mean)
+    equal = [(row, equal_bytes(row)) for row in judged]
+    saving = [(row, found) for row, found in equal if (row.fewer or 0) > 1 and (found is None or found.better)]
+    near = [(row, found) for row, found in saving if reaches(row.mean, target(best), experiment)]
+    if near:
+        return _sentences(*min(near, key=lambda pair: (pair[0].bytes_up, -sign * pair[0].mean)), name)
+    gains = [(row, found) for row, found in saving if found]
+    if not saving:
+        return ["Compression was not worth it: no setting beats full precision stopped after the same uploaded bytes."]
+    room = "1 point" if experiment.train.metric == "accuracy" else "1 %"
+    full = f"full precision ({_score(best.mean, experiment)})"
+    none = f"No compressed setting stays within {room} of {full} and beats it at equal bytes"
+    if not gains:
+        return [f"{none}."]
+    row, found = max(gains, key=lambda pair: sign * pair[1].gain.gain)
+    first, *rest = _sentences(row, found, name)
+    return [f"{none}; the best for its bytes: {first}", *rest]
+
+
+def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
+    """Bytes and score of a setting beside those of full precision, with all of its bytes and with as many."""
+    full, cost, experiment = row.full, row.cost, row.experiment
+    assert full is not None
+    assert cost is not None
+    unit = " points" if experiment.train.metric == "accuracy" else quality(cost.gain, experiment)
+    verdict = f", {cost.verdict}" if cost.verdict else ""
+    sentences = [
+        f"{name(row)} uploads {size(row.bytes_up)} instead of {size(full.bytes_up)} ({times(row.fewer)} times fewer) "
+        f"and reaches {_score(row.mean, experiment)} (full precision with the same server rule: "
+        f"{_score(full.mean, experiment)}; difference {much(cost.gain, experiment)}{unit}{verdict})."
+    ]
+    if equal:
+        sentences.append(
+            f"Full precision stopped after the same uploaded bytes reaches {_score(equal.score, experiment)}."
+        )
+    goal = target(full)
+    ours, theirs = bytes_to(row, goal), bytes_to(full, goal)
+    if ours and theirs:
+        room = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
+        sentences.append(f"To reach {room} it uploads {size(ours)}, and full precision {size(theirs)}.")
+    return sentences
+
+
+def room_of(experiment: Experiment) -> str:
+    """How the target differs from the score of full precision."""
+    if experiment.train.metric == "accuracy":
+        return "less 1 point"
+    return "plus 1 %" if experiment.train.lower else "less 1 %"
+
+
+def _losing(judged: Sequence[Row], name: Name) -> list[str]:
+    """Settings that do no better than fewer rounds in full precision."""
+    lower = [(row, found) for row in judged if (found := equal_bytes(row)) and not found.better]
+    verbs = {False: ("loses to", "lose to"), True: ("does not beat", "do not beat")}
+    sentences = []
+    for noise, verb in verbs.items():
+        some = [(row, found) for row, found in lower if found.noise is noise]
+        losing = [
+            f"{name(row)} ({_score(row.mean, row.experiment)} against {_score(found.score, row.experiment)})"
+            for row, found in some
+        ]
+        unknown = any(found.gain.verdict and not found.noise for _, found in some)
+        why = "; the difference is within noise" if noise else "; too few seeds to know the noise" if unknown else ""
+        if losing:
+            rest = f" and {len(losing) - NAMED} more" if len(losing) > NAMED else ""
+            sentences.append(
+                f"{'; '.join(losing[:NAMED])}{rest} {verb[len(losing) > 1]} simply running fewer rounds in full "
+                f"precision (stopped after the same uploaded bytes{why})."
+            )
+    return sentences
+
+
+def _missing(alone: Sequence[Row], name: Name) -> list[str]:
+    """Which settings have no full-precision run beside them, and how to add one."""
+    if not alone:
+        return []
+    bits = alone[0].experiment.uplink.bits
+    exact = (
+        f"--set uplink.bits={'+'.join(['32'] * len(bits.split('+')))}" if isinstance(bits, str) else "--uplink exact"
+    )
+    rest = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
+    which = "; ".join(map(name, alone[:NAMED]))
+    return [
+        f"There is no finished full-precision run with the same server rule to judge {which}{rest} by; "
+        f"a run with `{exact}` and all other settings alike adds it."
+    ]
+
+
+def _score(x: float, experiment: Experiment) -> str:
+    if experiment.train.metric == "accuracy":
+        return f"{scored(x, experiment)} %"
+    return f"{metric(experiment)} {scored(x, experiment)}"

@@ -1,0 +1,154 @@
+"""The layout of one upload in bytes; docs/wire.md is its specification.
+
+    magic, version, flags, length, examples, base round, tensors | one record a tensor | buffers | CRC-32
+
+This module knows bytes and bounds. What a record's buffers mean is `wire`'s business.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MAGIC = b"FEDS"
+VERSION = 1
+PRELUDE = struct.Struct("<4sHHQQII")  # magic, version, flags, length, examples, base round, tensors
+CODEC = struct.Struct("<BBBBBIQ")  # dtype, quantizer, bits, coder, groups, block, bytes of codes
+CRC = struct.Struct("<I")
+UPDATE, RESET, LOSSY = 1, 2, 4  # flags
+MOST_AXES = 16
+
+
+class WireError(ValueError):
+    """A frame that cannot be trusted, and what is wrong with it.
+
+    >>> from fedshift import header
+    >>> header(b"GARBAGE" * 9)
+    Traceback (most recent call last):
+    fedshift.wire.frame.WireError: the frame begins with b'GARB', not with b'FEDS'
+    """
+
+
+class Header(NamedTuple):
+    """What a client says about its upload.
+
+    >>> Header(update=True, base=7, examples=600)
+    Header(update=True, base=7, examples=600, reset=False, lossy=False)
+    """
+
+    update: bool = False  # the change since the base round's model, rather than the weights themselves
+    base: int = 0  # the round whose model the client started from
+    examples: int = 0  # how many examples it trained on
+    reset: bool = False  # its memory (error feedback, a control) was lost and starts anew
+    lossy: bool = False  # some tensor does not travel exactly: derived by pack
+
+
+class Record(NamedTuple):
+    """One tensor: what it is called, how it is coded, where its buffers lie."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: int
+    quantizer: int
+    bits: int
+    coder: int
+    groups: int
+    block: int
+    codes: int  # bytes of codes
+
+
+def describe(records: Sequence[Record]) -> bytes:
+    return b"".join(_record(record) for record in records)
+
+
+def build(header: Header, tensors: int, described: bytes, buffers: Sequence[bytes]) -> bytes:
+    """The frame of so many records, whose buffers are, for each in turn, its side data and its codes."""
+    length = PRELUDE.size + len(described) + sum(map(len, buffers)) + CRC.size
+    flags = UPDATE * header.update | RESET * header.reset | LOSSY * header.lossy
+    try:
+        prelude = PRELUDE.pack(MAGIC, VERSION, flags, length, header.examples, header.base, tensors)
+    except struct.error:
+        raise ValueError(
+            f"examples={header.examples}, base={header.base}: must be whole numbers, 0 or more, "
+            "examples below 2^64 and base below 2^32"
+        ) from None
+    crc = 0
+    for piece in (prelude, described, *buffers):
+        crc = zlib.crc32(piece, crc)
+    return b"".join([prelude, described, *buffers, CRC.pack(crc)])
+
+
+def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
+    """Bytes of a frame that are neither side data nor codes."""
+    records = sum(3 + len(name.encode()) + 4 * n + CODEC.size for name, n in zip(names, axes, strict=True))
+    return PRELUDE.size + records + CRC.size
+
+
+class Opened(NamedTuple):
+    """A frame of which the prelude and the checksum were checked."""
+
+    header: Header
+    tensors: int
+    rest: memoryview  # records, then buffers
+
+
+def parse(data: bytes | memoryview) -> Opened:
+    """What a frame says about itself, after all checks that the frame alone allows."""
+    view = memoryview(data).cast("B")
+    if len(view) < PRELUDE.size + CRC.size:
+        raise WireError(f"{len(view)} bytes are too few for a frame, which has {PRELUDE.size + CRC.size} or more")
+    magic, version, flags, length, examples, base, tensors = PRELUDE.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError(f"the frame begins with {magic!r}, not with {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"the frame has version {version}; this program reads version {VERSION}")
+    if length != len(view):
+        raise WireError(f"the frame says it has {length} bytes, but {len(view)} are here")
+    if zlib.crc32(view[: -CRC.size]) != CRC.unpack_from(view, length - CRC.size)[0]:
+        raise WireError("the checksum does not match: the frame was damaged on its way")
+    if flags & ~(UPDATE | RESET | LOSSY):
+        raise WireError(f"unknown flags {flags:#06x}")
+    header = Header(bool(flags & UPDATE), base, examples, bool(flags & RESET), bool(flags & LOSSY))
+    return Opened(header, tensors, view[PRELUDE.size : -CRC.size])
+
+
+def records(frame: Opened, expected: int) -> tuple[list[Record], int]:
+    """As many records as expected, and the bytes they take."""
+    if frame.tensors != expected:
+        raise WireError(f"the frame has {frame.tensors} tensors, the model {expected}")
+    found, at = [], 0
+    for number in range(expected):
+        record, at = _read_record(frame.rest, at, number)
+        found.append(record)
+    return found, at
+
+
+def _record(record: Record) -> bytes:
+    name = record.name.encode()
+    if len(name) >= 1 << 16:
+        raise ValueError(f"{record.name[:40]}...: a tensor's name must be shorter than 65,536 bytes")
+    if len(record.shape) > MOST_AXES or any(n >= 1 << 32 for n in record.shape):
+        raise ValueError(f"{record.name}: shape {record.shape} has over {MOST_AXES} axes or one of 2^32 or more")
+    return (
+        struct.pack("<HB", len(name), len(record.shape))
+        + name
+        + struct.pack(f"<{len(record.shape)}I", *record.shape)
+        + CODEC.pack(*record[2:])
+    )
+
+
+def _read_record(view: memoryview, at: int, number: int) -> tuple[Record, int]:
+    try:
+        length, axes = struct.unpack_from("<HB", view, at)
+        if axes > MOST_AXES:
+            raise WireError(f"tensor {number} has {axes} axes; {MOST_AXES} are allowed")
+        at += 3
+        name = bytes(view[at : at + length]).decode()
+        shape = struct.unpack_from(f"<{axes}I", view, at + length)
+        at += length + 4 * axes
+        record = Record(name, shape, *CODEC.unpack_from(view, at))
+    except struct.error:
+        raise WireError(f"the record of tensor {number} runs beyond the frame") from None
+    except UnicodeDecodeError:
+        raise WireError(f"the name of tensor {number} is not UTF-8") from None
+    return record, at + CODEC.size

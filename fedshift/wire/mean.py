@@ -1,0 +1,255 @@
+"""The server's running mean: frames come in one by one, and only their sum is kept."""
+
+import math
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.bounds import VARIANCES
+from fedshift.codecs.base import CHUNK, ends
+from fedshift.core.types import CPU, Decoded, Params
+from fedshift.wire.frame import Header, WireError
+from fedshift.wire.reader import Part, Reader, as_dtype
+from fedshift.wire.writer import Choice, expected
+
+LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
+ROOM = 0.999  # of the largest number, so that rounding cannot go beyond it
+
+
+class Mean:
+    """w = sum_k p_k w_k / sum_k p_k over the frames accepted, read piece by piece.
+
+    Memory: one model, whatever the number of uploads. A frame is checked whole before any of it is
+    added, so a refused one leaves no trace. An update counts as `base + update`. Integer tensors
+    are neither averaged nor added to a base: they are those of the first frame. A run, which knows
+    all uploads of a round, puts their elementwise median there instead (`bounds.median_integers`).
+
+    >>> from fedshift import Codec, Identity, pack
+    >>> mean = Mean(like={"w": torch.zeros(2)})
+    >>> for weight, w in (1.0, [0.0, 4.0]), (3.0, [4.0, 0.0]):
+    ...     _ = mean.add(pack(Codec(Identity()), {"w": torch.tensor(w)}), weight)
+    >>> mean.result(), mean.share
+    ({'w': tensor([3., 1.])}, 0.0)
+    """
+
+    def __init__(self, like: Params, base: Params | None = None) -> None:
+        self.like, self.base = like, base
+        self._reader = Reader(like)
+        self.count, self.weight = 0, 0.0  # frames accepted, and the sum of their p_k
+        self.lossy_weight = self.update_weight = 0.0
+        self._sum: Params = {}
+        self._bound = dict.fromkeys(like, 0.0)  # on the magnitude of the sum
+        self._most = {
+            name: tuple(ROOM * torch.finfo(dtype).max for dtype in (x.dtype, _wide(x.dtype)))
+            for name, x in like.items()
+            if x.is_floating_point()
+        }
+        self._taken = False
+        if base is not None and all(x.device == CPU for x in base.values()):
+            _ = self._base_reach  # what is wrong with it is said at once
+
+    @cached_property
+    def _base_reach(self) -> dict[str, float]:
+        """On a GPU looked at when it is needed: it takes time there, and decoded uploads do without."""
+        return {} if self.base is None else _reach(self.base, self.like)
+
+    @property
+    def share(self) -> float:
+        """The part of the weight that lossy uploads have: the paper's I/K."""
+        return self.lossy_weight / self.weight if self.weight else 0.0
+
+    def add(self, data: bytes | memoryview, weight: float = 1.0, codec: Choice | None = None) -> Header:
+        """Add one frame, or raise a WireError and leave everything as it was; `codec` as in `open`."""
+        self._check(weight)
+        return self._fold(self.open(data, codec), weight)
+
+    def add_opened(self, frame: "Frame", weight: float = 1.0) -> Header:
+        """Add a frame that `open` has read."""
+        self._check(weight)
+        return self._fold(frame, weight)
+
+    def open(self, data: bytes | memoryview, codec: Choice | None = None) -> "Frame":
+        """Read a frame without adding it; WireError where it is not one of the model.
+
+        With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
+        """
+        header, parts = self._reader.open(data, expected(codec, self.like))
+        if header.update and self.base is None:
+            raise WireError("the frame holds an update, and no base was given to add it to")
+        return Frame(header, parts)
+
+    def _check(self, weight: float) -> None:
+        if not LIGHTEST <= weight <= HEAVIEST:
+            raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
+        if self._taken:
+            raise ValueError("the mean was taken already; the next one begins with a new Mean")
+
+    def _fold(self, frame: "Frame", weight: float) -> Header:
+        header, parts = frame
+        self._begin(CPU)
+        bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update)
+        for name, part in parts.items():
+            total = self._sum[name]
+            if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
+                for start, values in part.values():
+                    total[start : start + len(values)].add_(values.double() * weight)
+            elif total.is_floating_point():
+                for start, values in part.values(weight):
+                    total[start : start + len(values)].add_(values)  # += would write the slice twice
+            elif not self.count:
+                for start, values in part.values():
+                    total[start : start + len(values)] = as_dtype(values, total.dtype)
+        self._bound = bound
+        self.count += 1
+        self.weight += weight
+        self.lossy_weight += weight * header.lossy
+        self.update_weight += weight * header.update
+        return header
+
+    def _bounded(self, reach: Mapping[str, float], weight: float, update: bool) -> dict[str, float]:
+        """Bounds on the sum with one more upload, whose numbers reach so far; WireError where one could overflow."""
+        bound = dict(self._bound)
+        for name, (most, most_sum) in self._most.items():
+            far = reach[name] + (self._base_reach[name] if update else 0.0)
+            bound[name] += weight * far
+            if bound[name] > most_sum:
+                raise WireError(f"{name}: adding the frame could overflow the sum")
+            if far > most:
+                raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+        return bound
+
+    def take(self, upload: Decoded, weight: float = 1.0) -> None:
+        """Add weights that somebody decoded, where they are; an update is in them already."""
+        params, lossy = upload.params, upload.lossy
+        self._bound = self._bounded(upload.reach, weight, upload.update)
+        self._begin(next(iter(params.values())).device)
+        for name, total in self._sum.items():
+            if total.is_floating_point():
+                total.add_(params[name].reshape(-1), alpha=weight)
+            elif not self.count:
+                total.copy_(params[name].reshape(-1))
+        self.count += 1
+        self.weight += weight
+        self.lossy_weight += weight * lossy
+
+    def _begin(self, device: torch.device) -> None:
+        if not self._sum:
+            self._sum = {
+                name: torch.zeros(x.numel(), dtype=_wide(x.dtype), device=device) for name, x in self.like.items()
+            }
+
+    def result(self) -> Params:
+        """The mean, with the shapes, dtypes and devices of `like`; the sum becomes it, so nothing can follow."""
+        if self._taken or not self.count:
+            raise ValueError("the mean was taken already" if self._taken else "the mean of no uploads is not defined")
+        self._taken = True
+        mean = {}
+        for name, x in self.like.items():
+            total = self._sum.pop(name).view(x.shape)
+            if total.is_floating_point():
+                total /= self.weight
+                if self.base is not None and self.update_weight:
+                    total += self.base[name].to(total) * (self.update_weight / self.weight)
+            mean[name] = total.to(x)
+        return mean
+
+
+class Frame(NamedTuple):
+    """A frame that was read and checked."""
+
+    header: Header
+    parts: dict[str, Part]
+
+    def decoded(self) -> "Frame":
+        """The same with its values at hand, for a frame that is read more than once."""
+        return self._replace(parts={name: part.decoded() for name, part in self.parts.items()})
+
+
+class Measured(NamedTuple):
+    """The change an upload makes to a base, and its integers."""
+
+    trained: float  # |w_k - w| over trained tensors
+    buffers: float  # and over the other floating tensors
+    integers: Params
+
+
+class Ruler:
+    """Measures how far frames are from a base, in float64 and piece by piece; tensors in `skipped` do not count.
+
+    >>> from fedshift import Codec, Identity, pack
+    >>> base = {"w": torch.zeros(2), "n": torch.tensor(1)}
+    >>> frame = pack(Codec(Identity()), {"w": torch.tensor([3.0, -4.0]), "n": torch.tensor(7)})
+    >>> Ruler(base, trained={"w"}).measure(Mean(base).open(frame))
+    Measured(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
+    """
+
+    def __init__(self, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> None:
+        self.base = {name: x.detach().to(CPU) for name, x in base.items()}
+        self.flat = {name: x.reshape(-1) for name, x in self.base.items()}
+        floats = [name for name, x in base.items() if x.is_floating_point() and x.numel() and name not in skipped]
+        self.trained = [name for name in floats if name in trained]
+        self.buffers = [name for name in floats if name not in trained]
+        self.variances = [name for name in self.buffers if fnmatchcase(name, VARIANCES)]
+        self.integers = [name for name, x in base.items() if not x.is_floating_point()]
+        self._joint = {  # tensors of few numbers in one, by the first of their names
+            names[0]: torch.cat([self.flat[name] for name in names])
+            for names in (self.trained, self.buffers)
+            if names and sum(self.flat[name].numel() for name in names) <= CHUNK
+        }
+
+    def measure(self, frame: Frame) -> Measured:
+        """WireError where a variance is negative: a model with a negative variance has no finite output."""
+        for name in self.variances:
+            for start, values in frame.parts[name].values():
+                known = self.flat[name][start : start + len(values)] if frame.header.update else 0.0
+                if bool((values + known < 0).any()):
+                    raise WireError(f"{name}: holds a negative variance")
+        integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
+        return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
+
+    def _far(self, names: list[str], frame: Frame) -> float:
+        """|w_k - w| over these tensors; a difference beyond float32 is infinite, and beyond every bound."""
+        if not names:
+            return 0.0
+        update, joint = frame.header.update, self._joint.get(names[0])
+        values = [x for name in names if (x := frame.parts[name].whole) is not None] if joint is not None else []
+        if joint is not None and len(values) == len(names):  # few, and at hand: fastest at once
+            whole = torch.cat(values)
+            return float(_norm(whole if update else whole - joint))
+        norms = [
+            _norm(values if update else values - self.flat[name][start : start + len(values)])
+            for name in names
+            for start, values in frame.parts[name].values()
+        ]
+        return float(_norm(torch.stack(norms)))
+
+    def _integers(self, name: str, part: Part) -> Tensor:
+        found = torch.empty_like(self.flat[name])
+        for start, values in part.values():
+            found[start : start + len(values)] = as_dtype(values, found.dtype)
+        return found.view(self.base[name].shape)
+
+
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What to add up in: short floats in float32, integers as they are."""
+    return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else dtype
+
+
+def _reach(base: Params, like: Params) -> dict[str, float]:
+    """The largest magnitude of each tensor of a base, which must be a finite model like the others."""
+    if {name: x.shape for name, x in base.items()} != {name: x.shape for name, x in like.items()}:
+        raise ValueError("the base must have the names and shapes of the model")
+    both = {name: ends(x if x.is_floating_point() else x.double()) if x.numel() else (0, 0) for name, x in base.items()}
+    reach = {name: max(abs(low), abs(high)) for name, (low, high) in both.items()}
+    if broken := [name for name, (low, high) in both.items() if not (math.isfinite(low) and math.isfinite(high))]:
+        raise ValueError(f"the base holds NaN or infinity in {broken[0]}")
+    return reach

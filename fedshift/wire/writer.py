@@ -1,0 +1,179 @@
+"""A model's tensors <-> one frame of bytes.
+
+    pack(codec, params) -> bytes      what a client sends
+    unpack(data, like) -> params      what a server reads, checked against the model it expects
+    size(codec, like) -> int          len(pack(...)) before it exists, for fixed-rate coders
+
+A frame comes from somebody else: no memory is taken on its word, nothing of it is executed, and
+whatever is wrong with it is a `WireError` that says what.
+"""
+
+import zlib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from fedshift.codecs.base import Codec, finite
+from fedshift.codecs.exact import Identity
+from fedshift.core import rng
+from fedshift.core.types import Params
+from fedshift.wire.frame import Header, Record, build, describe, overhead, parse
+from fedshift.wire.reader import LARGEST, Reader, as_dtype, code_count, side_numbers
+from fedshift.wire.registry import numbers_of
+
+Choice = Codec | Mapping[str, Codec]  # one codec, or {name or pattern: codec}: the name itself, else the first match
+EXACT = Codec(Identity())
+
+
+def pack(
+    codec: Choice,
+    params: Params,
+    *,
+    update: bool = False,
+    base: int = 0,
+    examples: int = 0,
+    reset: bool = False,
+    key: Tensor | None = None,
+) -> bytes:
+    """The frame that carries these tensors; `key` is for codecs that round at random.
+
+    >>> from fedshift import Codec, KMeans
+    >>> params = {"weight": torch.arange(20.0).view(4, 5), "bias": torch.ones(4)}
+    >>> frame = pack(Codec(KMeans(1)), params)
+    >>> len(frame), size(Codec(KMeans(1)), params)
+    (125, 125)
+    >>> unpack(frame, like=params)["weight"][0]
+    tensor([4.5000, 4.5000, 4.5000, 4.5000, 4.5000])
+    """
+    return Writer(codec, params).pack(params, Header(update, base, examples, reset), key)
+
+
+class Writer:
+    """Packs one model after another: what depends on its names, shapes and codec alone is worked out once."""
+
+    def __init__(self, codec: Choice, like: Params) -> None:
+        self.codecs = {name: choose(codec, name, x) for name, x in like.items()}
+        self.lossy = any(chosen.quantizer.lossy for chosen in self.codecs.values())
+        self.records = [self._record(name, x) for name, x in like.items()]
+        self.described: tuple[list[int], bytes] = [], b""  # bytes of codes, and the records that say so
+
+    def pack(self, params: Params, said: Header, key: Tensor | None = None) -> bytes:
+        """The frame of a model like the first; whether it is lossy is the writer's to say."""
+        buffers, lengths = [], []
+        for name, codec in self.codecs.items():
+            try:
+                own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+                side, codes = _encode(codec, params[name], own)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            buffers += [side, codes]
+            lengths.append(len(codes))
+        if lengths != self.described[0]:
+            pairs = zip(self.records, lengths, strict=True)
+            self.described = lengths, describe([record._replace(codes=length) for record, length in pairs])
+        return build(said._replace(lossy=self.lossy), len(lengths), self.described[1], buffers)
+
+    def _record(self, name: str, x: Tensor) -> Record:
+        try:
+            return Record(name, tuple(x.shape), *numbers_of(self.codecs[name], x.dtype), codes=0)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+
+def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
+    """The tensors of a frame, which must have the names, shapes and dtypes of `like`, on its devices.
+
+    With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
+
+    >>> sent = {"bias": torch.tensor([1.0, 2.0])}
+    >>> unpack(pack(EXACT, sent), like=sent)
+    {'bias': tensor([1., 2.])}
+    >>> unpack(pack(EXACT, sent), like={"bias": torch.zeros(3)})
+    Traceback (most recent call last):
+    fedshift.wire.frame.WireError: bias: shape (2,) where (3,) is expected
+    """
+    _, parts = Reader(like).open(data, expected(codec, like))
+    params = {}
+    for name, x in like.items():
+        flat = torch.empty(x.numel(), dtype=x.dtype)
+        for start, values in parts[name].values():
+            flat[start : start + len(values)] = as_dtype(values, x.dtype)
+        params[name] = flat.view(x.shape).to(x.device)
+    return params
+
+
+def size(codec: Choice, like: Params) -> int:
+    """len(pack(codec, params)) for any params like these.
+
+    The paper's CNN, in full and at 4 bits:
+
+    >>> from fedshift import KMeans
+    >>> from fedshift.models import PaperCNN
+    >>> size(EXACT, PaperCNN().state_dict()), size(Codec(KMeans(4)), PaperCNN().state_dict())
+    (8623696, 1078400)
+    """
+    total, variable = known(codec, like)
+    for name in variable:
+        coder = choose(codec, name, like[name]).coder
+        raise ValueError(f"{name}: the size under {coder} depends on the values; take len(pack(...))")
+    return total
+
+
+def known(codec: Choice, like: Params) -> tuple[int, list[str]]:
+    """Bytes of a frame that do not depend on the values, and the tensors whose codes take a number that does."""
+    total, variable = sum(fixed(codec, like)), []
+    for name, x in like.items():
+        chosen = choose(codec, name, x)
+        codes = chosen.coder.size(*code_count(chosen, x.dtype, x.shape)) if x.numel() else 0
+        if codes is None:
+            variable.append(name)
+        else:
+            total += codes
+    return total, variable
+
+
+def fixed(codec: Choice, like: Params) -> tuple[int, int]:
+    """How many of a frame's bytes are header and side data; the others are codes."""
+    about = overhead(list(like), [x.ndim for x in like.values()])
+    return about, 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
+
+
+def header(data: bytes | memoryview) -> Header:
+    """What the client says about its upload, after the checksum.
+
+    >>> header(pack(EXACT, {"bias": torch.zeros(2)}, base=7, examples=600))
+    Header(update=False, base=7, examples=600, reset=False, lossy=False)
+    """
+    return parse(data).header
+
+
+def choose(codec: Choice, name: str, x: Tensor) -> Codec:
+    """The codec of one tensor: the one given where it covers the tensor, else exactly as it is."""
+    if not isinstance(codec, Codec):
+        matches = (c for pattern, c in codec.items() if fnmatchcase(name, pattern))
+        codec = codec.get(name) or next(matches, EXACT)
+    return codec if codec.covers(x) else EXACT
+
+
+def expected(codec: Choice | None, like: Params) -> dict[str, Codec] | None:
+    """The codec of each tensor; None where any will do."""
+    return None if codec is None else {name: choose(codec, name, x) for name, x in like.items()}
+
+
+def _encode(codec: Codec, x: Tensor, key: Tensor | None) -> tuple[bytes, bytes]:
+    """Side data and codes of one tensor."""
+    x = x.detach()
+    if not x.numel():
+        return b"", b""
+    if isinstance(codec.quantizer, Identity):
+        if x.is_floating_point() and not finite(x):
+            raise ValueError("holds NaN or infinity")
+        return b"", codec.coder.encode(x.cpu().reshape(-1).view(torch.uint8), 8)
+    if not x.is_floating_point() and x.double().abs().max() > LARGEST:
+        raise ValueError("holds an integer beyond 2^24, which cannot be quantized; let it travel exactly")
+    parts = codec.encode(x[None], None if key is None else key[None])
+    side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in parts)
+    codes = [codes.flatten() for codes, _ in parts]
+    return side, codec.coder.encode(torch.cat(codes) if len(codes) > 1 else codes[0], min(codec.quantizer.bits, 8))

@@ -11,8 +11,7 @@ from fedshift import Dataset, Experiment, Params, dataset
 from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
 from fedshift.experiment.build import build
 from fedshift.rounds.federation import Federation, Outcome, State
-from fedshift.rounds.loop import run_round
-from fedshift.runs.memory import Ram
+from fedshift.rounds.loop import Ended, Ram, Training, run_rounds
 
 
 def points(n: int = 240, tests: int = 60, features: int = 6, classes: int = 4) -> Dataset:
@@ -59,11 +58,13 @@ def federation(model: nn.Module | None = None, held: Dataset | None = None, **ch
 
 def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tuple[State, list[Outcome], Ram]:
     engine = engine or Sequential(fed.task)
-    state, memory, outcomes = fed.start().at(engine.home), Ram(), []
-    for _ in range(rounds):
-        state, outcome = run_round(fed, engine, state, memory)
+    memory, outcomes = Ram(), []
+    training = Training(fed, engine, rounds, memory=memory)
+    for _, outcome in run_rounds([training], engine):
+        if isinstance(outcome, Ended):
+            raise outcome.problem
         outcomes.append(outcome)
-    return state, outcomes, memory
+    return training.state, outcomes, memory
 
 
 def same(a: Params, b: Params) -> bool:

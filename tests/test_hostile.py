@@ -19,10 +19,9 @@ from fedshift.engines import Batched, Engine, Job, Sequential, Upload
 from fedshift.rounds import server as server_side
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import DivergedError, Turn
+from fedshift.rounds.loop import DivergedError, Ram, Turn, run_rounds
 from fedshift.rounds.uplink import read
-from fedshift.runs.memory import Ram
-from fedshift.runs.packs import Pack, Seat
+from fedshift.runs.packs import Seat
 from fedshift.runs.run import Run, resume
 from fedshift.wire.writer import EXACT, pack
 from tests.federations import Normed, federation, points, processes, same, train
@@ -424,6 +423,6 @@ def test_in_a_pack_only_the_run_that_became_infinite_skips_the_round() -> None:
     other = Run(experiment.changed(seed=1), data=digits(), on=lambda _: Seat(one.engine))
     one.fed = overflowing(one.fed, "fc1.bias", 2)
     arrived: list[list[int]] = [[], []]
-    for place, outcome in Pack([one, other], one.engine).rounds():
+    for place, outcome in run_rounds([one, other], one.engine):
         arrived[place].append(outcome.arrived)  # type: ignore[union-attr]
     assert arrived == [[4, 0, 4], [4, 4, 4]]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedshift.core.files import RunError
 from fedshift.core.types import Params
-from fedshift.runs.memory import Files, Ram, Stored, Version
+from fedshift.rounds.loop import Ram
+from fedshift.runs.memory import Files, Stored, Version
 
 
 def w(x: float) -> Params:

@@ -17,8 +17,7 @@ from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Job, Upload, told
-from fedshift.rounds.loop import Turn
-from fedshift.runs.memory import Ram
+from fedshift.rounds.loop import Ram, Turn
 from fedshift.runs.progress import Bars, Json, Lines, Silent, strict_json
 from fedshift.track.loading import sentence
 from tests.runs import COMMAND, SMALL, digits, fedshift, file_of, small

@@ -24,8 +24,7 @@ from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.models import MLP
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import run_round
-from fedshift.runs.memory import Ram
+from fedshift.rounds.loop import Training
 from fedshift.runs.run import Run, cores_here
 from fedshift.wire.measure import medians
 
@@ -152,8 +151,11 @@ def cores(repeats: int, tick: Tick) -> list[Bar]:
 def wall(fed: Federation, engine: Engine, threads: int) -> float:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    begin = time.perf_counter()
-    run_round(fed, engine, fed.start(), Ram())
+    begin, training = time.perf_counter(), Training(fed, engine, rounds=1)
+    turn = training.begin()  # not by run_rounds, which has one thread
+    assert turn.job
+    turn.take(engine.train([turn.job])[0])
+    training.end(turn)
     torch.set_num_threads(before)
     return time.perf_counter() - begin
 

@@ -27,7 +27,8 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import arithmetic
-from fedshift.runs.packs import Pack, Seat
+from fedshift.rounds.loop import run_rounds
+from fedshift.runs.packs import Seat
 from fedshift.runs.run import Run
 
 Tick = Callable[[str], None]
@@ -110,11 +111,11 @@ def packed(data: Dataset, runs: int, precision: str, rounds: int) -> Packed:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     with folder() as out:
-        opened = open_pack(data, runs, precision, out)
+        opened, engine = open_pack(data, runs, precision, out)
         took: list[float] = []
         trained: list[float] = []
         begin, train = time.perf_counter(), 0.0
-        for place, outcome in opened.rounds(lambda: len(took) >= WARM + rounds):
+        for place, outcome in run_rounds(opened, engine, lambda: len(took) >= WARM + rounds):
             train += outcome.seconds["train"]  # type: ignore[union-attr]
             if place == runs - 1:
                 torch.cuda.synchronize()
@@ -122,16 +123,18 @@ def packed(data: Dataset, runs: int, precision: str, rounds: int) -> Packed:
                 took.append(now - begin)
                 trained.append(train)
                 begin, train = now, 0.0
+        for run in opened:
+            run.close()
     return Packed(runs, median(trained[WARM:]), median(took[WARM:]), torch.cuda.max_memory_allocated() - before)
 
 
-def open_pack(data: Dataset, runs: int, precision: str, out: Path) -> Pack:
+def open_pack(data: Dataset, runs: int, precision: str, out: Path) -> tuple[list[Run], Engine]:
     first = Run(paper(precision), out / "0", data=data)
     engine: Engine = first.engine
     others = [
         Run(paper(precision, seed), out / str(seed), data=data, on=lambda run: Seat(engine)) for seed in range(1, runs)
     ]
-    return Pack([first, *others], engine)
+    return [first, *others], engine
 
 
 def one_at_a_time(data: Dataset, precision: str) -> float:

@@ -1,14 +1,15 @@
-"""The algorithm box of the paper: one round, from the draw of the cohort to the next broadcast."""
+"""The algorithm box of the paper: `run_rounds` trains one run, or many on one engine, round by round."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 
 from fedshift.core.types import CPU, Params
 from fedshift.data.cohorts import Plan, draw_plan
-from fedshift.rounds.engine import Engine, Job, Upload
+from fedshift.rounds.engine import Engine, Job, Upload, one_thread
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.server import Uploads
@@ -24,6 +25,20 @@ class Memory(Protocol):
     def get(self, client: int) -> Params: ...
 
     def put(self, client: int, memory: Params) -> None: ...
+
+
+class Ram:
+    """Memory of clients that is forgotten with the process."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Params] = {}
+
+    def get(self, client: int) -> Params:
+        return self.held.get(client, {})
+
+    def put(self, client: int, memory: Params) -> None:
+        if memory:
+            self.held[client] = memory
 
 
 class Drawn(NamedTuple):
@@ -127,14 +142,137 @@ class Turn:
         return state, self.uploads.outcome(self.number, found, layer_stats, len(self.dropped), self.clock.seconds)
 
 
-def run_round(
-    fed: Federation, engine: Engine, state: State, memory: Memory, *, evaluate: bool = True, histograms: bool = False
-) -> tuple[State, Outcome]:
-    """Draw a cohort, let it train and upload, average what arrives, apply the server's rules, evaluate."""
-    turn = Turn(fed, state, memory, draw(fed, state.number + 1, engine.home), histograms=histograms)
+class Training:
+    """A run: what does not change in it, the state after its last round, and what its clients remember.
+
+    `run_rounds` trains it, alone or beside others on one engine.
+    """
+
+    def __init__(
+        self,
+        fed: Federation,
+        engine: Engine,
+        rounds: int,
+        state: State | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.fed, self.engine, self.rounds = fed, engine, rounds
+        self.state = (state or fed.start()).at(engine.home)
+        self.memory: Memory = Ram() if memory is None else memory
+        self.closed = False
+
+    @property
+    def finished(self) -> bool:
+        return self.state.number >= self.rounds
+
+    def draw(self, ahead: int = 0) -> Drawn | None:
+        """The cohort of the next round, or of one so many rounds later; None when there is no such round."""
+        number = self.state.number + 1 + ahead
+        return draw(self.fed, number, self.engine.home) if number <= self.rounds else None
+
+    def begin(self, drawn: Drawn | None = None) -> Turn:
+        """The next round: its job is to be done, and its uploads taken, before its end."""
+        return Turn(self.fed, self.state, self.memory, drawn or self.draw())
+
+    def end(self, turn: Turn) -> Outcome:
+        """Aggregate and evaluate a round."""
+        self.state, outcome = turn.end(self.engine.evaluate)
+        return outcome
+
+    def finish(self) -> None:
+        """End a run after its last round."""
+        self.close()
+
+    def checkpoint(self) -> None:
+        """Make this round one to resume from, where there is a record; only between rounds."""
+
+    def close(self) -> None:
+        """Stop here: no further round is trained."""
+        self.closed = True
+
+
+class Ended(NamedTuple):
+    """How a run ended before its last round."""
+
+    problem: Exception
+
+
+def run_rounds(
+    runs: Sequence[Training], engine: Engine, stop: Callable[[], bool] = lambda: False
+) -> Generator[tuple[int, Outcome | Ended]]:
+    """Train runs on one engine, each round of all of them together, to their last rounds or until `stop`.
+
+    Yields the place of a run and the outcome of its round, or the problem that ended this run alone. When stopped, each
+    run has a checkpoint to resume from. The caller closes runs and engine.
+    """
+    ahead: dict[int, Drawn] = {}
+    side = torch.cuda.Stream() if engine.home.type == "cuda" else None  # type: ignore[no-untyped-call]
+    while training := [(place, run) for place, run in enumerate(runs) if not run.closed]:
+        if stop():
+            for _, run in training:
+                run.checkpoint()
+            return
+        if last := [run for _, run in training if run.finished]:  # stopped after its last round and before its end
+            for run in last:
+                run.finish()
+            continue
+        with one_thread():
+            outcomes, ahead = _round(training, engine, ahead, side)
+        yield from outcomes
+
+
+def _round(
+    training: Sequence[tuple[int, Training]], engine: Engine, drawn: Mapping[int, Drawn], side: torch.cuda.Stream | None
+) -> tuple[list[tuple[int, Outcome | Ended]], dict[int, Drawn]]:
+    """One round of each run, from the draw of its cohort to the next broadcast; and the cohorts of the next round."""
+    alone, begin = len(training) == 1, time.perf_counter()
+    begun: list[tuple[int, Training, Turn]] = []
+    outcomes: list[tuple[int, Outcome | Ended]] = []
+    for place, run in training:
+        try:
+            turn = run.begin(drawn.get(place))
+            begun.append((place, run, turn if alone else _remembered(turn)))
+        except Exception as problem:
+            run.close()
+            outcomes.append((place, Ended(problem)))
+    if not begun:
+        return outcomes, {}
+    uploads = engine.train([turn.job for _, _, turn in begun if turn.job])
+    with _aside(side):  # while the device trains
+        ahead = {place: later for place, run, _ in begun if (later := run.draw(1))}
+    arrived = iter(uploads if alone else [iter(list(each)) for each in uploads])
+    passed = (time.perf_counter() - begin) / len(begun)
+    for place, run, turn in begun:
+        if not alone:  # trained together: each has an equal part of the time
+            turn.clock.pause()
+            turn.clock.seconds["clients"] = passed
+        if turn.job:
+            turn.take(next(arrived))
+        try:
+            outcomes.append((place, run.end(turn)))
+        except Exception as problem:  # of this run alone; the others are trained further
+            run.close()
+            outcomes.append((place, Ended(problem)))
+    return outcomes, ahead
+
+
+def _remembered(turn: Turn) -> Turn:
+    """The round with its clients' memory at hand: a problem with reading it is of this run alone."""
     if turn.job:
-        turn.take(engine.train([turn.job])[0])
-    return turn.end(engine.evaluate if evaluate else None)
+        memory = {client: turn.job.recall(client) for client in turn.job.clients}
+        turn.job = turn.job._replace(recall=memory.__getitem__)
+    return turn
+
+
+@contextmanager
+def _aside(side: torch.cuda.Stream | None) -> Iterator[None]:
+    """On a stream of its own, which the current one waits for."""
+    if side is None:
+        yield
+        return
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
 
 
 class Clock:

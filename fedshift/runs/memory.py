@@ -52,20 +52,6 @@ class Files(NamedTuple):
         return {"run": self.run, "client": client, "round": number}
 
 
-class Ram:
-    """Without files: forgotten with the process."""
-
-    def __init__(self) -> None:
-        self.held: dict[int, Params] = {}
-
-    def get(self, client: int) -> Params:
-        return self.held.get(client, {})
-
-    def put(self, client: int, memory: Params) -> None:
-        if memory:
-            self.held[client] = memory
-
-
 class Stored:
     """In files, and in RAM as well where `keep` says so."""
 

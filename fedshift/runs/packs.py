@@ -1,12 +1,10 @@
-"""Many runs on one engine: their clients are trained as one stack, and each run keeps its own record.
+"""Runs that are trained on one engine: their clients form one stack, and each run keeps its own record.
 
 A packed run makes the draws it would make alone. What it computes differs by rounding, because a
 larger stack adds up in another order.
 """
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +14,8 @@ from fedshift.core.tree import same
 from fedshift.core.types import Params
 from fedshift.engines import Engine, Task
 from fedshift.experiment.settings import Experiment
-from fedshift.rounds.engine import Job, Upload, one_thread
+from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.federation import Outcome
-from fedshift.rounds.loop import Drawn, Turn
-from fedshift.runs.run import Run
 
 SPARE = 0.8  # of the device's free memory that a pack may take
 
@@ -42,90 +37,6 @@ class Seat(NamedTuple):
 
     def close(self) -> None:
         pass
-
-
-class Ended(NamedTuple):
-    """How a run of a pack ended before its last round."""
-
-    problem: Exception
-
-
-class Pack:
-    """Runs that share model, data and batch size."""
-
-    def __init__(self, runs: Sequence[Run], engine: Engine) -> None:
-        self.runs, self.engine = runs, engine
-        self.ahead: dict[int, Drawn] = {}
-        self.side: torch.cuda.Stream | None = None
-
-    def rounds(self, stop: Callable[[], bool] = lambda: False) -> Generator[tuple[int, Outcome | Ended]]:
-        """Train all runs to their ends, or until `stop`: then each has a checkpoint to go on from."""
-        try:
-            while on := [(place, run) for place, run in enumerate(self.runs) if not run.closed]:
-                if stop():
-                    for _, run in on:
-                        run.checkpoint()
-                    return
-                with one_thread():
-                    yield from self._round(on)
-        finally:
-            for run in self.runs:
-                run.close()
-            self.engine.close()
-
-    def _round(self, on: Sequence[tuple[int, Run]]) -> Iterator[tuple[int, Outcome | Ended]]:
-        if done := [run for _, run in on if run.finished]:  # stopped after its last round and before its end
-            for run in done:
-                with suppress(StopIteration):
-                    next(run)
-            return
-        begin = time.perf_counter()
-        turns, ready = [], []
-        for place, run in on:
-            try:
-                turns.append(self._begun(run, self.ahead.pop(place, None)))
-                ready.append((place, run))
-            except Exception as problem:
-                run.close()
-                yield place, Ended(problem)
-        on = ready
-        if not on:
-            return
-        made = self.engine.train([turn.job for turn in turns if turn.job])
-        with self._aside():  # while the device trains
-            self.ahead = {place: drawn for place, run in on if (drawn := run.draw(1))}
-        uploads = iter([list(own) for own in made])
-        passed = (time.perf_counter() - begin) / len(on)
-        for (place, run), turn in zip(on, turns, strict=True):
-            turn.clock.pause()
-            turn.clock.seconds["clients"] = passed
-            if turn.job:
-                turn.take(next(uploads))
-            try:
-                yield place, run.end(turn)
-            except Exception as problem:  # this run's own; the others go on
-                run.close()
-                yield place, Ended(problem)
-
-    def _begun(self, run: Run, drawn: Drawn | None) -> Turn:
-        """A round whose clients' memory is at hand: what is wrong with it is this run's own problem."""
-        turn = run.begin(drawn)
-        if turn.job:
-            memory = {client: turn.job.recall(client) for client in turn.job.clients}
-            turn.job = turn.job._replace(recall=memory.__getitem__)
-        return turn
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """On a stream of its own, which the others wait for."""
-        if self.engine.home.type != "cuda":
-            yield
-            return
-        if self.side is None:
-            self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self.side):
-            yield
-        torch.cuda.current_stream().wait_stream(self.side)
 
 
 def kind(experiment: Experiment) -> str:

@@ -15,12 +15,11 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment.build import build, engine, require_goal
 from fedshift.experiment.settings import Experiment, check_used
 from fedshift.experiment.toml import SettingsError
-from fedshift.rounds.engine import Engine, duplicate, one_thread
+from fedshift.rounds.engine import Engine, duplicate
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
-from fedshift.rounds.loop import Clock, DivergedError, Drawn, Memory, Turn, draw
+from fedshift.rounds.loop import Clock, DivergedError, Drawn, Ended, Ram, Training, Turn, run_rounds
 from fedshift.runs.journal import Journal, require
-from fedshift.runs.memory import Ram
 from fedshift.runs.record import SETTINGS, begun, finished, remains, settings_of
 
 
@@ -72,7 +71,7 @@ def cores_here() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Run:
+class Run(Training):
     """Iterate over it to train: it yields an `Outcome` after every round.
 
     >>> run = Run(Experiment(train={"rounds": 2}, engine={"name": "sequential"}))
@@ -117,28 +116,24 @@ class Run:
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
-        self.fed: Federation = build(experiment, model, data or shared, loss, metric)
-        if experiment.shift.on and not self.fed.shifted:
-            tell(f"shift.on = true: nothing is shifted: {why_nothing(self.fed)}")
-        self.journal = Journal(Path(out), experiment, self.fed, given) if out is not None else None
-        self.closed = False
+        fed = build(experiment, model, data or shared, loss, metric)
+        if experiment.shift.on and not fed.shifted:
+            tell(f"shift.on = true: nothing is shifted: {why_nothing(fed)}")
+        self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
         try:
             if self.journal:
                 self.state = self.journal.restore(tell, latest) if again else self.journal.begin()
             else:
-                self.state = self.fed.start()
-            self.memory: Memory = self.journal.memory if self.journal else Ram()
-            self.engine = on(self) if on else engine(experiment, self.fed.task, cores or cores_here())
-            self.state = self.state.at(self.engine.home)
+                self.state = fed.start()
+            self.fed, self.memory = fed, self.journal.memory if self.journal else Ram()
+            chosen = on(self) if on else engine(experiment, fed.task, cores or cores_here())
         except BaseException:
             if self.journal:
                 self.journal.close()
             raise
+        super().__init__(fed, chosen, experiment.train.rounds, self.state, self.memory)
+        self._outcomes = run_rounds([self], chosen)
         self._spent = 0.0  # seconds that saving the round before took
-
-    @property
-    def finished(self) -> bool:
-        return self.state.number >= self.experiment.train.rounds
 
     @property
     def params(self) -> Params:
@@ -160,22 +155,13 @@ class Run:
         if self.closed:
             raise StopIteration
         try:
-            if self.finished:  # it was stopped after its last round and before its end
-                self._finish()
-                raise StopIteration
-            with one_thread():
-                turn = self.begin()
-                if turn.job:
-                    turn.take(self.engine.train([turn.job])[0])
-                return self.end(turn)
+            _, outcome = next(self._outcomes)
         except BaseException:
             self.close()
             raise
-
-    def draw(self, ahead: int = 0) -> Drawn | None:
-        """The cohort of the next round, or of one so many rounds later; None when there is no such round."""
-        number = self.state.number + 1 + ahead
-        return draw(self.fed, number, self.engine.home) if number <= self.experiment.train.rounds else None
+        if isinstance(outcome, Ended):
+            raise outcome.problem
+        return outcome
 
     def begin(self, drawn: Drawn | None = None) -> Turn:
         """The next round: its job is to be done, and its uploads taken, before its end."""
@@ -202,10 +188,11 @@ class Run:
         if self.finished:
             if self.state.skipped >= rounds:
                 raise DivergedError(f"no upload could be used in any of the {self.state.skipped} rounds")
-            self._finish()
+            self.finish()
         return outcome
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Write the final model."""
         if self.journal:
             self.journal.finish({name: x.cpu() for name, x in self.model.state_dict().items()})
         self.close()
@@ -228,7 +215,7 @@ class Run:
 
     def close(self) -> None:
         """Stop here: worker processes end, the folder is free, and no further round is trained."""
-        self.closed = True
+        super().close()
         try:
             self.engine.close()
         finally:

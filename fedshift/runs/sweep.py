@@ -3,7 +3,6 @@
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from fedshift.experiment.build import engine, packable
 from fedshift.experiment.grid import One, expand
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, differences, plain, read
+from fedshift.rounds.loop import Ended, run_rounds
 from fedshift.runs.checkpoint import Checkpoints
 from fedshift.runs.events import Event
 from fedshift.runs.journal import require_settings
-from fedshift.runs.packs import Ended, Pack, Seat, alike, fitting, kind
+from fedshift.runs.packs import Seat, alike, fitting, kind
 from fedshift.runs.parallel import Simulate, Worker
 from fedshift.runs.record import SWEEP, Folder, begun, finished, settings_of
 from fedshift.runs.run import Run
@@ -172,20 +172,23 @@ class Opened:
         if self.engine is None:
             return
         try:
-            with closing(Pack(self.runs, self.engine).rounds(stop)) as rounds:
-                for at, outcome in rounds:
-                    place = self.on[at]
-                    if isinstance(outcome, Ended):
-                        yield Event("failed", f"{self.all[place].name}: {outcome.problem}", place=place)
-                        continue
-                    yield Event.of(outcome, place)
-                    yield from self._new()
-                    if self.runs[at].finished:
-                        yield Event("done", place=place)
+            for at, outcome in run_rounds(self.runs, self.engine, stop):
+                place = self.on[at]
+                if isinstance(outcome, Ended):
+                    yield Event("failed", f"{self.all[place].name}: {outcome.problem}", place=place)
+                    continue
+                yield Event.of(outcome, place)
+                yield from self._new()
+                if self.runs[at].finished:
+                    yield Event("done", place=place)
         except TrainingError as problem:  # of the engine, and so of all runs
             for run, place in zip(self.runs, self.on, strict=True):
                 if not run.finished:
                     yield Event("failed", f"{self.all[place].name}: {problem}", place=place)
+        finally:
+            for run in self.runs:
+                run.close()
+            self.engine.close()
 
     def _new(self) -> list[Event]:
         told, self.told = self.told, []
@@ -233,9 +236,10 @@ def estimate(raw: Mapping[str, Any], cores: int) -> float:
     ]
     took: list[float] = []
     begin = time.perf_counter()
-    for at, _ in Pack(runs, shared).rounds():
+    for at, _ in run_rounds(runs, shared):
         if at == len(runs) - 1:
             took.append(time.perf_counter() - begin)
             begin = time.perf_counter()
+    shared.close()
     each = min(took) / len(runs)  # the first round also prepares the device
     return each * sum(one.train.rounds for one in experiments)

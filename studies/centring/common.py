@@ -32,8 +32,7 @@ from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import merge
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.federation import Federation, Outcome, State
-from fedshift.rounds.loop import DivergedError, Turn
-from fedshift.runs.memory import Ram
+from fedshift.rounds.loop import DivergedError, Ram, Turn
 from fedshift.runs.summary import WINDOW
 
 RESULTS = Path(__file__).parent / "results"

@@ -33,8 +33,7 @@ from fedshift.engines import Batched, Engine, Sequential, StackError
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Turn
-from fedshift.runs.memory import Ram
+from fedshift.rounds.loop import Ram, Turn
 from fedshift.runs.progress import echo
 from fedshift.runs.summary import WINDOW
 

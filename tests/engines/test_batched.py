@@ -13,9 +13,8 @@ from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import Upload
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Turn, draw
+from fedshift.rounds.loop import Ram, Turn, draw
 from fedshift.rounds.uplink import read
-from fedshift.runs.memory import Ram
 from tests.engines.test_engines import CASES
 from tests.federations import federation, points, same, settings, train
 

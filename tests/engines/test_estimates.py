@@ -13,12 +13,11 @@ from fedshift.engines import Batched
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import arithmetic
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Turn, run_round
+from fedshift.rounds.loop import Ram, Turn
 from fedshift.runs import summary
-from fedshift.runs.memory import Ram
 from fedshift.runs.run import Run
 from tests.engines.test_batched import images
-from tests.federations import federation, same
+from tests.federations import federation, same, train
 from tests.runs import fedshift
 
 CODECS: dict[str, dict[str, Any]] = {
@@ -104,7 +103,7 @@ def test_real_frames_of_the_papers_cnn_are_within_one_percent_of_the_estimate(na
         train={"cohort": 2, "epochs": 1, "batch": 10, "lr": 0.01},
         uplink={"coder": "range"} | CODECS[name],
     )
-    _, outcome = run_round(fed, Batched(fed.task), fed.start(), Ram(), evaluate=False)
+    _, (outcome,), _ = train(fed, 1, Batched(fed.task))
     assert outcome.bytes_estimated == pytest.approx(outcome.bytes_framed, rel=0.01)
 
 

@@ -21,9 +21,8 @@ from fedshift.experiment.settings import Experiment
 from fedshift.flower import FedShift, QuantizeMod
 from fedshift.flower.addon.arrays import to_params, to_record
 from fedshift.flower.testing import LocalGrid
-from fedshift.rounds.loop import run_round
 from fedshift.rounds.uplink import read
-from fedshift.runs.memory import Ram
+from tests import federations
 from tests.engines.test_batched import uploads
 from tests.federations import points, settings
 from tests.flower.apps import client_app, moved, run, same
@@ -229,7 +228,7 @@ def test_a_round_is_that_of_the_engine_on_the_same_uploads(bits: int, shift: dic
     fed = build(
         settings(model=model, uplink={"bits": bits, "quantizer": "kmeans"}, shift={"on": True} | shift), data=points()
     )
-    state, outcome = run_round(fed, Sequential(fed.task), fed.start(), Ram())
+    state, (outcome,), _ = federations.train(fed, rounds=1)
     assert (strategy.shifted, outcome.arrived) == (fed.shifted, len(trained))
     assert fed.shifted == (["fc2.weight"] if shift["per"] == "filter" else ["fc1.weight", "fc2.weight"])
     for name, x in to_params(result.arrays).items():

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from tests.docs.blocks import ROOT
 
 pytestmark = pytest.mark.slow
-OPTIONAL = ["flwr", "matplotlib", "mlflow", "pytest", "sklearn", "tensorboard", "wandb"]
+OPTIONAL = ["flwr", "matplotlib", "mlflow", "pytest", "sklearn", "tensorboard", "trustme", "wandb"]
 
 
 def done(*command: str | Path, cwd: Path) -> str:

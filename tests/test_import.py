@@ -10,6 +10,7 @@ HEAVY = [
     "aiohttp",
     "requests",
     "datasets",
+    "scipy",
     "sklearn",
     "pandas",
     "rich",
@@ -36,7 +37,15 @@ def test_public_names_are_sorted_and_exist() -> None:
     assert set(fedshift.__all__) == {*fedshift._HOME, "__version__"}
 
 
-def test_the_package_itself_does_not_wait_for_torch() -> None:
-    program = "import fedshift.cli, sys; print('torch' in sys.modules)"
+def test_the_command_line_starts_without_torch_and_scipy() -> None:
+    program = "import fedshift.cli, sys; print([name for name in ('torch', 'scipy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_summaries_of_single_seeds_do_not_wait_for_scipy() -> None:
+    program = (
+        "from fedshift.runs.summary import paired; import sys; paired({0: 1}, {0: 2}); print('scipy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

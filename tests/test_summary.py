@@ -21,6 +21,7 @@ from fedshift.runs.summary import (
     difference,
     load,
     names,
+    paired,
     rows,
     sentences,
     table,
@@ -263,11 +264,21 @@ def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:
     assert sentences(made) == []
 
 
-def test_a_dozen_seeds_are_not_judged_more_boldly_than_eleven() -> None:
-    """Student's t is 2.201 for twelve; these means are 3.32 and 2.03 standard errors."""
+def test_twelve_seeds_are_judged_by_the_t_of_eleven_degrees_of_freedom() -> None:
+    """Student's t is 2.201 for twelve seeds; these means are 3.32, 2.03 and 2.21 standard errors."""
     plain = dict.fromkeys(range(12), 0.0)
     assert difference({seed: 0.17 * (seed % 2) for seed in plain}, plain)[1] == ""
     assert difference({seed: 0.1 if seed % 2 else -0.024 for seed in plain}, plain)[1] == "within noise"
+    assert difference({seed: 0.1 if seed % 2 else -0.02 for seed in plain}, plain)[1] == ""
+
+
+@pytest.mark.parametrize(("seeds", "t"), [(2, 12.706), (4, 3.182), (6, 2.571), (12, 2.201), (26, 2.060), (122, 1.980)])
+def test_half_an_interval_is_the_t_of_published_tables_times_the_standard_error(seeds: int, t: float) -> None:
+    """Differences 1, -1, 1, -1, ... of n seeds have a standard error of 1 / sqrt(n - 1)."""
+    plain = dict.fromkeys(range(seeds), 0.0)
+    margin = paired({seed: (-1.0) ** seed for seed in plain}, plain).margin
+    assert margin is not None
+    assert margin * math.sqrt(seeds - 1) == pytest.approx(t, abs=5e-4)
 
 
 def test_sentences_name_the_settings_in_which_comparisons_differ() -> None:

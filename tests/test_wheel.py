@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from tests.docs.blocks import ROOT
 
 pytestmark = pytest.mark.slow
-OPTIONAL = ["flwr", "matplotlib", "mlflow", "pytest", "tensorboard", "wandb"]
+OPTIONAL = ["flwr", "matplotlib", "mlflow", "pytest", "sklearn", "tensorboard", "trustme", "wandb"]
 
 
 def done(*command: str | Path, cwd: Path) -> str:
@@ -36,20 +36,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def core() -> set[Path]:
-    """The files and folders of the core dependencies and of what they need in turn."""
-    waiting, seen, found = ["fedshift"], set[str](), set[Path]()
+def required(about: Distribution) -> list[str]:
+    """Names of the packages it needs without any extra."""
+    wanted = map(Requirement, about.requires or ())
+    return [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def core(wheel: Path) -> set[Path]:
+    """The files and folders of the wheel's core dependencies and of what they need in turn."""
+    (own,) = distributions(path=[str(wheel)])
+    waiting, seen, found = required(own), set[str](), set[Path]()
     while waiting:
         name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
         about = distribution(name)
-        wanted = map(Requirement, about.requires or ())
-        waiting += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-        if name != "fedshift":
-            tops = {file.parts[0] for file in about.files or () if file.parts[0] not in ("..", "__pycache__")}
-            found |= {Path(str(about.locate_file(top))) for top in tops}
+        waiting += required(about)
+        tops = {file.parts[0] for file in about.files or () if file.parts[0] not in ("..", "__pycache__")}
+        found |= {Path(str(about.locate_file(top))) for top in tops}
     return found
 
 
@@ -62,7 +67,7 @@ def folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     done(*pip, "install", "-q", "--no-deps", "--no-index", wheel, cwd=made.parent)
     place = Path(done(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=made.parent).strip())
-    for path in core():
+    for path in core(wheel):
         (place / path.name).symlink_to(path)
     return made
 
@@ -72,7 +77,8 @@ def test_everything_in_the_package_is_in_the_wheel(wheel: Path) -> None:
     here = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.is_file()}
     there = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fedshift/")}
     assert there == {name for name in here if "__pycache__" not in name}
-    assert {"fedshift/py.typed", "fedshift/report/web/page.html", "fedshift/report/web/start.js"} <= there
+    assert {"fedshift/py.typed", "fedshift/data/digits.npz"} <= there
+    assert {"fedshift/report/web/page.html", "fedshift/report/web/start.js"} <= there
 
 
 def test_the_wheel_alone_runs_and_reports(folder: Path, tmp_path: Path) -> None:

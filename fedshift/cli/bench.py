@@ -1,12 +1,14 @@
 """`fedshift bench ...`: its arguments."""
 
 import json
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedshift.cli.terminal import examples
+from fedshift.core.extras import needs
 
 bench = typer.Typer(
     help="Measure fedshift on this machine.",
@@ -71,6 +73,9 @@ def flower(
     except ImportError as missing:
         typer.echo(f"fedshift: {missing}", err=True)
         raise typer.Exit(2) from None
+    if not quick and find_spec("trustme") is None:
+        typer.echo(f"fedshift: a deployment {needs('trustme')}; --quick measures without one", err=True)
+        raise typer.Exit(2)
     from fedshift.bench import report
 
     measured(report.measure_flower, quick, repeats, as_json)

@@ -5,6 +5,7 @@ REQUIREMENTS = {
     "matplotlib": "matplotlib>=3.9",
     "mlflow": "mlflow>=3.4",
     "tensorboard": "tensorboard>=2.18",
+    "trustme": "trustme>=1.2",
     "wandb": "wandb>=0.20",
 }
 

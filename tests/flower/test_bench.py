@@ -16,7 +16,7 @@ from fedshift.bench.relay import Relay
 from fedshift.flower.testing.bench import CLIENTS, on_grid
 
 COMMAND = "from fedshift.cli import app; app()"
-WITHOUT = f"import sys; sys.modules['flwr'] = None; {COMMAND}"
+WITHOUT = "import sys; sys.modules[{!r}] = None; " + COMMAND
 
 
 @pytest.mark.parametrize("bits", flower.CODECS)
@@ -83,7 +83,15 @@ def test_quick_bench_as_json() -> None:
     assert "flwr" in result["machine"]
 
 
-def test_without_flower_a_sentence_names_the_package() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT, "bench", "flower"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.strip() == "fedshift: fedshift.flower needs flwr: pip install 'flwr[simulation]>=1.41,<1.43'"
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("flwr", "fedshift.flower needs flwr: pip install 'flwr[simulation]>=1.41,<1.43'"),
+        ("trustme", "a deployment needs trustme: pip install 'trustme>=1.2'; --quick measures without one"),
+    ],
+)
+def test_without_a_package_a_sentence_names_it_before_anything_is_measured(package: str, said: str) -> None:
+    program = WITHOUT.format(package)
+    done = subprocess.run([sys.executable, "-c", program, "bench", "flower"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == f"fedshift: {said}"

@@ -121,7 +121,7 @@ class Turn:
         if self.uploads.mean.count:
             rnd = self.uploads.round(self.number, fed.partition.clients)
             out, server = fed.algorithm.server.apply(state.out, state.server, rnd)
-            layer_stats, broken = self.uploads.layers(rnd, out, server, state.server)
+            layer_stats, broken = self.uploads.stats.layers(rnd, out, server, state.server)
         if broken:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
             self.uploads, layer_stats = self.uploads.skipped(why), {}

@@ -1,17 +1,13 @@
 """The server's side of a round: uploads are checked, measured against each other, and averaged."""
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from statistics import median_low
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from fedshift.algorithms import Filters, Shift
 from fedshift.algorithms.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
-from fedshift.algorithms.fedshift import shortening
 from fedshift.codecs.base import CHUNK, finite
 from fedshift.core import rng, tree
 from fedshift.core.names import printable
@@ -20,11 +16,12 @@ from fedshift.core.types import Broadcast, Decoded, Params, Round
 from fedshift.data.cohorts import Plan, travel
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.federation import Federation, Layer, Outcome, shift_of
+from fedshift.rounds.federation import Federation, Layer, Outcome
+from fedshift.rounds.statistics import Statistics
 from fedshift.rounds.uplink import Uplink, code, quantized, read
 from fedshift.wire.frame import WireError
 from fedshift.wire.mean import Frame, Mean, Measured, Ruler
-from fedshift.wire.writer import EXACT, Choice, fixed, size, unpack
+from fedshift.wire.writer import EXACT, Choice, unpack
 
 SMALL = CHUNK  # numbers of a model whose uploads wait decoded; larger ones are decoded twice
 UPDATE, BUFFERS, SECOND = "update", "buffer update", "second upload"  # what has a norm
@@ -58,22 +55,14 @@ class Uploads:
         self.clients: Sequence[int] = ()  # the cohort, in whose order failures are told
         self.failed: dict[int, str] = {}
         self.waiting: list[Waiting] = []
-        self.taken: list[Upload] = []  # without frames and memory
         self.memory: dict[int, Params] = {}  # of the clients whose uploads were taken
         self.capped = 0
-        self.bytes_up = [0, 0, 0]
-        self.estimated: int | None = None  # bytes, once there is an upload of estimated length
-        self.framed = False  # whether such uploads were framed to check the estimate
-        self.fixed: dict[Uplink, tuple[int, int]] = {}
         self.lost: dict[Uplink, float] = {}  # what coding loses of the model that was sent
-        self.errors: list[float] = []
-        self.train = self.encode = 0.0
-        self.slowest: float | None = None
-        self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
+        self.stats = Statistics(fed, sent)
 
     def take(self, upload: Upload, job: Job, i: int) -> None:
         """Check and measure one upload; what is refused is in `failed`, with the reason."""
-        self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
+        self.stats.spend(upload)
         if upload.failure:
             self.failed[upload.client] = printable(upload.failure)
             return
@@ -205,40 +194,16 @@ class Uploads:
             self.failed[upload.client] = printable(str(problem))
             return False
         self.extra = extra
-        self._count(upload, job, job.uplinks[i])
-        if job.uplinks[i].lossy:
-            self.errors.append(upload.error)
-        if self.fed.bandwidth is not None:
-            sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
-            self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
+        self.stats.count(upload, job, job.uplinks[i])
         self.memory[upload.client] = upload.memory
-        self.taken.append(upload._replace(frame=b"", extra=b"", memory={}))
         return True
 
     def skipped(self, why: str) -> "Uploads":
         """The same round with no upload used, for this reason."""
         empty = Uploads(self.fed, self.sent)
         empty.failed = {client: self.failed.get(client, why) for client in self.clients}
-        empty.train, empty.encode = self.train, self.encode
+        empty.stats.train, empty.stats.encode = self.stats.train, self.stats.encode
         return empty
-
-    def _count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
-        """Bytes by what they are: codes, side data, header; and the total by estimates, where there are some."""
-        before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
-        if self.estimated is not None or estimate is not None:
-            own = len(upload.frame) if estimate is None else estimate
-            self.estimated = (before if self.estimated is None else self.estimated) + own + len(upload.extra)
-            self.framed = job.frames
-        if uplink not in self.fixed:
-            self.fixed[uplink] = fixed(quantized(uplink, self.trained), self.sent.params)
-        about, side = self.fixed[uplink]
-        self.bytes_up[0] += len(upload.frame) - about - side
-        self.bytes_up[1] += side
-        self.bytes_up[2] += about
-        if upload.extra:
-            about, _ = fixed(EXACT, self.sent.control)
-            self.bytes_up[0] += len(upload.extra) - about
-            self.bytes_up[2] += about
 
     def _open(self, upload: Upload, job: Job, i: int) -> Frame:
         assert isinstance(upload.frame, bytes)
@@ -279,70 +244,10 @@ class Uploads:
         mean |= {name: x.to(mean[name]) for name, x in self.integers.items()}
         return Round(number, arrived, population, self.sent, mean, extra, self.mean.share)
 
-    def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
-        """Statistics of each layer, and the name of a tensor that the server's rules made infinite, or ''."""
-        rule = shift_of(self.fed.algorithm) or Shift(max_share=1.0)
-        share, known, figures = rule.share_in(rnd), self.fed.filters, list[Tensor]()
-        for name in self.fed.layers:
-            start, new = self.sent.params[name], out.params[name]
-            means = [known.get(name, Filters()).means(w) for w in (start, rnd.mean[name], new)]
-            whole = [m.mean() for m in means]  # filters of a layer have equally many weights
-            of_parts = means if rule.per == "filter" else whole
-            figures += [whole[1], whole[2], shortening(share, of_parts[0], of_parts[1])]
-            figures += [torch.linalg.vector_norm(new - start).double(), rms(means[1]), rms(means[2])]
-        checked = self._checked(out, server, before)
-        figures += [largest(x) for pair in checked.values() for x in pair]
-        seen = iter(torch.stack(figures).tolist())  # at once: a GPU answers slowly
-        told: dict[str, Layer] = {}
-        for i, name in enumerate(self.fed.layers):
-            before_shift, after, gain, step, *spread = (next(seen) for _ in range(6))
-            drifts = zip(*(upload.drift[i] for upload in self.taken), strict=True)
-            far = [sum(column) / len(self.taken) for column in drifts]
-            told[name] = Layer(before_shift, after, gain > 0, step, *far, *spread)
-        reach = {name: [next(seen) for _ in pair] for name, pair in checked.items()}
-        broken = (n for n, (new, *old) in reach.items() if not math.isfinite(new) and all(map(math.isfinite, old)))
-        return told, next(broken, "")
-
-    def _checked(self, out: Broadcast, server: Params, before: Params) -> dict[str, tuple[Tensor, ...]]:
-        """Tensors that must be finite, each with what it was before, where that may have been infinite."""
-        trees = (("", out.params, self.sent.params), ("control ", out.control, self.sent.control))
-        return {
-            prefix + name: (x, old[name]) if name in old and (prefix or name not in self.trained) else (x,)
-            for prefix, new, old in (*trees, ("server state ", server, before))
-            for name, x in new.items()
-            if x.is_floating_point() and x.numel()
-        }
-
     def outcome(
-        self, number: int, score: Score | None, told: dict[str, Layer], dropped: int, seconds: dict[str, float]
+        self, number: int, score: Score | None, layers: dict[str, Layer], dropped: int, seconds: dict[str, float]
     ) -> Outcome:
-        errors, sent_to = self.errors, len(self.taken) + len(self.failed) + dropped
-        codes, side, header = self.bytes_up
-        return Outcome(
-            number=number,
-            score=score,
-            share=self.mean.share,
-            layers=told,
-            error=sum(errors) / len(errors) if errors else 0.0,
-            bytes_up=(codes, side, header),
-            bytes_down=sent_to * self.down,
-            arrived=self.mean.count,
-            dropped=dropped,
-            failed=self.failed,
-            seconds={"train": self.train, "encode": self.encode, "round": sum(seconds.values())} | seconds,
-            uplink_seconds=self.slowest,
-            histograms=next((upload.histograms for upload in self.taken if upload.histograms), ()),
-            capped=self.capped,
-            bytes_estimated=self.estimated,
-            bytes_framed=codes + side + header if self.framed else None,
+        """The record of the round."""
+        return self.stats.outcome(
+            number, score, layers, seconds, self.mean.share, self.mean.count, dropped, self.failed, self.capped
         )
-
-
-def rms(x: Tensor) -> Tensor:
-    return x.square().mean().sqrt()
-
-
-def largest(x: Tensor) -> Tensor:
-    """The largest magnitude, NaN or infinite where x holds one."""
-    far: Tensor = torch.linalg.vector_norm(x, math.inf)
-    return far.double()

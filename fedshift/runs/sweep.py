@@ -183,7 +183,7 @@ class Opened:
                     yield Event("done", place=place)
         except TrainingError as problem:  # of the engine, and so of all runs
             for run, place in zip(self.runs, self.on, strict=True):
-                if not run.finished:
+                if not run.finished and not run.closed:  # closed: it failed before, alone
                     yield Event("failed", f"{self.all[place].name}: {problem}", place=place)
         finally:
             for run in self.runs:

@@ -1,0 +1,141 @@
+"""What is recorded of a round beside its result: bytes, times, errors, and figures of each layer."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms import Filters, Shift
+from fedshift.algorithms.fedshift import shortening
+from fedshift.core.types import Broadcast, Decoded, Params, Round
+from fedshift.rounds.engine import Job, Upload
+from fedshift.rounds.evaluate import Score
+from fedshift.rounds.federation import Federation, Layer, Outcome, shift_of
+from fedshift.rounds.uplink import Uplink, quantized
+from fedshift.wire.writer import EXACT, fixed, size
+
+
+class Statistics:
+    """Sums over the uploads of one round."""
+
+    def __init__(self, fed: Federation, sent: Broadcast) -> None:
+        self.fed, self.sent = fed, sent
+        self.used: list[Upload] = []  # in the mean; without frames and memory
+        self.bytes_up = [0, 0, 0]  # codes, side data, header
+        self.estimated: int | None = None  # bytes, once there is an upload of estimated length
+        self.framed = False  # whether such uploads were framed to check the estimate
+        self.fixed: dict[Uplink, tuple[int, int]] = {}
+        self.errors: list[float] = []
+        self.train = self.encode = 0.0  # seconds, of all uploads
+        self.slowest: float | None = None
+        self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
+
+    def spend(self, upload: Upload) -> None:
+        """Add the time of an upload, whether it is used or not."""
+        self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
+
+    def count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
+        """Add an upload that is used in the mean."""
+        self.used.append(upload._replace(frame=b"", extra=b"", memory={}))
+        self._count_bytes(upload, job, uplink)
+        if uplink.lossy:
+            self.errors.append(upload.error)
+        if self.fed.bandwidth is not None:
+            sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
+            self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
+
+    def _count_bytes(self, upload: Upload, job: Job, uplink: Uplink) -> None:
+        """Bytes by what they are: codes, side data, header; and the total by estimates, where there are some."""
+        before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
+        if self.estimated is not None or estimate is not None:
+            own = len(upload.frame) if estimate is None else estimate
+            self.estimated = (before if self.estimated is None else self.estimated) + own + len(upload.extra)
+            self.framed = job.frames
+        if uplink not in self.fixed:
+            self.fixed[uplink] = fixed(quantized(uplink, self.fed.task.trained), self.sent.params)
+        about, side = self.fixed[uplink]
+        self.bytes_up[0] += len(upload.frame) - about - side
+        self.bytes_up[1] += side
+        self.bytes_up[2] += about
+        if upload.extra:
+            about, _ = fixed(EXACT, self.sent.control)
+            self.bytes_up[0] += len(upload.extra) - about
+            self.bytes_up[2] += about
+
+    def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
+        """Statistics of each layer, and the name of a tensor that the server's rules made infinite, or ''."""
+        rule = shift_of(self.fed.algorithm) or Shift(max_share=1.0)
+        share, known, figures = rule.share_in(rnd), self.fed.filters, list[Tensor]()
+        for name in self.fed.layers:
+            start, new = self.sent.params[name], out.params[name]
+            means = [known.get(name, Filters()).means(w) for w in (start, rnd.mean[name], new)]
+            whole = [m.mean() for m in means]  # filters of a layer have equally many weights
+            of_parts = means if rule.per == "filter" else whole
+            figures += [whole[1], whole[2], shortening(share, of_parts[0], of_parts[1])]
+            figures += [torch.linalg.vector_norm(new - start).double(), rms(means[1]), rms(means[2])]
+        checked = self._checked(out, server, before)
+        figures += [largest(x) for pair in checked.values() for x in pair]
+        seen = iter(torch.stack(figures).tolist())  # at once: a GPU answers slowly
+        stats: dict[str, Layer] = {}
+        for i, name in enumerate(self.fed.layers):
+            before_shift, after, gain, step, *spread = (next(seen) for _ in range(6))
+            drifts = zip(*(upload.drift[i] for upload in self.used), strict=True)
+            far = [sum(column) / len(self.used) for column in drifts]
+            stats[name] = Layer(before_shift, after, gain > 0, step, *far, *spread)
+        reach = {name: [next(seen) for _ in pair] for name, pair in checked.items()}
+        broken = (n for n, (new, *old) in reach.items() if not math.isfinite(new) and all(map(math.isfinite, old)))
+        return stats, next(broken, "")
+
+    def _checked(self, out: Broadcast, server: Params, before: Params) -> dict[str, tuple[Tensor, ...]]:
+        """Tensors that must be finite, each with what it was before, where that may have been infinite."""
+        trees = (("", out.params, self.sent.params), ("control ", out.control, self.sent.control))
+        return {
+            prefix + name: (x, old[name]) if name in old and (prefix or name not in self.fed.task.trained) else (x,)
+            for prefix, new, old in (*trees, ("server state ", server, before))
+            for name, x in new.items()
+            if x.is_floating_point() and x.numel()
+        }
+
+    def outcome(
+        self,
+        number: int,
+        score: Score | None,
+        layers: dict[str, Layer],
+        seconds: dict[str, float],
+        share: float,
+        arrived: int,
+        dropped: int,
+        failed: dict[int, str],
+        capped: int,
+    ) -> Outcome:
+        """The record of a round in which so many uploads arrived and so many clients were lost before."""
+        errors, sent_to = self.errors, len(self.used) + len(failed) + dropped
+        codes, side, header = self.bytes_up
+        return Outcome(
+            number=number,
+            score=score,
+            share=share,
+            layers=layers,
+            error=sum(errors) / len(errors) if errors else 0.0,
+            bytes_up=(codes, side, header),
+            bytes_down=sent_to * self.down,
+            arrived=arrived,
+            dropped=dropped,
+            failed=failed,
+            seconds={"train": self.train, "encode": self.encode, "round": sum(seconds.values())} | seconds,
+            uplink_seconds=self.slowest,
+            histograms=next((upload.histograms for upload in self.used if upload.histograms), ()),
+            capped=capped,
+            bytes_estimated=self.estimated,
+            bytes_framed=codes + side + header if self.framed else None,
+        )
+
+
+def rms(x: Tensor) -> Tensor:
+    return x.square().mean().sqrt()
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest magnitude, NaN or infinite where x holds one."""
+    far: Tensor = torch.linalg.vector_norm(x, math.inf)
+    return far.double()

@@ -23,6 +23,7 @@ ELSEWHERE = (  # what needs a device, a network or a full disk; other tests have
     "mnist could not be fetched",
     "No space left on device",
     "OutOfMemoryError",
+    "runs failed",
     "under secure aggregation",
 )
 MODELS = """

@@ -16,6 +16,10 @@ from fedshift.runs.summary import NO, WINDOW
 
 ONLY = 0.9  # of a label's examples, or more, lie with one kind of clients: it is theirs
 SUPERIOR, INFERIOR = "superior", "inferior"
+DEFINITION = (  # of the marks, which are the paper's words
+    f"A label is superior, or inferior, when {100 * ONLY:.0f} % of its examples or more lie with full-precision, or "
+    "quantized, clients."
+)
 
 
 class Held(NamedTuple):
@@ -101,12 +105,10 @@ def predicted(of: Held, end: str) -> Heat:
     classes = range(len(of.marks))
     values = [[_share(one, c) for c in classes] for one in of.strands]
     known = any(of.marks)
-    part = f"{100 * ONLY:.0f} % of its examples or more"
-    whose = f"A label is superior, or inferior, when {part} lie with clients of that kind."
     return Heat(
         name=f"predicted{end}",
         title=f"Predicted share of each label{_data(of, end)}",
-        caption=f"Mean of the last ten evaluated rounds and of seeds. {whose if known else ''}".strip(),
+        caption=f"Mean of the last ten evaluated rounds and of seeds. {DEFINITION if known else ''}".strip(),
         value=Axis("share of predictions", "%"),
         columns=[str(c) for c in classes],
         rows=[one.line.label for one in of.strands],
@@ -128,8 +130,8 @@ def inferior(of: Held, end: str) -> Curves:
     named = ", ".join(map(str, theirs))
     return Curves(
         name=f"inferior{end}",
-        title=f"Predicted share of inferior labels{_data(of, end)}",
-        caption=f"Labels {named}. {AVERAGE} {BAND} Across: their share of the data.",
+        title=f"Predicted share of labels of quantized clients{_data(of, end)}",
+        caption=f"Inferior labels: {named}. {AVERAGE} {BAND} Across: their share of the data.",
         x=ROUND,
         y=Axis("share of predictions", "%"),
         panels=found,

@@ -8,7 +8,7 @@ from typing import Any
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
 from fedshift.report.curves import chosen
-from fedshift.report.labels import bits, marks
+from fedshift.report.labels import DEFINITION, bits, marks
 from fedshift.report.lines import Grouped, counts, rule_of
 from fedshift.runs import summary
 from fedshift.runs.recorded import Broken, Client, Recorded
@@ -129,14 +129,16 @@ def _heat(experiment: Experiment, clients: Sequence[Client], name: str, title: s
     ordered = sorted(clients, key=lambda one: (order[one.group], one.group, one.number))
     shown = [ordered[i] for i in chosen(len(ordered), CLIENTS)]
     some = f" {len(shown)} of {len(ordered)} clients." if len(shown) < len(ordered) else ""
+    whose = marks(experiment, clients) or [""] * classes
+    defined = f" {DEFINITION}" if any(whose) else ""
     return Heat(
         name=name,
         title=title,
-        caption=f"Examples of each label that a client holds, clients ordered by group.{some}",
+        caption=f"Examples of each label that a client holds, clients ordered by group.{some}{defined}",
         value=Axis("examples"),
         columns=[str(label) for label in range(classes)],
         rows=[f"{client.number}, {client.group}" for client in shown],
         values=[[*client.labels] for client in shown],
         lines=[""] * len(shown),
-        marks=marks(experiment, clients) or [""] * classes,
+        marks=whose,
     )

@@ -103,6 +103,7 @@ def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) ->
     made = inside(write(tmp_path / "run", figures=shares))
     heat, curves = part(made, "predicted", Heat), part(made, "inferior", Curves)
     assert heat.marks == ["superior", "inferior", "superior", "inferior"]
+    assert "full-precision, or quantized, clients" in heat.caption  # what the marks mean
     assert list(heat.values[0]) == pytest.approx(list(shares.values()))
     assert curves.level == 0.5
     assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedshift import Codec, Experiment, Uniform, WireError, header, pack, run, unpack
-from fedshift.extras import needs
-from fedshift.files import Lock
+from fedshift.core.extras import needs
+from fedshift.core.files import Lock
 from tests.docs.blocks import ROOT, blocks
 from tests.runs import fedshift
 

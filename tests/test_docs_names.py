@@ -1,4 +1,4 @@
-"""The reference has every public name, each with an example; the README's map has every module."""
+"""The reference has every public name, each with an example; the map of docs/design.md has every package."""
 
 import doctest
 import re
@@ -14,7 +14,7 @@ from tests.docs.shell import parsed
 
 PACKAGE = ROOT / "fedshift"
 REFERENCE = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
-README = (ROOT / "README.md").read_text()
+DESIGN = (ROOT / "docs" / "design.md").read_text()
 NOT_DOCUMENTED_BY_CODE = {"Params", "__version__"}  # an alias and a text: pages show them in use
 COMMAND = re.compile(r"(?<!`)`(fedshift [a-z][^`]*)`(?!`)")
 ELLIPSIS = re.compile(r"\.\.\.|\|")  # stands for something else
@@ -41,24 +41,16 @@ def test_every_public_name_is_in_the_reference() -> None:
         assert name in REFERENCE
 
 
-def test_the_map_has_every_module() -> None:
-    drawn = README[README.index("\nfedshift/\n") : README.index("\ntests/ ")]
-    for path in PACKAGE.rglob("*.py"):
-        room = path.parent.relative_to(PACKAGE).parts[:1]
-        if path.name != "__init__.py":
-            assert re.search(rf"\b{path.stem}\b", drawn), f"{path.relative_to(ROOT)} is not in the README's map"
-        assert not room or f"{room[0]}/" in drawn, room
-
-
-def test_the_map_has_nothing_else() -> None:
-    drawn = README[README.index("\nfedshift/\n") : README.index("\ntests/ ")]
+def test_the_map_has_every_package_and_nothing_else() -> None:
+    """The map of docs/design.md: packages at the margin, and files of theirs by name."""
+    drawn = DESIGN[DESIGN.index("\nfedshift/\n") :]
+    drawn = drawn[: drawn.index("\n```")]
+    entries = {entry.name + "/" * entry.is_dir() for entry in PACKAGE.iterdir() if not entry.name.startswith("_")}
+    assert set(re.findall(r"^  (\w+(?:/|\.py)) ", drawn, re.MULTILINE)) == entries - {"py.typed"}
     there = {path.name for path in PACKAGE.rglob("*.py")}
     assert {f"{name}.py" for name in re.findall(r"\b(\w+)\.py\b", drawn)} <= there
-
-
-def test_the_first_levels_of_the_map_are_there() -> None:
-    for name in re.findall(r"^(\w+)/", README[README.index("\nfedshift/\n") :], re.MULTILINE):
-        assert (ROOT / name).is_dir(), name
+    folders = {path.name for path in PACKAGE.rglob("*") if path.is_dir()}
+    assert set(re.findall(r"\b(\w+)/", drawn)) <= folders | {"fedshift"}
 
 
 def test_commands_in_the_text_are_understood() -> None:

@@ -9,7 +9,8 @@ import torch
 from fedshift import Dataset, Range, dataset
 from fedshift.codecs.base import counts
 from fedshift.engines import Batched, Sequential
-from fedshift.engines.gpu.stacked import Convolved, Mapped
+from fedshift.engines.gpu.paper_cnn.net import PaperNet
+from fedshift.engines.gpu.stacked import Mapped
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
@@ -55,7 +56,7 @@ def worst(fed: Federation, precision: str) -> float:
 
 def test_the_papers_cnn_has_kernels_of_its_own_and_they_are_right() -> None:
     fed = papers(train={"batch": 50})
-    assert isinstance(Batched(fed.task, "fp32").net, Convolved)
+    assert isinstance(Batched(fed.task, "fp32").net, PaperNet)
     assert worst(fed, "fp32") < 1e-4
     assert worst(fed, "tf32") < 5e-3
     assert worst(fed, "bf16") < 5e-2

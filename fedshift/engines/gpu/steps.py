@@ -18,7 +18,7 @@ from fedshift.algorithms.fedavg import Plain
 from fedshift.core import tree
 from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, moves
-from fedshift.engines.gpu.paper_cnn import kernels
+from fedshift.engines.gpu import kernels
 from fedshift.engines.gpu.stacked import Net, each_loss, mean_losses
 from fedshift.rounds.engine import Job, Task
 

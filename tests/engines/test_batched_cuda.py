@@ -77,11 +77,11 @@ def test_kernels_and_vmap_agree() -> None:
 def test_every_case_is_the_references_within_rounding(name: str) -> None:
     fed = federation(**merge(CASES[name], {"engine": {"device": "cuda", "precision": "fp32"}}))
     state, outcomes, memory = train(fed, engine=Sequential(fed.task, "fp32"))
-    mine, told, remembered = train(fed, engine=Batched(fed.task, "fp32"))
+    mine, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
     for k, x in state.out.params.items():
         torch.testing.assert_close(mine.out.params[k].cpu(), x, rtol=0, atol=1e-3)
     assert memory.held.keys() == remembered.held.keys()
-    assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in told]
+    assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in found]
 
 
 def test_clients_of_very_different_sizes() -> None:

@@ -14,7 +14,7 @@ from fedshift.core.types import Broadcast, Params
 from fedshift.data.augment import cropped
 from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, told
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import Uplink, join_memory, quantized, send, split_memory
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
@@ -57,7 +57,7 @@ class Client:
             try:
                 return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
             except Exception as problem:
-                raise TrainingError(f"evaluation: {told(problem)}") from problem
+                raise TrainingError(f"evaluation: {describe(problem)}") from problem
 
     def try_step(self, batch: int) -> None:
         """Work out the gradients of one batch, and leave the model as it was."""
@@ -71,7 +71,7 @@ class Client:
                 loss = self.task.loss(outputs, data.targets(data.y[:batch]))
                 torch.autograd.grad(loss, self.weights, allow_unused=True)
         except Exception as problem:
-            raise TrainingError(f"training: {told(problem)}") from problem
+            raise TrainingError(f"training: {describe(problem)}") from problem
         self._check_held()
         self.load(self.task.params)
 
@@ -85,7 +85,7 @@ class Client:
         try:
             w = self.sgd(job, plan, rule_memory)
         except Exception as problem:
-            raise TrainingError(f"round {job.number}, client {job.clients[i]}: {told(problem)}") from problem
+            raise TrainingError(f"round {job.number}, client {job.clients[i]}: {describe(problem)}") from problem
         middle = time.perf_counter()
         extra = b""
         try:

@@ -16,7 +16,7 @@ from fedshift.engines.gpu.coding import Trained, uploads
 from fedshift.engines.gpu.stacked import stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, told
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import split_memory
 
@@ -67,7 +67,7 @@ class Batched:
                 with torch.enable_grad():
                     weights = steps.train(alike, rule_memories)
             except Exception as problem:
-                raise TrainingError(f"round {alike[0].number}: {told(problem)}") from problem
+                raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
             for place, job, w, memory, rows in zip(places, alike, weights, memories, rule_memories, strict=True):
                 stack = {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
                 found[place] = Trained(job, w, memory, stack)
@@ -99,7 +99,7 @@ class Batched:
             with arithmetic(self.precision, self.deterministic), torch.no_grad():
                 return evaluate.total(self._score(stack, first) for first in range(0, len(data.test_x), EXAMPLES))
         except Exception as problem:
-            raise TrainingError(f"evaluation: {told(problem)}") from problem
+            raise TrainingError(f"evaluation: {describe(problem)}") from problem
         finally:
             for module in self.task.learners:
                 module.training = True

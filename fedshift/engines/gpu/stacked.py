@@ -13,7 +13,7 @@ from fedshift.core.tree import same
 from fedshift.core.types import Params
 from fedshift.data.augment import cropped
 from fedshift.engines.gpu import paper_cnn
-from fedshift.rounds.engine import Task, arithmetic, duplicate, told
+from fedshift.rounds.engine import Task, arithmetic, describe, duplicate
 from fedshift.rounds.evaluate import Loss
 
 BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
@@ -92,7 +92,7 @@ def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) ->
             if problem and task.data.dtype in (torch.float16, torch.bfloat16):  # which rounding alone may cause
                 problem = _different(replace(task, model=duplicate(task.unused).float()))
     except Exception as raised:
-        raise StackError(_refusal(task, told(raised))) from raised
+        raise StackError(_refusal(task, describe(raised))) from raised
     if problem:
         raise StackError(_refusal(task, problem))
     for package in kernels:

@@ -22,7 +22,7 @@ from fedshift.wire.writer import EXACT, Writer, pack
 
 
 class Client:
-    """A model that takes the part of one client after another."""
+    """Local training and uploads of clients that share one model, one after another."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

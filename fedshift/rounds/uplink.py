@@ -1,4 +1,4 @@
-"""What one client sends: its weights or its update, through a codec, with or without error feedback.
+"""Uploads of clients: weights or updates, through a codec, with or without error feedback.
 
     u = w_k            or  w_k - w_t
     send Q(u + e)      and keep  e = (u + e) - Q(u + e)
@@ -30,7 +30,7 @@ ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
 
 @dataclass(frozen=True)
 class Uplink:
-    """How a client's model travels: `Uplink(Codec(KMeans(4)))` is the paper's inferior client.
+    """Codec and message of a client: `Uplink(Codec(KMeans(4)))` is the paper's inferior client.
 
     >>> from fedshift import KMeans
     >>> Uplink(Codec(KMeans(4)), feedback=True).lossy, Uplink().lossy

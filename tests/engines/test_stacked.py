@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from fedshift import Dataset, dataset
 from fedshift.core.types import Params
 from fedshift.engines import Batched, StackError, Task
-from fedshift.engines.gpu.stacked import KERNELS, Mapped, Net, stacked
+from fedshift.engines.gpu.nets import KERNELS, Net
+from fedshift.engines.gpu.stacked import Mapped, stacked
 from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
 from tests.federations import Normed, federation, points, settings, train
+from tests.test_layers import MODULES, ours
 
 
 class LinearNet(Mapped):
@@ -41,6 +43,13 @@ def test_a_model_is_trained_by_the_kernels_that_support_it() -> None:
     state, reference = train(fed, engine=engine)[0], train(fed)[0]
     for name, x in reference.out.params.items():
         torch.testing.assert_close(state.out.params[name], x, rtol=0, atol=1e-4)
+
+
+def test_only_their_own_package_and_the_table_of_kernels_know_the_papers_cnn() -> None:
+    engines = {name: ours(file) for name, file in MODULES.items() if name.startswith("engines.")}
+    others = {name: found for name, found in engines.items() if not name.startswith("engines.gpu.paper_cnn")}
+    assert not [name for name, found in others.items() if "models" in found]
+    assert [name for name, found in others.items() if "engines.gpu.paper_cnn" in found] == ["engines.gpu.nets"]
 
 
 def test_the_kernels_of_the_papers_cnn_are_for_a_gpu_alone() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch.func import functional_call, vmap
 from fedshift.core.tree import same
 from fedshift.core.types import Params
 from fedshift.data.augment import cropped
-from fedshift.engines.gpu import paper_cnn
+from fedshift.engines.gpu.nets import KERNELS, Kernels, Net
 from fedshift.rounds.engine import Task, arithmetic, describe, duplicate
 from fedshift.rounds.evaluate import Loss
 
@@ -23,18 +22,6 @@ TRIED = 8  # examples of a client in the trial
 
 class StackError(ValueError):
     """A model whose clients cannot be trained as one stack."""
-
-
-class Net(Protocol):
-    """The forward pass of K clients."""
-
-    short: bool  # True if it takes its weights in bfloat16
-
-    def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
-        """The examples x[index], index (K, B), cropped and flipped as drawn (K, B, 3), as the model sees them."""
-
-    def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """params (K, ...), inputs (K, B, ...) -> outputs (K, B, ...)"""
 
 
 class Mapped:
@@ -59,19 +46,6 @@ class Mapped:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             outputs = self.forward(params, x)
         return outputs.to(self.task.data.dtype) if self.bf16 else outputs
-
-
-class Kernels(Protocol):
-    """Kernels written for one model: a package with these two functions, listed in `KERNELS`."""
-
-    def supports(self, task: Task) -> bool:
-        """True if the kernels can train this model on this data and device."""
-
-    def stack(self, task: Task, precision: str) -> Net:
-        """Forward pass of K clients with these kernels; `precision` is "fp32", "tf32" or "bf16"."""
-
-
-KERNELS: tuple[Kernels, ...] = (paper_cnn,)
 
 
 def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) -> Net:

@@ -19,7 +19,8 @@ from fedshift.core import tree
 from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, moves
 from fedshift.engines.gpu import kernels
-from fedshift.engines.gpu.stacked import Net, each_loss, mean_losses
+from fedshift.engines.gpu.nets import Net
+from fedshift.engines.gpu.stacked import each_loss, mean_losses
 from fedshift.rounds.engine import Job, Task
 
 STAGES = 8  # numbers of clients a step is prepared for
@@ -78,7 +79,7 @@ class Steps:
         return [{name: x[rows] for name, x in buffers.w.items()} for rows in self._rows(jobs, order)]
 
     def _rows(self, jobs: Sequence[Job], order: Tensor) -> list[slice | Tensor]:
-        """Where in the stack the clients of each job are."""
+        """Rows of the stack that hold the clients of each job."""
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
         found: list[slice | Tensor] = []

@@ -16,7 +16,7 @@ from fedshift.data.catalog import DataError
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
-from fedshift.rounds.engine import Job, Upload, told
+from fedshift.rounds.engine import Job, Upload, describe
 from fedshift.rounds.loop import Ram, Turn
 from fedshift.runs.progress import Bars, Json, Lines, Silent, strict_json
 from fedshift.track.loading import sentence
@@ -42,7 +42,7 @@ def test_errors_hold_no_control_characters(kind: type[Exception]) -> None:
 
 
 def test_what_somebodys_code_raised_is_told_in_printable_text() -> None:
-    for text in (told(ValueError(HOSTILE)), sentence(OSError(HOSTILE))):
+    for text in (describe(ValueError(HOSTILE)), sentence(OSError(HOSTILE))):
         assert text == printable(text)
         assert r"\x1b]0;owned\x07" in text
 

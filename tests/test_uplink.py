@@ -1,10 +1,15 @@
 """What a client sends, and what it keeps."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
 from fedshift import Codec, KMeans, Params, Stochastic, Uniform, Uplink, header, unpack
 from fedshift.core import rng
-from fedshift.rounds.uplink import Sent, read, send
+from fedshift.core.tree import same, take
+from fedshift.rounds.uplink import Sent, join_memory, lost, message, read, received, send, split_memory
+from fedshift.rounds.upload_stats import drift, relative_error, stacked_relative_errors
 
 
 def model(seed: int, like: Params) -> Params:
@@ -72,3 +77,50 @@ def test_without_feedback_an_error_is_forgotten(params: Params) -> None:
         upload(Uplink(Codec(KMeans(2))), params, params, error) for error in ({}, {"fc.weight": params["fc.weight"]})
     )
     assert plain.frame == again.frame
+
+
+UPDATES = Uplink(Codec(Uniform(2)), update=True, feedback=True)
+FORMULAS: dict[str, Callable[[Params, Params, Params], Params]] = {
+    "message": lambda w, start, error: message(UPDATES, w, start, error),
+    "received": lambda w, start, error: received(True, w, start),
+    "lost": lambda w, start, error: lost(w, error),
+    "drift": lambda w, start, error: {name: drift(x, start[name]) for name, x in w.items()},
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_stacked_clients_get_the_bits_of_each_alone(formula: str, params: Params) -> None:
+    """Scalars and half precision as well."""
+    start = take(params, ["conv.weight", "half.weight", "fc.weight", "fc.bias"]) | {"scale": torch.tensor(0.3)}
+    clients = [(model(k, start), model(k + 10, start)) for k in range(5)]
+    w, error = ({name: torch.stack([client[part][name] for client in clients]) for name in start} for part in (0, 1))
+    together = FORMULAS[formula](w, start, error)
+    for k, (client_w, client_error) in enumerate(clients):
+        alone = FORMULAS[formula](client_w, start, client_error)
+        assert alone.keys() == together.keys() == start.keys()
+        assert all(same(x, together[name][k]) for name, x in alone.items())
+
+
+def test_the_relative_error_of_stacked_clients_is_that_of_each_alone(params: Params) -> None:
+    """|(3, 0), 4| / |(3, 4), 12| = 5 / 13 by hand, and the same on random tensors within rounding."""
+    u, arrived = {"a": torch.tensor([[3.0, 4.0]]), "b": torch.tensor([[12.0]])}, {"a": torch.tensor([[0.0, 4.0]])}
+    arrived["b"] = torch.tensor([[8.0]])
+    assert float(stacked_relative_errors(u, arrived)) == pytest.approx(5 / 13)
+    weights = take(params, ["conv.weight", "fc.weight"])
+    u, arrived = (
+        {name: torch.stack([x, 2 * x.flip(0)]) for name, x in model(seed, weights).items()} for seed in (1, 2)
+    )
+    for k, error in enumerate(stacked_relative_errors(u, arrived).tolist()):
+        row = {name: x[k] for name, x in u.items()}
+        alone = relative_error(row, lost(row, {name: x[k] for name, x in arrived.items()}))
+        assert error == pytest.approx(alone, rel=1e-12)
+    zero = {"a": torch.zeros(2, 3)}
+    assert stacked_relative_errors(zero, zero).tolist() == [0.0, 0.0]
+    assert relative_error(zero, zero) == 0.0
+
+
+def test_memory_is_split_and_joined_again() -> None:
+    memory = {"c": torch.ones(2), "error/c": torch.zeros(2)}
+    rule, errors = split_memory(memory)
+    assert (rule, errors) == ({"c": memory["c"]}, {"c": memory["error/c"]})
+    assert join_memory(rule, errors) == memory

@@ -20,8 +20,7 @@ from fedshift.bench.engines import folder, images
 from fedshift.data.augment import draws
 from fedshift.data.datasets import Dataset
 from fedshift.engines import Engine, Sequential
-from fedshift.engines.gpu.paper_cnn import kernels
-from fedshift.engines.gpu.stacked import levels
+from fedshift.engines.gpu import kernels
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
@@ -153,7 +152,7 @@ def centralised(data: Dataset, precision: str, batch: int = 5000, steps: int = 4
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, fused=True)
     index = torch.randint(0, len(data.x), (batch,), device="cuda")
     short = precision == "bf16"
-    table = levels(data, torch.bfloat16 if short else torch.float32)
+    table = kernels.levels(data, torch.bfloat16 if short else torch.float32)
     keys = torch.arange(batch, device="cuda")
 
     def step() -> None:

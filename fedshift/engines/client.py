@@ -1,6 +1,5 @@
 """One client's round: SGD as it is written in the paper, then the upload, then what to remember."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,15 @@ from fedshift.core.types import Broadcast, Params
 from fedshift.data.augment import cropped
 from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Histogram, Job, Task, TrainingError, Upload, told
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.uplink import ERROR, Sent, Uplink, quantized, send
+from fedshift.rounds.uplink import Uplink, join_memory, quantized, send, split_memory
+from fedshift.rounds.upload_stats import drift, histograms, relative_error
 from fedshift.wire.writer import EXACT, Writer, pack
-
-BINS = 64
 
 
 class Client:
-    """A model that takes the part of one client after another."""
+    """Local training and uploads of clients that share one model, one after another."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -49,8 +47,7 @@ class Client:
 
     def _tensors(self) -> Params:
         """The model's own tensors, looked up again where there are buffers: a model may put others in their place."""
-        own = self.w | dict(self.task.model.named_buffers())
-        return {name: own[name] for name in self.names}
+        return take(self.w | dict(self.task.model.named_buffers()), self.names)
 
     def score(self, params: Params, part: slice) -> Score:
         self.load(params)
@@ -60,7 +57,7 @@ class Client:
             try:
                 return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
             except Exception as problem:
-                raise TrainingError(f"evaluation: {told(problem)}") from problem
+                raise TrainingError(f"evaluation: {describe(problem)}") from problem
 
     def try_step(self, batch: int) -> None:
         """Work out the gradients of one batch, and leave the model as it was."""
@@ -74,7 +71,7 @@ class Client:
                 loss = self.task.loss(outputs, data.targets(data.y[:batch]))
                 torch.autograd.grad(loss, self.weights, allow_unused=True)
         except Exception as problem:
-            raise TrainingError(f"training: {told(problem)}") from problem
+            raise TrainingError(f"training: {describe(problem)}") from problem
         self._check_held()
         self.load(self.task.params)
 
@@ -82,14 +79,13 @@ class Client:
         """The i-th client of a job: train, encode, remember; `reset` where it had lost its memory."""
         begin = time.perf_counter()
         start, uplink, rule = job.sent.params, job.uplinks[i], job.rule
-        error = {name.removeprefix(ERROR): e for name, e in memory.items() if name.startswith(ERROR)}
-        own = {name: x for name, x in memory.items() if not name.startswith(ERROR)}
-        own = own or rule.init(take(start, self.trained))
+        rule_memory, error = split_memory(memory)
+        rule_memory = rule_memory or rule.init(take(start, self.trained))
         plan = Plan(*(part[i] for part in job.plan))
         try:
-            w = self.sgd(job, plan, own)
+            w = self.sgd(job, plan, rule_memory)
         except Exception as problem:
-            raise TrainingError(f"round {job.number}, client {job.clients[i]}: {told(problem)}") from problem
+            raise TrainingError(f"round {job.number}, client {job.clients[i]}: {describe(problem)}") from problem
         middle = time.perf_counter()
         extra = b""
         try:
@@ -110,23 +106,22 @@ class Client:
             )
             if rule.extra != "none":
                 seen = sent.decoded if rule.extra == "derived" else w
-                own, change = rule.finish(seen, job.sent, own, travel(plan, self.task.momentum))
+                rule_memory, change = rule.finish(seen, job.sent, rule_memory, travel(plan, self.task.momentum))
                 if not all(finite(change[name]) for name in change):
                     raise ValueError("its control became NaN or infinite")
                 extra = pack(EXACT, change) if rule.extra == "sent" else b""
         except ValueError as problem:  # NaN or infinity, which no frame carries
             return Upload(job.clients[i], b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
-        kept = {ERROR + name: e for name, e in sent.error.items()} if uplink.feedback else {}
         end = time.perf_counter()
         return Upload(
             client=job.clients[i],
             frame=sent.frame,
             extra=extra,
-            memory=own | kept,
-            drift=drift(w, sent.decoded, start, job.layers),
-            error=relative_error(sent),
+            memory=join_memory(rule_memory, sent.error if uplink.feedback else {}),
+            drift=drifts(w, sent.decoded, start, job.layers),
+            error=relative_error(sent.coded, sent.error),
             seconds=(middle - begin, end - middle),
-            histograms=histograms(sent, job.layers) if job.histograms and uplink.lossy else (),
+            histograms=histograms(sent.coded, sent.error, job.layers) if job.histograms and uplink.lossy else (),
         )
 
     def sgd(self, job: Job, plan: Plan, memory: Params) -> Params:
@@ -202,44 +197,8 @@ def clipped(grads: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
     return torch._foreach_mul(grads, (most / norm).clamp(max=1.0))
 
 
-def drift(w: Params, decoded: Params, start: Params, layers: Sequence[str]) -> list[tuple[float, float]]:
+def drifts(w: Params, decoded: Params, start: Params, layers: Sequence[str]) -> list[tuple[float, float]]:
     """|w_k - w_t| and |Q(w_k) - w_t| of each layer"""
-    own = [distance(w[name], start[name]) for name in layers]
-    if decoded is w:
-        return [(d, d) for d in own]
-    return [(d, distance(decoded[name], start[name])) for d, name in zip(own, layers, strict=True)]
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    d = a - b
-    return float(torch.linalg.vector_norm(d if d.dtype == torch.float64 else d.float()))
-
-
-def relative_error(sent: Sent) -> float:
-    """|u - Q(u)| / |u| over all quantized tensors, 0 where nothing was lost"""
-    lost = math.hypot(*(float(torch.linalg.vector_norm(e)) for e in sent.error.values()))
-    whole = math.hypot(*(float(torch.linalg.vector_norm(sent.coded[name])) for name in sent.error))
-    return lost / whole if whole else 0.0
-
-
-def histograms(sent: Sent, layers: Sequence[str]) -> tuple[Histogram, ...]:
-    found = []
-    for name in layers:
-        if name in sent.error:
-            u = sent.coded[name].float()
-            low, high = map(float, torch.aminmax(u))
-            counts = [_counts(x, low, high) for x in (u, u - sent.error[name].float())]
-            found.append(Histogram(name, low, high, *counts))
-    return tuple(found)
-
-
-def _counts(x: Tensor, low: float, high: float) -> list[int]:
-    """How many values are in each of equal bins; torch.histc has no deterministic form on a GPU.
-
-    >>> counts = _counts(torch.tensor([0.0, 0.1, 0.9, 1.0]), 0.0, 1.0)
-    >>> sum(counts[: BINS // 2]), counts[-1]
-    (2, 1)
-    """
-    at = ((x.flatten() - low) * (BINS / (high - low) if high > low else 0.0)).long().clamp_(0, BINS - 1)
-    counts: list[int] = torch.bincount(at, minlength=BINS).tolist()
-    return counts
+    before = [float(drift(w[name], start[name])) for name in layers]
+    after = before if decoded is w else [float(drift(decoded[name], start[name])) for name in layers]
+    return list(zip(before, after, strict=True))

@@ -21,7 +21,7 @@ from fedshift.core.types import CPU, Params
 from fedshift.engines import workers
 from fedshift.engines.client import Client
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, Upload, told
+from fedshift.rounds.engine import Job, Task, Upload, describe
 from fedshift.rounds.evaluate import Score
 
 
@@ -129,7 +129,7 @@ class Failure:
         try:
             pickle.loads(pickle.dumps(problem))
         except Exception:  # one that does not survive the way
-            self.problem = RuntimeError(told(problem))
+            self.problem = RuntimeError(describe(problem))
 
 
 def _work(server: "Connection[bytes, bytes]", task: Task) -> None:

@@ -22,7 +22,7 @@ from fedshift.experiment.links import bandwidth, links
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
-from fedshift.rounds.engine import duplicate, told
+from fedshift.rounds.engine import describe, duplicate
 from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
 from fedshift.rounds.federation import Federation
 
@@ -40,7 +40,7 @@ def build(
     except (ValueError, ImportError, OSError) as problem:
         raise SettingsError(f"data.name = {experiment.data.name!r}: {problem}") from None
     except Exception as problem:  # of the user's own function
-        raise SettingsError(f"data.name = {experiment.data.name!r}: {told(problem)}") from problem
+        raise SettingsError(f"data.name = {experiment.data.name!r}: {describe(problem)}") from problem
     train, device = experiment.train, device_of(experiment)
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("engine.device = 'cuda': there is no CUDA device here; 'cpu' works everywhere")
@@ -243,7 +243,7 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
         except (TypeError, ValueError) as problem:
             raise SettingsError(f"model = {said.name!r} with {said.args}: {' '.join(str(problem).split())}") from None
         except Exception as problem:
-            raise SettingsError(f"model = {said.name!r} with {said.args}: {told(problem)}") from problem
+            raise SettingsError(f"model = {said.name!r} with {said.args}: {describe(problem)}") from problem
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model.name = {said.name!r}: gives {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -256,4 +256,4 @@ def function(setting: str, name: str) -> Callable[..., Any]:
     except ValueError as problem:
         raise SettingsError(f"{setting} = {name!r}: {problem}") from None
     except Exception as problem:  # while the user's module was read
-        raise SettingsError(f"{setting} = {name!r}: {told(problem)}") from problem
+        raise SettingsError(f"{setting} = {name!r}: {describe(problem)}") from problem

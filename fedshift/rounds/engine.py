@@ -155,11 +155,11 @@ def duplicate(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
     except Exception as problem:
-        raise ValueError(f"{type(model).__name__} cannot be copied: {told(problem)}") from problem
+        raise ValueError(f"{type(model).__name__} cannot be copied: {describe(problem)}") from problem
 
 
-def told(problem: BaseException) -> str:
-    """An exception in a line: what it says, and which line of whose file raised it."""
+def describe(problem: BaseException) -> str:
+    """Exception as one line: its type and message, and the file and line that raised it."""
     frames = traceback.extract_tb(problem.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return printable(f"{type(problem).__name__}: {' '.join(str(problem).split())}{where}")

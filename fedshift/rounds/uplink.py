@@ -1,4 +1,4 @@
-"""What one client sends: its weights or its update, through a codec, with or without error feedback.
+"""Uploads of clients: weights or updates, through a codec, with or without error feedback.
 
     u = w_k            or  w_k - w_t
     send Q(u + e)      and keep  e = (u + e) - Q(u + e)
@@ -18,7 +18,7 @@ from fedshift.codecs.base import Codec
 from fedshift.codecs.exact import Identity
 from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.core import rng
-from fedshift.core.tree import tmap
+from fedshift.core.tree import take, tmap
 from fedshift.core.types import Decoded, Params
 from fedshift.rounds.uplinks import expanded
 from fedshift.wire.frame import Header
@@ -30,7 +30,7 @@ ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
 
 @dataclass(frozen=True)
 class Uplink:
-    """How a client's model travels: `Uplink(Codec(KMeans(4)))` is the paper's inferior client.
+    """Codec and message of a client: `Uplink(Codec(KMeans(4)))` is the paper's inferior client.
 
     >>> from fedshift import KMeans
     >>> Uplink(Codec(KMeans(4)), feedback=True).lossy, Uplink().lossy
@@ -78,21 +78,57 @@ def send(
     writer: Writer | None = None,
     reset: bool = False,
 ) -> Sent:
-    """The upload of a client that began with `start` and ended with w; a writer of its kind saves time.
+    """Upload of a client that began with `start` and ended with w; a writer for this uplink and model saves time.
 
-    `reset` says of a client that it had lost its memory, and that `error` starts anew.
+    `reset`: the client has lost its memory, and `error` starts anew.
     """
-    u = tmap(_difference, w, start) if uplink.update else w
-    if uplink.feedback and error:
-        u = u | {name: u[name] + e for name, e in error.items()}
+    u = message(uplink, w, start, error)
     writer = writer or Writer(quantized(uplink, trained), u)
     frame = writer.pack(u, Header(uplink.update, number, examples, reset), key)
     if not uplink.lossy:
-        return Sent(frame, u, tmap(_sum, u, start) if uplink.update else u, {})
+        return Sent(frame, u, received(uplink.update, u, start), {})
     arrived = unpack(frame, like=u)
     lossy = [name for name in trained if choose(uplink.codec, name, u[name]).quantizer.lossy]
-    lost = {name: u[name] - arrived[name] for name in lossy}
-    return Sent(frame, u, tmap(_sum, arrived, start) if uplink.update else arrived, lost)
+    return Sent(frame, u, received(uplink.update, arrived, start), lost(u, take(arrived, lossy)))
+
+
+def message(uplink: Uplink, w: Params, start: Params, error: Params) -> Params:
+    """u + e with u = w_k or w_k - w_t: the input of the codec.
+
+    w and error are those of one client, or of K stacked on a leading axis; `start` is w_t, the same for all.
+
+    >>> stacked, start = torch.tensor([[3.0], [5.0]]), torch.tensor([1.0])
+    >>> u = message(Uplink(update=True, feedback=True), {"w": stacked}, {"w": start}, {"w": torch.full((2, 1), 0.5)})
+    >>> u["w"].tolist()
+    [[2.5], [4.5]]
+    """
+    u = tmap(_difference, w, start) if uplink.update else w
+    return u | {name: u[name] + e for name, e in error.items()} if uplink.feedback and error else u
+
+
+def received(update: bool, arrived: Params, start: Params) -> Params:
+    """Q(u), or w_t + Q(u) for an update: the weights that the server reads, of one client or of K stacked."""
+    return tmap(_sum, arrived, start) if update else arrived
+
+
+def lost(u: Params, arrived: Params) -> Params:
+    """e = u - Q(u) of each tensor of `arrived`, of one client or of K stacked."""
+    return {name: u[name] - x for name, x in arrived.items()}
+
+
+def split_memory(memory: Params) -> tuple[Params, Params]:
+    """Return what the client rule remembers, and the error of each tensor that the uplink feeds back.
+
+    >>> split_memory({"c": torch.ones(1), "error/w": torch.zeros(1)})
+    ({'c': tensor([1.])}, {'w': tensor([0.])})
+    """
+    errors = {name.removeprefix(ERROR): e for name, e in memory.items() if name.startswith(ERROR)}
+    return {name: x for name, x in memory.items() if not name.startswith(ERROR)}, errors
+
+
+def join_memory(rule: Params, errors: Params) -> Params:
+    """Memory of a client from the parts that `split_memory` returns."""
+    return rule | {ERROR + name: e for name, e in errors.items()}
 
 
 def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
@@ -101,7 +137,7 @@ def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
 
 
 def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) -> Params:
-    """What K stacked clients' frames would carry of each tensor that the codec quantizes: u (K, ...), key (K,)."""
+    """Decoded values of each tensor that the codec quantizes, for K stacked clients: u (K, ...), key (K,)."""
     arrived = {}
     for name in trained:
         codec = choose(uplink.codec, name, u[name][0])
@@ -117,8 +153,8 @@ def code_tensor(codec: Codec, name: str, u: Tensor, key: Tensor | None) -> tuple
     """
     if isinstance(codec.quantizer, Identity):
         return u, [u.contiguous().view(len(u), -1).view(torch.uint8)]
-    own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
-    parts = codec.encode(u, own)
+    tensor_key = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+    parts = codec.encode(u, tensor_key)
     values = as_dtype(codec.decode(parts, len(u), u.shape[1:]), u.dtype).to(u.dtype)
     return values, [codes for codes, _ in parts]
 
@@ -128,7 +164,7 @@ def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> 
     if isinstance(frame, Decoded):
         return frame.params
     arrived = unpack(frame, like=start, codec=codec)
-    return tmap(_sum, arrived, start) if header(frame).update else arrived
+    return received(header(frame).update, arrived, start)
 
 
 def _difference(w: Tensor, start: Tensor) -> Tensor:

@@ -44,13 +44,13 @@ def test_local_weights_are_those_of_the_reference(name: str) -> None:
 def test_rounds_are_those_of_the_reference_within_rounding(name: str) -> None:
     fed = federation(**CASES[name])
     state, outcomes, memory = train(fed)
-    mine, told, remembered = train(fed, engine=Batched(fed.task))
+    mine, found, remembered = train(fed, engine=Batched(fed.task))
     assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
     assert memory.held.keys() == remembered.held.keys()
-    for client, own in memory.held.items():
-        assert own.keys() == remembered.held[client].keys()
-        assert all(torch.allclose(x, remembered.held[client][k], atol=1e-4) for k, x in own.items())
-    for a, b in zip(outcomes, told, strict=True):
+    for client, kept in memory.held.items():
+        assert kept.keys() == remembered.held[client].keys()
+        assert all(torch.allclose(x, remembered.held[client][k], atol=1e-4) for k, x in kept.items())
+    for a, b in zip(outcomes, found, strict=True):
         assert (a.bytes_up, a.bytes_down, a.share, a.arrived, a.dropped) == (
             b.bytes_up,
             b.bytes_down,
@@ -163,9 +163,9 @@ def test_numbers_that_no_mean_can_hold_are_refused_like_the_references(bits: int
     fed = federation(Huge(), uplink={"bits": bits}, train={"lr": 1e-6})
     fed.task.params["weight"].copy_(torch.linspace(-1.2e38, 1.2e38, 24).view(4, 6))
     _, (outcome,), _ = train(fed, rounds=1)
-    mine, (told,), _ = train(fed, rounds=1, engine=Batched(fed.task))
-    assert told.arrived == outcome.arrived
-    assert told.failed == outcome.failed
+    mine, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    assert found.arrived == outcome.arrived
+    assert found.failed == outcome.failed
     assert all(x.isfinite().all() for x in mine.out.params.values())
 
 
@@ -183,10 +183,10 @@ def test_clients_that_diverge_are_left_out_and_the_others_count() -> None:
     held.x[0] = 1e38
     fed = federation(held=held, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
     _, (outcome,), _ = train(fed, rounds=1)
-    mine, (told,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    mine, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
     assert outcome.failed
-    assert told.failed == outcome.failed
-    assert told.arrived == outcome.arrived
+    assert found.failed == outcome.failed
+    assert found.arrived == outcome.arrived
     assert all(x.isfinite().all() for x in mine.out.params.values())
 
 
@@ -196,11 +196,28 @@ def test_entropy_coded_uploads_have_the_size_of_real_frames() -> None:
         assert abs(len(mine.frame) - len(its.frame)) <= 2  # a code at a border may differ
 
 
+@pytest.mark.parametrize("send", ["weights", "updates"])
+def test_an_error_from_a_coarser_uplink_is_fed_back_by_an_exact_one(send: str) -> None:
+    fed = federation(uplink={"bits": 32, "feedback": True, "send": send})
+    turn = Turn(fed, fed.start(), Ram())
+    assert turn.job is not None
+    name = fed.layers[0]
+    error = torch.full_like(fed.task.params[name], 0.25)
+    job = turn.job._replace(recall=lambda client: {"error/" + name: error})
+    plain, mine, its = (
+        [read(upload.frame, job.sent.params)[name] for upload in engine.train([each])[0]]
+        for engine, each in ((Sequential(fed.task), turn.job), (Batched(fed.task), job), (Sequential(fed.task), job))
+    )
+    for before, a, b in zip(plain, mine, its, strict=True):
+        torch.testing.assert_close(b, before + error, rtol=0, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+
 def test_the_same_jobs_give_the_same_bits() -> None:
     fed = federation(**CASES["scaffold"])
-    one, _, _ = train(fed, engine=Batched(fed.task))
-    two, _, _ = train(fed, engine=Batched(fed.task))
-    assert same(one.out.params, two.out.params)
+    first, _, _ = train(fed, engine=Batched(fed.task))
+    second, _, _ = train(fed, engine=Batched(fed.task))
+    assert same(first.out.params, second.out.params)
 
 
 def test_what_a_model_raises_is_told() -> None:

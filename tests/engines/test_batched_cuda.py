@@ -9,7 +9,8 @@ import torch
 from fedshift import Dataset, Range, dataset
 from fedshift.codecs.base import counts
 from fedshift.engines import Batched, Sequential
-from fedshift.engines.gpu.stacked import Convolved, Mapped
+from fedshift.engines.gpu.paper_cnn.net import PaperNet
+from fedshift.engines.gpu.stacked import Mapped
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
@@ -55,7 +56,7 @@ def worst(fed: Federation, precision: str) -> float:
 
 def test_the_papers_cnn_has_kernels_of_its_own_and_they_are_right() -> None:
     fed = papers(train={"batch": 50})
-    assert isinstance(Batched(fed.task, "fp32").net, Convolved)
+    assert isinstance(Batched(fed.task, "fp32").net, PaperNet)
     assert worst(fed, "fp32") < 1e-4
     assert worst(fed, "tf32") < 5e-3
     assert worst(fed, "bf16") < 5e-2
@@ -76,11 +77,11 @@ def test_kernels_and_vmap_agree() -> None:
 def test_every_case_is_the_references_within_rounding(name: str) -> None:
     fed = federation(**merge(CASES[name], {"engine": {"device": "cuda", "precision": "fp32"}}))
     state, outcomes, memory = train(fed, engine=Sequential(fed.task, "fp32"))
-    mine, told, remembered = train(fed, engine=Batched(fed.task, "fp32"))
+    mine, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
     for k, x in state.out.params.items():
         torch.testing.assert_close(mine.out.params[k].cpu(), x, rtol=0, atol=1e-3)
     assert memory.held.keys() == remembered.held.keys()
-    assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in told]
+    assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in found]
 
 
 def test_clients_of_very_different_sizes() -> None:

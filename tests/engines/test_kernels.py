@@ -15,9 +15,13 @@ from torch import Tensor
 from fedshift.core import rng
 from fedshift.data.augment import crop_and_flip
 from fedshift.data.datasets import dataset
+from fedshift.engines.gpu.kernels import images, levels, sgd
+from fedshift.engines.gpu.paper_cnn import stack
 from fedshift.engines.gpu.paper_cnn.convpool import arranged, conv_relu_pool, fits
 from fedshift.engines.gpu.paper_cnn.convpool import forward as pooled_maximum
-from fedshift.engines.gpu.paper_cnn.kernels import images, sgd
+from fedshift.engines.gpu.stacked import Mapped
+from fedshift.models import PaperCNN
+from fedshift.rounds.engine import Task
 
 NATIVE = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -53,10 +57,10 @@ def test_in_the_interpreter() -> None:
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
     """The same in torch: x (K, B, H, W, C), w (K, O, C, 5, 5)"""
-    one = [
+    outputs = [
         F.max_pool2d(F.relu(F.conv2d(a.movedim(-1, 1), b, padding=1)), 2, padding=1) for a, b in zip(x, w, strict=True)
     ]
-    return torch.stack(one).movedim(2, -1)
+    return torch.stack(outputs).movedim(2, -1)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -96,15 +100,15 @@ def test_conv_relu_pool_is_torchs(shape: tuple[int, ...], precision: str, dtype:
     x, w = (t.to(dtype) for t in draw(*shape))
     assert fits(tuple(x.shape), tuple(w.shape))
     deep = x.shape[4] >= 16
-    own = [x.clone().requires_grad_(deep), w.clone().requires_grad_()]
+    ours = [x.clone().requires_grad_(deep), w.clone().requires_grad_()]
     true = [x.double().requires_grad_(deep), w.double().requires_grad_()]
-    out, expected = conv_relu_pool(own[0], own[1], precision), plain(true[0], true[1])
+    out, expected = conv_relu_pool(ours[0], ours[1], precision), plain(true[0], true[1])
     assert out.dtype == dtype
     assert out.shape == expected.shape
     assert distance(out, expected) < error
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(HERE, dtype)
     slack = 30 if NATIVE and precision == "tf32" else 1  # where rounding changes the winner
-    for a, b in zip(gradients(out, own, grad), gradients(expected, true, grad.double()), strict=True):
+    for a, b in zip(gradients(out, ours, grad), gradients(expected, true, grad.double()), strict=True):
         assert a.dtype == dtype
         assert distance(a, b) < error * slack
 
@@ -208,10 +212,26 @@ def test_images_are_those_of_crop_and_flip(dtype: torch.dtype, channels: int) ->
     keys = rng.key(0, "crop", torch.arange(15)).view(3, 5)
     steps = (rng.uniform(keys.flatten(), 3) * 2**24).long().view(3, 5, 3)
     offsets = torch.cat([(steps[..., :2] * 9 >> 24) - 4, steps[..., 2:] >> 23], -1).int()
-    table = data.inputs(torch.arange(256, dtype=torch.uint8).expand(1, channels, 1, 256)).view(channels, 256).to(dtype)
-    there = [t.to(HERE) for t in (x, index, offsets, table)]
+    there = [t.to(HERE) for t in (x, index, offsets, levels(data, dtype))]
     out = images(*there).cpu()
     assert out.is_contiguous()
     assert torch.equal(out, data.inputs(crop_and_flip(x[index], keys)).movedim(2, -1).to(dtype))
     still = images(there[0], there[1], None, there[3]).cpu()
     assert torch.equal(still, data.inputs(x[index]).movedim(2, -1).to(dtype))
+
+
+@running
+def test_the_net_of_the_papers_cnn_is_the_model_itself() -> None:
+    """Two clients with weights of their own, through the kernels and through vmap."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    data = dataset(x, torch.arange(5), x, torch.arange(5), mean=(0.5,) * 3, std=(0.2,) * 3).to(HERE)
+    task = Task(PaperCNN((3, 8, 8)).to(HERE), data, F.cross_entropy, None)
+    params = {name: torch.stack([x, 0.5 * x.flip(0)]).to(HERE) for name, x in task.params.items()}
+    index, drawn = torch.tensor([[0, 3], [4, 1]], device=HERE), torch.tensor([[1, -2, 1], [0, 3, 0]], device=HERE)
+    found, expected = (
+        net(params, net.inputs(data.x, index, drawn.int().expand(2, 2, 3)))
+        for net in (stack(task, "fp32"), Mapped(task, "fp32"))
+    )
+    assert found.shape == (2, 2, 10)
+    assert distance(found, expected) < 1e-5

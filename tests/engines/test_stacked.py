@@ -1,4 +1,4 @@
-"""What cannot be trained as a stack is refused, with alternatives, before anything is trained."""
+"""Which forward pass a stack gets, and models that are refused, with alternatives, before anything is trained."""
 
 import pytest
 import torch
@@ -6,9 +6,56 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import Dataset, dataset
-from fedshift.engines import Batched, StackError
+from fedshift.core.types import Params
+from fedshift.engines import Batched, StackError, Task
+from fedshift.engines.gpu.nets import KERNELS, Net
+from fedshift.engines.gpu.stacked import Mapped, stacked
 from fedshift.experiment.build import build
-from tests.federations import Normed, federation, points, settings
+from fedshift.models import PaperCNN
+from tests.federations import Normed, federation, points, settings, train
+from tests.test_layers import MODULES, ours
+
+
+class LinearNet(Mapped):
+    """Forward pass of K linear layers as one product."""
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        return torch.baddbmm(params["bias"][:, None], x, params["weight"].mT)
+
+
+class LinearKernels:
+    """A second model's kernels, beside those of the library."""
+
+    def supports(self, task: Task) -> bool:
+        return type(task.model) is nn.Linear
+
+    def stack(self, task: Task, precision: str) -> Net:
+        return LinearNet(task, precision)
+
+
+def test_a_model_is_trained_by_the_kernels_that_support_it() -> None:
+    fed, other = federation(nn.Linear(6, 4)), federation()
+    net = stacked(fed.task, "fp32", [*KERNELS, LinearKernels()])
+    assert isinstance(net, LinearNet)
+    assert type(stacked(other.task, "fp32", [*KERNELS, LinearKernels()])) is Mapped
+    engine = Batched(fed.task)
+    engine.net = net
+    state, reference = train(fed, engine=engine)[0], train(fed)[0]
+    for name, x in reference.out.params.items():
+        torch.testing.assert_close(state.out.params[name], x, rtol=0, atol=1e-4)
+
+
+def test_only_their_own_package_and_the_table_of_kernels_know_the_papers_cnn() -> None:
+    engines = {name: ours(file) for name, file in MODULES.items() if name.startswith("engines.")}
+    others = {name: found for name, found in engines.items() if not name.startswith("engines.gpu.paper_cnn")}
+    assert not [name for name, found in others.items() if "models" in found]
+    assert [name for name, found in others.items() if "engines.gpu.paper_cnn" in found] == ["engines.gpu.nets"]
+
+
+def test_the_kernels_of_the_papers_cnn_are_for_a_gpu_alone() -> None:
+    x = torch.zeros(60, 3, 8, 8, dtype=torch.uint8)
+    fed = federation(PaperCNN((3, 8, 8)), dataset(x, torch.arange(60) % 10, x, torch.arange(60) % 10, mean=(0.5,) * 3))
+    assert type(stacked(fed.task, "fp32")) is Mapped
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
-"""What stacked clients upload: the codecs work on all of them together, and no frame is made.
+"""Uploads of stacked clients: the codecs work on all of them together, and no frame is made.
 
-The weights a server would read are decoded from the codes where they are; how long the frames would
-be is known before they exist (`wire.size`), but for entropy coders. Those estimate it from counts of the codes, or,
-like Zstd, cannot; then, and in rounds that check the estimate, frames are made to be measured.
+The weights a server would read are decoded from the codes where they are. The length of a frame is known before it
+exists (`wire.size`), except with entropy coders: those estimate it from counts of the codes, or, like Zstd, cannot.
+Then, and in rounds that check the estimate, frames are made to be measured.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -14,20 +15,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift.codecs.base import Codec, counts
+from fedshift.codecs.base import NOT_FINITE, Codec, counts
+from fedshift.codecs.exact import Cast
 from fedshift.core import rng
 from fedshift.core.tree import over, take, tmap
 from fedshift.core.types import Decoded, Params
 from fedshift.data.cohorts import ROUNDING, travel
-from fedshift.engines.client import histograms
-from fedshift.engines.gpu.limits import flat, largest, most, refusal
-from fedshift.rounds.engine import Histogram, Job, Task, Upload
-from fedshift.rounds.uplink import ERROR, Sent, Uplink, code_tensor, quantized
+from fedshift.rounds.engine import Job, Task, Upload
+from fedshift.rounds.uplink import (
+    Uplink,
+    code_tensor,
+    join_memory,
+    lost,
+    message,
+    quantized,
+    received,
+    split_memory,
+)
+from fedshift.rounds.upload_stats import drift, flat, histograms, stacked_relative_errors
 from fedshift.wire.reader import code_count
 from fedshift.wire.writer import EXACT, choose, known, pack, size
 
-# numbers per client beside drifts: error, whether the change is finite, norms of update and of change, estimated bytes
-FIGURES = 5
+# statistics per client beside drifts: error, 1 if the change is finite, norms of update and of change, estimated bytes
+STATS = 5
 
 
 class Trained(NamedTuple):
@@ -36,11 +46,11 @@ class Trained(NamedTuple):
     job: Job
     w: Params  # (K, ...)
     memory: list[Params]  # of each client, before
-    own: Params  # (K, ...) the rule's part of it, {} where it has none
+    rule_memory: Params  # (K, ...) the rule's part of it, {} where it has none
 
 
 class Coded(NamedTuple):
-    """What went into the codec and what comes out of it, for the clients of one job and one uplink."""
+    """Input and output of the codec, for the clients of one job and one uplink."""
 
     owner: int  # the job
     rows: list[int]
@@ -55,72 +65,69 @@ class Coded(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What the server reads of a job, and what there is to tell: all of it still on the device."""
+    """Decoded uploads of a job, and statistics of them: all of it still on the device."""
 
     decoded: Params  # (K, ...)
-    memory: Params  # the rule's, afterwards
+    rule_memory: Params  # afterwards
     change: Params  # what goes up beside the weights
-    figures: Tensor  # (K, 2 layers + FIGURES): drift, drift of what is decoded, and what `_arrived` says
+    stats: Tensor  # (K, 2 layers + STATS): drift before and after coding of each layer, then the others
 
 
 def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
-    """The uploads of every job. The device is asked twice: who can send, and what there is to tell."""
+    """Uploads of every job. The device is asked twice: for the magnitudes of messages, and for the statistics."""
     parts = _parts(task, trained)
-    limits = torch.cat([largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
+    limits = torch.cat([_largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
     each = torch.split(limits, [len(part.rows) for part in parts], dim=1)
-    parts = [_checked(task, part, own) for part, own in zip(parts, each, strict=True)]
+    parts = [_checked(task, part, part_limits) for part, part_limits in zip(parts, each, strict=True)]
     for uplink in dict.fromkeys(part.uplink for part in parts):
         alike = [place for place, part in enumerate(parts) if part.uplink == uplink]
         for place, coded in zip(alike, _code(task, uplink, trained, [parts[place] for place in alike]), strict=True):
             parts[place] = coded
-    owned = [[part for part in parts if part.owner == j] for j in range(len(trained))]
-    read = [_arrived(task, one, own) for one, own in zip(trained, owned, strict=True)]
-    widest = max(one.figures.shape[1] for one in read)
-    told = torch.cat([F.pad(one.figures, (0, widest - one.figures.shape[1])) for one in read]).cpu()
-    figures = torch.split(told, [len(one.job.clients) for one in trained])
-    return [_job(task, *each) for each in zip(trained, owned, read, figures, strict=True)]
+    by_job = [[part for part in parts if part.owner == j] for j in range(len(trained))]
+    arrived = [_arrived(task, stack, job_parts) for stack, job_parts in zip(trained, by_job, strict=True)]
+    widest = max(job.stats.shape[1] for job in arrived)
+    stats = torch.cat([F.pad(job.stats, (0, widest - job.stats.shape[1])) for job in arrived]).cpu()
+    job_stats = torch.split(stats, [len(stack.job.clients) for stack in trained])
+    return [_job(task, *job) for job in zip(trained, by_job, arrived, job_stats, strict=True)]
 
 
 def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
-    """u = w_k or w_k - w_t, plus what error feedback kept."""
+    """Messages of the clients of each job and uplink."""
     groups = [
-        (j, uplink, [i for i, own in enumerate(one.job.uplinks) if own == uplink])
-        for j, one in enumerate(trained)
-        for uplink in dict.fromkeys(one.job.uplinks)
+        (j, uplink, [i for i, other in enumerate(stack.job.uplinks) if other == uplink])
+        for j, stack in enumerate(trained)
+        for uplink in dict.fromkeys(stack.job.uplinks)
     ]
     places = torch.tensor([i for _, _, rows in groups for i in rows], device=_device(trained[0].w))
     parts = []
     for (j, uplink, rows), at in zip(groups, torch.split(places, [len(rows) for *_, rows in groups]), strict=True):
-        one, start = trained[j], trained[j].job.sent.params
-        whole = len(rows) == len(one.job.clients)
-        u = one.w if whole else {name: x.index_select(0, at) for name, x in one.w.items()}
-        u = u | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in u}
-        if uplink.update:
-            u = tmap(lambda w, start: w - start if w.is_floating_point() else w, u, start)
-        if uplink.feedback:
-            u = u | _fed_back(task, u, [one.memory[i] for i in rows])
-        parts.append(Coded(j, rows, at, uplink, u, {}, [], []))
+        stack, start = trained[j], trained[j].job.sent.params
+        whole = len(rows) == len(stack.job.clients)
+        w = stack.w if whole else {name: x.index_select(0, at) for name, x in stack.w.items()}
+        w = w | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in w}
+        errors = _errors(task, w, [stack.memory[i] for i in rows]) if uplink.feedback else {}
+        parts.append(Coded(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
     return parts
 
 
-def _fed_back(task: Task, u: Params, memories: Sequence[Params]) -> Params:
-    """u + e, of the tensors of which there is an error to feed back."""
+def _errors(task: Task, w: Params, memories: Sequence[Params]) -> Params:
+    """Errors to feed back (n, ...), 0 for a client that has none; tensors without any error are left out."""
+    errors = [split_memory(memory)[1] for memory in memories]
     found = {}
     for name in task.trained:
-        kept = [memory.get(ERROR + name) for memory in memories]
-        if any(e is not None for e in kept):
-            zero = torch.zeros_like(u[name][0])
-            found[name] = u[name] + torch.stack([zero if e is None else e.to(zero) for e in kept])
+        if any(name in client for client in errors):
+            zero = torch.zeros_like(w[name][0])
+            found[name] = torch.stack([client[name].to(zero) if name in client else zero for client in errors])
     return found
 
 
 def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
-    """NaN and infinity cannot travel: those who hold them fail, with zeros in place of their numbers."""
+    """Fail the clients whose message holds NaN or infinity, which cannot travel, and replace it by zeros."""
     failures = []
     codecs = {name: choose(quantized(part.uplink, task.trained), name, x[0]) for name, x in part.u.items()}
     for at, column in enumerate(limits.T.tolist()):
-        broken = (name for name, far in zip(part.u, column, strict=True) if not far <= most(codecs[name]))
-        failures.append(next((f"{name}: {refusal(codecs[name], part.u[name][at])}" for name in broken), ""))
+        broken = (name for name, far in zip(part.u, column, strict=True) if not far <= _most(codecs[name]))
+        failures.append(next((f"{name}: {_refusal(codecs[name], part.u[name][at])}" for name in broken), ""))
     if any(failures):
         fine = torch.tensor([not failure for failure in failures], device=next(iter(part.u.values())).device)
         part = part._replace(u=tmap(lambda x: torch.where(over(fine, x), x, torch.zeros_like(x)), part.u))
@@ -128,8 +135,37 @@ def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
     return part._replace(failures=failures, reach=far)
 
 
+def _largest(u: Params) -> Tensor:
+    """The largest magnitude of every tensor and client (tensors, n), NaN or infinity where it holds one."""
+    return torch.stack(
+        [
+            torch.linalg.vector_norm(flat(x), torch.inf, dim=1).double()
+            if x.is_floating_point() and x.numel()
+            else torch.zeros(len(x), dtype=torch.float64, device=x.device)
+            for x in u.values()
+        ]
+    )
+
+
+def _most(codec: Codec) -> float:
+    """The largest magnitude that a codec takes."""
+    quantizer = codec.quantizer
+    return torch.finfo(quantizer.dtype).max if isinstance(quantizer, Cast) else sys.float_info.max
+
+
+def _refusal(codec: Codec, x: Tensor) -> str:
+    """Reason why the codec does not take a tensor."""
+    if not codec.quantizer.lossy:
+        return "holds NaN or infinity"
+    try:
+        codec.encode(x[None], torch.zeros(1, dtype=torch.int64))
+    except ValueError as problem:
+        return str(problem)
+    return NOT_FINITE
+
+
 def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Coded]:
-    """Through the codec and back, all jobs' clients of this uplink at once, with what is known of their lengths."""
+    """Encode and decode the clients of this uplink of all jobs at once; lengths of frames as far as they are known."""
     key = None
     if uplink.codec.quantizer.random:
         key = torch.cat([rng.fold(trained[part.owner].job.plan.key[part.rows, 0], ROUNDING) for part in parts])
@@ -145,14 +181,14 @@ def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequenc
             continue
         values, codes = code_tensor(codec, name, torch.cat([part.u[name] for part in parts]), key)
         if codec.quantizer.lossy:
-            for own, arrived in zip(split, torch.split(values, rows), strict=True):
-                own[name] = arrived
+            for decoded, arrived in zip(split, torch.split(values, rows), strict=True):
+                decoded[name] = arrived
         if estimate is not None and name in variable:
             estimate = _longer(estimate, codec, codes, code_count(codec, x.dtype, x.shape)[1])
     each = [None] * len(parts) if estimate is None else torch.split(estimate, rows)
     return [
-        part._replace(arrived=arrived, length=None if variable else length, estimate=own)
-        for part, arrived, own in zip(parts, split, each, strict=True)
+        part._replace(arrived=arrived, length=None if variable else length, estimate=part_estimate)
+        for part, arrived, part_estimate in zip(parts, split, each, strict=True)
     ]
 
 
@@ -162,42 +198,46 @@ def _longer(lengths: Tensor, codec: Codec, codes: Sequence[Tensor], bits: int) -
     return None if more is None else lengths + more
 
 
-def _arrived(task: Task, one: Trained, parts: Sequence[Coded]) -> Arrived:
-    start, layers = one.job.sent.params, one.job.layers
-    decoded = _decoded(one, parts)
-    memory, change = _finished(task, one, decoded)
-    error, length = torch.zeros((2, len(one.job.clients)), dtype=torch.float64, device=_device(one.w))
+def _arrived(task: Task, stack: Trained, parts: Sequence[Coded]) -> Arrived:
+    """Decode the uploads of a job and measure them."""
+    start, layers, rule = stack.job.sent.params, stack.job.layers, stack.job.rule
+    decoded = _decoded(stack, parts)
+    rule_memory, change = _finished(task, stack, decoded)
+    error, length = torch.zeros((2, len(stack.job.clients)), dtype=torch.float64, device=_device(stack.w))
     for part in parts:
         if part.estimate is not None:
             length.index_copy_(0, part.at, part.estimate)
         if part.arrived:
-            error.index_copy_(0, part.at, _relative_errors(part))
-    sane = largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
-    drifts = [_drift(w, start, name) for w in (one.w, decoded) for name in layers]
-    update = _norm([decoded[name] - start[name] for name in one.w], error)
-    beside = _norm(list(change.values()), error) if one.job.rule.extra == "sent" else torch.zeros_like(error)
-    return Arrived(decoded, memory, change, torch.stack([*drifts, error, sane, update, beside, length], dim=1))
+            error.index_copy_(0, part.at, stacked_relative_errors(part.u, part.arrived))
+    sane = _largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
+    drifts = [drift(w[name], start[name]).double() for w in (stack.w, decoded) for name in layers]
+    update = _norm([decoded[name] - start[name] for name in stack.w], error)
+    beside = _norm(list(change.values()), error) if rule.extra == "sent" else torch.zeros_like(error)
+    stats = torch.stack([*drifts, error, sane, update, beside, length], dim=1)
+    return Arrived(decoded, rule_memory, change, stats)
 
 
-def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figures: Tensor) -> list[Upload]:
-    """The uploads of one job, in the order of its clients."""
-    job, start, n = one.job, one.job.sent.params, len(one.job.layers)
-    told = figures.tolist()
-    made: dict[int, Upload] = {}
+def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, stats: Tensor) -> list[Upload]:
+    """Uploads of one job, in the order of its clients."""
+    job, start, n = stack.job, stack.job.sent.params, len(stack.job.layers)
+    rows = stats.tolist()
+    found: dict[int, Upload] = {}
     for part in parts:
-        lengths = _lengths(task, part, job, [round(told[i][2 * n + FIGURES - 1]) for i in part.rows])
+        lengths = _lengths(task, part, job, [round(rows[i][2 * n + STATS - 1]) for i in part.rows])
         for at, i in enumerate(part.rows):
-            error, sane, update, beside, _ = told[i][2 * n : 2 * n + FIGURES]
+            error, sane, update, beside, _ = rows[i][2 * n : 2 * n + STATS]
             length, estimate = lengths[at]
             failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
             if failure:
-                made[i] = Upload(job.clients[i], b"", b"", one.memory[i], [], 0.0, (0.0, 0.0), failure)
+                found[i] = Upload(job.clients[i], b"", b"", stack.memory[i], [], 0.0, (0.0, 0.0), failure)
                 continue
-            lost = part.arrived if part.uplink.feedback else {}
-            made[i] = Upload(
+            counted = job.histograms and part.uplink.lossy
+            u = _row(part.u, at) if part.uplink.feedback or counted else {}
+            errors = lost(u, _row(part.arrived, at)) if u else {}
+            found[i] = Upload(
                 client=job.clients[i],
                 frame=Decoded(
-                    {name: read.decoded[name][i] for name in start},
+                    {name: arrived.decoded[name][i] for name in start},
                     length,
                     part.reach[at],
                     part.uplink.lossy,
@@ -205,54 +245,48 @@ def _job(task: Task, one: Trained, parts: Sequence[Coded], read: Arrived, figure
                     norms=(update, 0.0),  # buffers stay as they were sent
                     estimate=estimate,
                 ),
-                extra=Decoded(_row(read.change, i), size(EXACT, job.sent.control), norms=(beside, 0.0))
+                extra=Decoded(_row(arrived.change, i), size(EXACT, job.sent.control), norms=(beside, 0.0))
                 if job.rule.extra == "sent"
                 else b"",
-                memory=tmap(torch.clone, _row(read.memory, i))
-                | {ERROR + name: part.u[name][at] - x[at] for name, x in lost.items()},
-                drift=list(zip(told[i][:n], told[i][n : 2 * n], strict=True)),
+                memory=join_memory(
+                    tmap(torch.clone, _row(arrived.rule_memory, i)), errors if part.uplink.feedback else {}
+                ),
+                drift=list(zip(rows[i][:n], rows[i][n : 2 * n], strict=True)),
                 error=error,
                 seconds=(0.0, 0.0),
-                histograms=_histograms(part, at, job) if job.histograms and part.uplink.lossy else (),
+                histograms=histograms(u, errors, job.layers) if counted else (),
             )
-    return [made[i] for i in range(len(job.clients))]
+    return [found[i] for i in range(len(job.clients))]
 
 
-def _decoded(one: Trained, parts: Sequence[Coded]) -> Params:
-    """The weights the server reads: (K, ...)"""
-    start, clients = one.job.sent.params, len(one.job.clients)
-    changed = any(part.arrived or part.uplink.update for part in parts)
-    decoded = tmap(torch.clone, one.w) if changed else dict(one.w)
-    for part in parts:
-        for name, x in decoded.items():
-            if part.uplink.update:
-                x.index_copy_(0, part.at, part.arrived.get(name, part.u[name]) + start[name])
-            elif name in part.arrived:
-                x.index_copy_(0, part.at, part.arrived[name])
+def _decoded(stack: Trained, parts: Sequence[Coded]) -> Params:
+    """Weights that the server reads: (K, ...)"""
+    start, clients = stack.job.sent.params, len(stack.job.clients)
+    changed = [part for part in parts if part.arrived or part.uplink.update or part.uplink.feedback]
+    decoded = tmap(torch.clone, stack.w) if changed else dict(stack.w)
+    for part in changed:
+        for name, x in received(part.uplink.update, take(part.u, stack.w) | part.arrived, start).items():
+            decoded[name].index_copy_(0, part.at, x)
     return decoded | {name: x.expand(clients, *x.shape) for name, x in start.items() if name not in decoded}
 
 
-def _finished(task: Task, one: Trained, decoded: Params) -> tuple[Params, Params]:
-    """The rule's new memory, and what else the server learns: (K, ...)"""
-    rule = one.job.rule
+def _finished(task: Task, stack: Trained, decoded: Params) -> tuple[Params, Params]:
+    """New memory of the rule, and the change of its control that the server learns: (K, ...)"""
+    rule, memory = stack.job.rule, stack.rule_memory
     if rule.extra == "none":
-        return one.own, {}
-    seen = take(decoded if rule.extra == "derived" else one.w, task.trained)
-    memory, change = rule.finish(seen, one.job.sent, one.own, travel(one.job.plan, task.momentum).to(_device(seen)))
-    return tmap(torch.Tensor.type_as, memory, one.own), tmap(torch.Tensor.type_as, change, one.own)
+        return memory, {}
+    seen = take(decoded if rule.extra == "derived" else stack.w, task.trained)
+    distance = travel(stack.job.plan, task.momentum).to(_device(seen))
+    after, change = rule.finish(seen, stack.job.sent, memory, distance)
+    return tmap(torch.Tensor.type_as, after, memory), tmap(torch.Tensor.type_as, change, memory)
 
 
-def _row(stack: Params, i: int) -> Params:
-    return {name: x[i] for name, x in stack.items()}
-
-
-def _histograms(part: Coded, at: int, job: Job) -> tuple[Histogram, ...]:
-    u, arrived = _row(part.u, at), _row(part.arrived, at)
-    return histograms(Sent(b"", u, {}, {name: u[name] - x for name, x in arrived.items()}), job.layers)
+def _row(params: Params, i: int) -> Params:
+    return {name: x[i] for name, x in params.items()}
 
 
 def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
-    """The length of each frame, and its estimate where there is one: both are the same unless frames are made."""
+    """Length of each frame, and its estimate where there is one: both are the same unless frames are made."""
     if part.length is not None:
         return [(part.length, None)] * len(part.rows)
     if part.estimate is not None and not job.frames:
@@ -264,27 +298,13 @@ def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> lis
 
     with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # mostly without the interpreter's lock
         lengths = list(pool.map(framed, range(len(part.rows))))
-    return [(length, None if part.estimate is None else own) for length, own in zip(lengths, estimates, strict=True)]
-
-
-def _relative_errors(part: Coded) -> Tensor:
-    """|u - Q(u)| / |u| over all quantized tensors, for every client"""
-    lost, whole = torch.zeros((2, len(part.rows)), dtype=torch.float64, device=part.at.device)
-    for name, x in part.arrived.items():
-        u = flat(part.u[name])
-        lost += torch.linalg.vector_norm(u - flat(x), dim=1).double().square()
-        whole += torch.linalg.vector_norm(u, dim=1).double().square()
-    return torch.where(whole > 0, (lost / whole).sqrt(), 0.0)
-
-
-def _drift(w: Params, start: Params, name: str) -> Tensor:
-    """|w_k - w_t| of a layer, for every client"""
-    far: Tensor = torch.linalg.vector_norm(flat(w[name] - start[name]), dim=1)
-    return far.double()
+    if part.estimate is None:
+        return [(length, None) for length in lengths]
+    return list(zip(lengths, estimates, strict=True))
 
 
 def _norm(changes: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The norm of every client's changes (K, ...) together, added up in float64"""
+    """Norm of each client's changes (K, ...) together, added up in float64: (K,)"""
     each = [torch.linalg.vector_norm(flat(x), dim=1, dtype=torch.float64) for x in changes]
     total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0) if each else torch.zeros_like(like)
     return total

@@ -16,9 +16,9 @@ from fedshift.engines.gpu.coding import Trained, uploads
 from fedshift.engines.gpu.stacked import stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, told
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.uplink import ERROR
+from fedshift.rounds.uplink import split_memory
 
 EXAMPLES = 10_000  # scored at a time
 
@@ -37,7 +37,7 @@ class Batched:
         self.steps: dict[ClientRule, Steps] = {}
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
-        """Begins at once; uploads are worked out when the first is asked for, which must be before the next call."""
+        """Train at once; uploads are computed when the first is asked for, which must be before the next call."""
         begin = time.perf_counter()
         with arithmetic(self.precision, self.deterministic), torch.no_grad():
             trained = self._train(jobs)
@@ -52,40 +52,42 @@ class Batched:
         return [uploads_of(place) for place in range(len(jobs))]
 
     def _train(self, jobs: Sequence[Job]) -> list[Trained]:
-        """One stack for each rule."""
+        """Train the jobs of each rule as one stack."""
         found: dict[int, Trained] = {}
         for rule in dict.fromkeys(job.rule for job in jobs):
             places = [place for place, job in enumerate(jobs) if job.rule == rule]
             alike = [jobs[place] for place in places]
             memories = [[job.recall(client) for client in job.clients] for job in alike]
-            owns = [[self._own(job, memory) for memory in own] for job, own in zip(alike, memories, strict=True)]
+            rule_memories = [
+                [self._rule_memory(job, memory) for memory in job_memories]
+                for job, job_memories in zip(alike, memories, strict=True)
+            ]
             steps = self.steps.setdefault(rule, Steps(self.task, self.net, rule))
             try:
                 with torch.enable_grad():
-                    weights = steps.train(alike, owns)
+                    weights = steps.train(alike, rule_memories)
             except Exception as problem:
-                raise TrainingError(f"round {alike[0].number}: {told(problem)}") from problem
-            for place, job, w, memory, own in zip(places, alike, weights, memories, owns, strict=True):
-                stack = {name: torch.stack([one[name].to(self.home) for one in own]) for name in own[0]}
+                raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
+            for place, job, w, memory, rows in zip(places, alike, weights, memories, rule_memories, strict=True):
+                stack = {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
                 found[place] = Trained(job, w, memory, stack)
         return [found[place] for place in range(len(jobs))]
 
     def _uploads(self, trained: Sequence[Trained], begin: float) -> list[list[Upload]]:
         self._wait()
-        middle, clients = time.perf_counter(), sum(len(one.job.clients) for one in trained)
+        middle, clients = time.perf_counter(), sum(len(stack.job.clients) for stack in trained)
         made = uploads(self.task, trained)
         self._wait()
         seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)
-        return [[upload._replace(seconds=seconds) for upload in own] for own in made]
+        return [[upload._replace(seconds=seconds) for upload in job] for job in made]
 
     def _wait(self) -> None:
         if self.home.type == "cuda":
             torch.cuda.synchronize()
 
-    def _own(self, job: Job, memory: Params) -> Params:
-        """The rule's part of what a client remembers."""
-        own = {name: x for name, x in memory.items() if not name.startswith(ERROR)}
-        return own or job.rule.init(take(job.sent.params, self.task.trained))
+    def _rule_memory(self, job: Job, memory: Params) -> Params:
+        """The rule's part of a client's memory; its initial memory for a client without one."""
+        return split_memory(memory)[0] or job.rule.init(take(job.sent.params, self.task.trained))
 
     def evaluate(self, params: Params) -> Score:
         data, stack = self.task.data, {name: x.to(self.home)[None] for name, x in params.items()}
@@ -97,7 +99,7 @@ class Batched:
             with arithmetic(self.precision, self.deterministic), torch.no_grad():
                 return evaluate.total(self._score(stack, first) for first in range(0, len(data.test_x), EXAMPLES))
         except Exception as problem:
-            raise TrainingError(f"evaluation: {told(problem)}") from problem
+            raise TrainingError(f"evaluation: {describe(problem)}") from problem
         finally:
             for module in self.task.learners:
                 module.training = True

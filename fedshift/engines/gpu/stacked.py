@@ -1,8 +1,7 @@
 """K models at once: weights, inputs and outputs with a leading axis of clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +11,8 @@ from torch.func import functional_call, vmap
 from fedshift.core.tree import same
 from fedshift.core.types import Params
 from fedshift.data.augment import cropped
-from fedshift.data.datasets import Dataset
-from fedshift.engines.gpu.paper_cnn import convpool, kernels
-from fedshift.models import PaperCNN
-from fedshift.rounds.engine import Task, arithmetic, duplicate, told
+from fedshift.engines.gpu.nets import KERNELS, Kernels, Net
+from fedshift.rounds.engine import Task, arithmetic, describe, duplicate
 from fedshift.rounds.evaluate import Loss
 
 BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
@@ -27,18 +24,6 @@ class StackError(ValueError):
     """A model whose clients cannot be trained as one stack."""
 
 
-class Net(Protocol):
-    """The forward pass of K clients."""
-
-    short: bool  # whether it takes its weights in bfloat16
-
-    def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
-        """The examples x[index], index (K, B), cropped and flipped as drawn (K, B, 3), as the model sees them."""
-
-    def __call__(self, params: Params, x: Tensor) -> Tensor:
-        """params (K, ...), inputs (K, B, ...) -> outputs (K, B, ...)"""
-
-
 class Mapped:
     """Any module, by vmap over its clients."""
 
@@ -46,9 +31,9 @@ class Mapped:
 
     def __init__(self, task: Task, precision: str) -> None:
         self.task, self.bf16 = task, precision == "bf16"
-        self.forward: Callable[[Params, Tensor], Tensor] = vmap(self._one)
+        self.forward: Callable[[Params, Tensor], Tensor] = vmap(self._forward)
 
-    def _one(self, params: Params, x: Tensor) -> Tensor:
+    def _forward(self, params: Params, x: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self.task.model, params, (x,))
         return outputs
 
@@ -63,52 +48,8 @@ class Mapped:
         return outputs.to(self.task.data.dtype) if self.bf16 else outputs
 
 
-class Convolved:
-    """The paper's CNN on a GPU, channels last: convolution, ReLU and pooling are one kernel."""
-
-    def __init__(self, task: Task, precision: str) -> None:
-        self.task, self.precision, self.short = task, precision, precision == "bf16"
-        self.table = levels(task.data, torch.bfloat16 if self.short else torch.float32)
-
-    def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
-        return kernels.images(x, index, drawn, self.table)
-
-    def __call__(self, params: Params, x: Tensor) -> Tensor:
-        x = convpool.conv_relu_pool(x, params["conv1.weight"], self.precision)
-        x = convpool.conv_relu_pool(x, params["conv2.weight"], self.precision)
-        x = x.permute(0, 1, 4, 2, 3).flatten(2)  # the order of the model's own flatten
-        x = F.relu(linear(x, params["fc1.weight"]))
-        return linear(x, params["fc2.weight"]).float()
-
-
-def levels(data: Dataset, dtype: torch.dtype) -> Tensor:
-    """What a model sees of each of the 256 values of a channel: (C, 256)"""
-    values = torch.arange(256, dtype=torch.uint8, device=data.x.device).view(1, 256, 1)
-    return data.inputs(values.expand(data.shape[0], 256, 1))[..., 0].to(dtype).contiguous()
-
-
-class _Linear(torch.autograd.Function):
-    """x w^T for K clients; the gradient of w has the layout of w, which autograd's own has not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return torch.bmm(x, w.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = ctx.saved_tensors
-        return torch.bmm(grads[0], w), torch.bmm(grads[0].transpose(1, 2), x)
-
-
-def linear(x: Tensor, w: Tensor) -> Tensor:
-    """x (K, B, n), w (K, m, n) -> (K, B, m)"""
-    outputs: Tensor = _Linear.apply(x, w)  # type: ignore[no-untyped-call]
-    return outputs
-
-
-def stacked(task: Task, precision: str) -> Net:
-    """The fastest forward pass there is for this model here; StackError where there is none."""
+def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) -> Net:
+    """Forward pass of the first kernels that support the model, else `Mapped`; StackError if it cannot be stacked."""
     for name, module in task.model.named_modules():
         if module not in task.learners:
             continue
@@ -125,31 +66,17 @@ def stacked(task: Task, precision: str) -> Net:
             if problem and task.data.dtype in (torch.float16, torch.bfloat16):  # which rounding alone may cause
                 problem = _different(replace(task, model=duplicate(task.unused).float()))
     except Exception as raised:
-        raise StackError(_refusal(task, told(raised))) from raised
+        raise StackError(_refusal(task, describe(raised))) from raised
     if problem:
         raise StackError(_refusal(task, problem))
-    if (
-        type(task.model) is PaperCNN
-        and task.data.x.is_cuda
-        and task.data.x.dtype == torch.uint8
-        and task.data.dtype == torch.float32
-        and kernels.AVAILABLE
-        and all(convpool.fits(*shapes) for shapes in _convolutions(task.model, task.data.shape))
-    ):
-        return Convolved(task, precision)
+    for package in kernels:
+        if package.supports(task):
+            return package.stack(task, precision)
     return Mapped(task, precision)
 
 
-def _convolutions(model: PaperCNN, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes of the inputs (K, B, H, W, C) and weights (K, O, C, 5, 5) of the two."""
-    c, h, w = shape
-    after = convpool.pooled(h), convpool.pooled(w)
-    weights = [tuple(conv.weight.shape) for conv in (model.conv1, model.conv2)]
-    return [((1, 1, h, w, c), (1, *weights[0])), ((1, 1, *after, weights[0][0]), (1, *weights[1]))]
-
-
 def _different(task: Task) -> str:
-    """Why the gradients of two clients in a stack, one of them with a short batch, are not those of each alone."""
+    """Reason why the gradients of two stacked clients, one with a short batch, differ from each alone; '' if equal."""
     data, net, device = task.data, Mapped(task, "fp32"), task.data.x.device
     b = min(TRIED, len(data.x))
     index = torch.arange(2 * b, device=device).view(2, b) * (len(data.x) // (2 * b) or 1) % len(data.x)
@@ -174,9 +101,9 @@ def _different(task: Task) -> str:
     for name, grad, *each in zip(task.trained, together, *alone, strict=True):
         for k, true in enumerate(each):
             zero = torch.zeros_like(stack[name][k])
-            one, other = (zero if true is None else true), (zero if grad is None else grad[k])
-            if one.isfinite().all() and not torch.allclose(
-                one, other, rtol=1e-2, atol=1e-4 + 1e-2 * float(one.abs().max())
+            expected, found = (zero if true is None else true), (zero if grad is None else grad[k])
+            if expected.isfinite().all() and not torch.allclose(
+                expected, found, rtol=1e-2, atol=1e-4 + 1e-2 * float(expected.abs().max())
             ):
                 return (
                     f"the gradient of {name} depends on who else is in the batch; "

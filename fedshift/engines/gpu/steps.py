@@ -18,20 +18,21 @@ from fedshift.algorithms.fedavg import Plain
 from fedshift.core import tree
 from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, moves
-from fedshift.engines.gpu.paper_cnn import kernels
-from fedshift.engines.gpu.stacked import Net, each_loss, mean_losses
+from fedshift.engines.gpu import kernels
+from fedshift.engines.gpu.nets import Net
+from fedshift.engines.gpu.stacked import each_loss, mean_losses
 from fedshift.rounds.engine import Job, Task
 
 STAGES = 8  # numbers of clients a step is prepared for
 
 
-class Room(NamedTuple):
-    """What steps read and write, in the same place every round: graphs know it by its address."""
+class Buffers(NamedTuple):
+    """Tensors that steps read and write, in the same place every round: graphs know them by their address."""
 
     w: Params  # (K, ...) what is trained
     v: Params  # its velocity, {} without momentum
     short: Params  # w in bfloat16, {} where the forward pass takes w itself
-    fixed: Params  # buffers
+    fixed: Params  # the model's buffers
     start: Params  # w_t, control and memory: {} where the rule does not look at them
     control: Params
     memory: Params
@@ -50,7 +51,7 @@ class Steps:
         self.device = task.data.x.device
         self.fused = self.device.type == "cuda" and kernels.AVAILABLE
         self.idle = getattr(type(rule), "adjust", None) is Plain.adjust  # the gradient stays as it is
-        self.room: Room | None = None
+        self.buffers: Buffers | None = None
         self.recorded = self.device.type == "cuda"
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
@@ -64,21 +65,21 @@ class Steps:
         counts = torch.cat([plan.keep.any(-1).sum(-1) for plan in plans]).cpu()  # steps of each client
         order = counts.argsort(descending=True, stable=True)
         stages = self._stages(counts[order].tolist())
-        room = self._make_room(
+        buffers = self._make_buffers(
             len(order), max(p.keep.shape[1] for p in plans), max(p.keep.shape[2] for p in plans), jobs
         )
         for a in dict.fromkeys(stages):
             self._prepare(a)
-        self._load(room, jobs, memories, plans, order)
+        self._load(buffers, jobs, memories, plans, order)
         for a in stages:
             if a in self.graphs:
                 self.graphs[a].replay()
             else:
-                self._step(room, a)
-        return [{name: x[rows] for name, x in room.w.items()} for rows in self._rows(jobs, order)]
+                self._step(buffers, a)
+        return [{name: x[rows] for name, x in buffers.w.items()} for rows in self._rows(jobs, order)]
 
     def _rows(self, jobs: Sequence[Job], order: Tensor) -> list[slice | Tensor]:
-        """Where in the stack the clients of each job are."""
+        """Rows of the stack that hold the clients of each job."""
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
         found: list[slice | Tensor] = []
@@ -97,11 +98,11 @@ class Steps:
             stages.append(min(-(-active // unit) * unit, len(counts)))
         return stages
 
-    def _make_room(self, k: int, s: int, b: int, jobs: Sequence[Job]) -> Room:
-        if self.room is not None:
-            fits = self.room.batches.shape
+    def _make_buffers(self, k: int, s: int, b: int, jobs: Sequence[Job]) -> Buffers:
+        if self.buffers is not None:
+            fits = self.buffers.batches.shape
             if fits[0] >= s and fits[1] >= k and fits[2] >= b:
-                return self.room
+                return self.buffers
             s, k, b = max(s, fits[0]), max(k, fits[1]), max(b, fits[2])
             self.close()
         params, trained, device = self.task.params, self.task.trained, self.device
@@ -110,14 +111,14 @@ class Steps:
         def stack(some: Params, dtype: torch.dtype | None = None) -> Params:
             return {n: torch.zeros(k, *x.shape, dtype=dtype or x.dtype, device=device) for n, x in some.items()}
 
-        own = tree.take(params, trained)
-        memory = {} if self.idle else self.rule.init(own)
-        self.room = Room(
-            w=stack(own),
-            v=stack(own) if self.task.momentum else {},
-            short=stack(own, torch.bfloat16) if self.net.short else {},
-            fixed=stack({name: x for name, x in params.items() if name not in own}),
-            start={} if self.idle else stack(own),
+        weights = tree.take(params, trained)
+        memory = {} if self.idle else self.rule.init(weights)
+        self.buffers = Buffers(
+            w=stack(weights),
+            v=stack(weights) if self.task.momentum else {},
+            short=stack(weights, torch.bfloat16) if self.net.short else {},
+            fixed=stack({name: x for name, x in params.items() if name not in weights}),
+            start={} if self.idle else stack(weights),
             control={} if self.idle else stack(control),
             memory=stack(memory),
             batches=torch.zeros(s, k, b, dtype=torch.int64, device=device),
@@ -126,57 +127,57 @@ class Steps:
             drawn=torch.zeros(s, k, b, 3, dtype=torch.int32, device=device) if self.task.augment else None,
             at=torch.zeros(1, dtype=torch.int64, device=device),
         )
-        return self.room
+        return self.buffers
 
     def _load(
         self,
-        room: Room,
+        buffers: Buffers,
         jobs: Sequence[Job],
         memories: Sequence[Sequence[Params]],
         plans: Sequence[Plan],
         order: Tensor,
     ) -> None:
-        room.at.zero_()
-        for x in room.v.values():
+        buffers.at.zero_()
+        for x in buffers.v.values():
             x.zero_()
-        room.keep.zero_()
-        room.lr.zero_()
+        buffers.keep.zero_()
+        buffers.lr.zero_()
         for job, plan, memory, rows in zip(jobs, plans, memories, self._rows(jobs, order), strict=True):
-            _fill(room.w, rows, job.sent.params)
-            _fill(room.fixed, rows, job.sent.params)
-            _fill(room.start, rows, job.sent.params)
-            _fill(room.control, rows, job.sent.control)
-            for name, x in room.memory.items():
-                x[rows] = torch.stack([own[name].to(x) for own in memory])
+            _fill(buffers.w, rows, job.sent.params)
+            _fill(buffers.fixed, rows, job.sent.params)
+            _fill(buffers.start, rows, job.sent.params)
+            _fill(buffers.control, rows, job.sent.control)
+            for name, x in buffers.memory.items():
+                x[rows] = torch.stack([client[name].to(x) for client in memory])
             s, b = plan.keep.shape[1:]
             keep = plan.keep.to(self.device)
-            room.batches[:s, rows, :b] = plan.batches.to(self.device).transpose(0, 1)
-            room.keep[:s, rows, :b] = keep.transpose(0, 1)
-            room.lr[:s, rows] = torch.where(keep.any(-1), plan.lr.to(self.device), 0.0).T
-            if room.drawn is not None:
+            buffers.batches[:s, rows, :b] = plan.batches.to(self.device).transpose(0, 1)
+            buffers.keep[:s, rows, :b] = keep.transpose(0, 1)
+            buffers.lr[:s, rows] = torch.where(keep.any(-1), plan.lr.to(self.device), 0.0).T
+            if buffers.drawn is not None:
                 drawn = moves(plan.key.to(self.device), b)  # (K, S, B, 3)
-                room.drawn[:s, rows, :b] = drawn.to(torch.int32).transpose(0, 1)
-        for name, x in room.short.items():
-            x.copy_(room.w[name])
+                buffers.drawn[:s, rows, :b] = drawn.to(torch.int32).transpose(0, 1)
+        for name, x in buffers.short.items():
+            x.copy_(buffers.w[name])
 
     def _prepare(self, a: int) -> None:
         """Record the step of A clients as a CUDA graph; what it does meanwhile is overwritten by `_load`."""
         if not self.recorded or a in self.graphs:
             return
-        room = self.room
-        assert room is not None
+        buffers = self.buffers
+        assert buffers is not None
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
-                room.at.zero_()
-                self._step(room, a)
+                buffers.at.zero_()
+                self._step(buffers, a)
         torch.cuda.current_stream().wait_stream(side)
-        room.at.zero_()
+        buffers.at.zero_()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self.pool):
-                self._step(room, a)
+                self._step(buffers, a)
         except RuntimeError:  # a model that asks the device something on its way: its steps are launched one by one
             self.recorded = False
             torch.cuda.synchronize()
@@ -184,15 +185,15 @@ class Steps:
         self.pool = self.pool or graph.pool()
         self.graphs[a] = graph
 
-    def _step(self, room: Room, a: int) -> None:
+    def _step(self, buffers: Buffers, a: int) -> None:
         """One step of the first A clients."""
         task = self.task
-        index, keep, lr = (x.index_select(0, room.at)[0, :a] for x in (room.batches, room.keep, room.lr))
-        drawn = None if room.drawn is None else room.drawn.index_select(0, room.at)[0, :a]
-        w = _first(room.w, a)
-        leaves = {name: x.detach().requires_grad_() for name, x in _first(room.short or room.w, a).items()}
+        index, keep, lr = (x.index_select(0, buffers.at)[0, :a] for x in (buffers.batches, buffers.keep, buffers.lr))
+        drawn = None if buffers.drawn is None else buffers.drawn.index_select(0, buffers.at)[0, :a]
+        w = _first(buffers.w, a)
+        leaves = {name: x.detach().requires_grad_() for name, x in _first(buffers.short or buffers.w, a).items()}
         x = self.net.inputs(task.data.x, index, drawn)
-        outputs = self.net(leaves | _first(room.fixed, a), x)
+        outputs = self.net(leaves | _first(buffers.fixed, a), x)
         loss = mean_losses(each_loss(task.loss, outputs, task.data.targets(task.data.y[index])), keep).sum()
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         with torch.no_grad():
@@ -200,10 +201,10 @@ class Steps:
                 name: torch.zeros_like(leaf) if grad is None else grad
                 for (name, leaf), grad in zip(leaves.items(), found, strict=True)
             }
-            self._move(room, a, w, grads, lr)
-            room.at.add_(1)
+            self._move(buffers, a, w, grads, lr)
+            buffers.at.add_(1)
 
-    def _move(self, room: Room, a: int, w: Params, grads: Params, lr: Tensor) -> None:
+    def _move(self, buffers: Buffers, a: int, w: Params, grads: Params, lr: Tensor) -> None:
         task = self.task
         if task.clip:
             squares = [grad.float().reshape(a, -1).square().sum(1) for grad in grads.values()]
@@ -212,13 +213,13 @@ class Steps:
         if task.weight_decay:
             grads = tree.tmap(lambda g, w: g + task.weight_decay * w, grads, w)
         if not self.idle:
-            sent = Broadcast(_first(room.start, a), _first(room.control, a))
+            sent = Broadcast(_first(buffers.start, a), _first(buffers.control, a))
             grads = self.rule.adjust(
-                tree.tmap(lambda g: g.float(), grads) if room.short else grads, w, sent, _first(room.memory, a)
+                tree.tmap(lambda g: g.float(), grads) if buffers.short else grads, w, sent, _first(buffers.memory, a)
             )
         for name, x in w.items():
-            v = room.v[name][:a] if room.v else None
-            short = room.short[name][:a] if room.short else None
+            v = buffers.v[name][:a] if buffers.v else None
+            short = buffers.short[name][:a] if buffers.short else None
             if self.fused and v is not None and x.dtype == torch.float32:
                 kernels.sgd(x, v, grads[name].contiguous(), lr, task.momentum, short)
                 continue
@@ -228,9 +229,9 @@ class Steps:
                 short.copy_(x)
 
     def close(self) -> None:
-        """Graphs and the room they work in."""
+        """Free the graphs and the buffers they work in."""
         self.graphs.clear()
-        self.room, self.pool = None, None
+        self.buffers, self.pool = None, None
 
 
 def _fill(stack: Params, rows: slice | Tensor, of: Params) -> None:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord
 
 from fedshift.algorithms import ClientRule
-from fedshift.engines.client import BINS
 from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.replies import brief
 from fedshift.rounds.engine import Histogram, Upload
 from fedshift.rounds.uplink import Uplink
+from fedshift.rounds.upload_stats import BINS
 
 TRAIN = "train"
 ARRAYS, CONFIG = "arrays", "config"  # records of a message; the last is of a reply as well

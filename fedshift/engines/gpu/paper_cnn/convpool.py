@@ -1,9 +1,9 @@
 """conv 5x5 pad 1, ReLU, maxpool 2x2 pad 1 as one Triton kernel for many clients, each with its own weights.
 
 Pooled position (p, q) looks at conv positions (2p - 1 + dy, 2q - 1 + dx), dy and dx 0 or 1: its four candidates, which
-see a window of 6x6 inputs that begins at (2p - 2, 2q - 2). Channels are last. There are kernels for C < 16, `narrow`
-(conv_narrow.py), and for more (conv_wide.py). The backward pass expands the pooled gradient as it reads it, candidate i
-gets g where index == i; for tf32 (conv_major.py) it does so first.
+see a window of 6x6 inputs that begins at (2p - 2, 2q - 2). Channels are last. The device code, conv_kernels.py, is for
+C < 16 (`narrow`) or for more (`wide`). The backward pass expands the pooled gradient as it reads it, candidate i gets g
+where index == i; for tf32 (`major`) it does so first.
 """
 
 from __future__ import annotations
@@ -13,12 +13,42 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedshift.engines.gpu.paper_cnn import conv_major, conv_narrow, conv_wide
-from fedshift.engines.gpu.paper_cnn.kernels import TUNED
+from fedshift.engines.gpu.paper_cnn import conv_kernels
+
+# block sizes and launch options by kernel and precision
+TUNED: dict[str, dict[str, dict[str, int]]] = {
+    "forward_narrow": {
+        "bf16": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
+        "tf32": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
+        "fp32": {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
+    },
+    "forward_wide": {
+        "bf16": {"BLOCK": 64, "num_warps": 4, "num_stages": 4},
+        "tf32": {"BLOCK": 32, "num_warps": 4, "num_stages": 4},
+        "fp32": {"BLOCK": 16, "num_warps": 4, "num_stages": 1},
+    },
+    "input_wide": {
+        "bf16": {"BLOCK": 128, "num_warps": 8, "num_stages": 2},
+        "tf32": {"BLOCK": 128, "num_warps": 8, "num_stages": 3},
+        "fp32": {"BLOCK": 16, "num_warps": 8, "num_stages": 1},
+    },
+    "weight_narrow": {
+        "bf16": {"BLOCK": 64, "ROWS": 8, "SPLIT": 5, "num_warps": 8, "num_stages": 1},
+        "tf32": {"BLOCK": 64, "ROWS": 8, "SPLIT": 5, "num_warps": 8, "num_stages": 1},
+        "fp32": {"BLOCK": 16, "ROWS": 2, "SPLIT": 4, "num_warps": 8, "num_stages": 1},
+    },
+    "weight_wide": {
+        "bf16": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 1},
+        "tf32": {"BLOCK": 32, "SPLIT": 3, "num_warps": 4, "num_stages": 4},
+        "fp32": {"BLOCK": 16, "SPLIT": 3, "num_warps": 8, "num_stages": 1},
+    },
+}
+EXPAND = {"BLOCK": 32, "num_warps": 4}
+BORDER = {"BLOCK": 64, "num_warps": 4}
 
 
 def fits(x: tuple[int, ...], w: tuple[int, ...]) -> bool:
-    """Whether the kernels take x (K, B, H, W, C) and w (K, O, C, 5, 5) of these shapes"""
+    """True if the kernels take x (K, B, H, W, C) and w (K, O, C, 5, 5) of these shapes"""
     if len(x) != 5 or len(w) != 5 or x[0] != w[0] or w[3:] != (5, 5) or x[4] != w[2] or min(x) < 1:
         return False
     k, b, height, width, c = x
@@ -49,7 +79,7 @@ def option(kernel: str, x: Tensor, precision: str) -> dict[str, Any]:
 
 
 def major(x: Tensor, precision: str) -> bool:
-    """Whether the kernels of conv_major.py are the faster ones"""
+    """True if the `major` backward kernels are the faster ones"""
     return x.dtype == torch.float32 and precision == "tf32"
 
 
@@ -59,7 +89,7 @@ def arranged(w: Tensor) -> Tensor:
     if not narrow(w):
         return w.permute(0, 3, 4, 1, 2).contiguous()
     out = torch.empty(k, 6, 4 * o, line(c), dtype=w.dtype, device=w.device)
-    conv_narrow.spread[(6, k)](w, out, C=c, O=o, LINE=line(c), BLOCK=4 * o * line(c))
+    conv_kernels.spread[(6, k)](w, out, C=c, O=o, LINE=line(c), BLOCK=4 * o * line(c))
     return out
 
 
@@ -70,9 +100,9 @@ def forward(x: Tensor, ready: Tensor, outputs: int, precision: str) -> tuple[Ten
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
     index = torch.empty(shape, dtype=torch.uint8, device=x.device)
     if c < 16:
-        kernel, choice = conv_narrow.forward_narrow, option("forward_narrow", x, precision) | {"LINE": line(c)}
+        kernel, choice = conv_kernels.forward_narrow, option("forward_narrow", x, precision) | {"LINE": line(c)}
     else:
-        kernel, choice = conv_wide.forward_wide, option("forward_wide", x, precision)
+        kernel, choice = conv_kernels.forward_wide, option("forward_wide", x, precision)
     grid = (-(-b * shape[2] * shape[3] // choice["BLOCK"]), k)
     kernel[grid](x, ready, out, index, b, H=h, W=w, C=c, O=outputs, **choice)
     return out, index
@@ -86,9 +116,9 @@ def input_gradient(grad: Tensor, index: Tensor, ready: Tensor, shape: tuple[int,
     grid = (-(-b * ((h + 1) // 2) * ((w + 1) // 2) // choice["BLOCK"]), k)
     if major(grad, precision):
         large = expanded(grad, index, h, w, b * (h - 2) * (w - 2), first=False)
-        conv_major.input_major[grid](large, ready.mT.contiguous(), out, b, H=h, W=w, C=c, O=o, **choice)
+        conv_kernels.input_major[grid](large, ready.mT.contiguous(), out, b, H=h, W=w, C=c, O=o, **choice)
     else:
-        conv_wide.input_wide[grid](grad, index, ready, out, b, H=h, W=w, C=c, O=o, **choice)
+        conv_kernels.input_wide[grid](grad, index, ready, out, b, H=h, W=w, C=c, O=o, **choice)
     return out
 
 
@@ -96,9 +126,8 @@ def expanded(grad: Tensor, index: Tensor, h: int, w: int, length: int, *, first:
     """The gradient of every conv position, (K, O, length) or (K, length, O), 0 after the last"""
     k, b, o = len(grad), grad.shape[1], grad.shape[4]
     out = torch.empty((k, o, length) if first else (k, length, o), device=grad.device)
-    choice = TUNED["expand"]["any"]
-    grid = (-(-length // choice["BLOCK"]), k)
-    conv_major.expand[grid](grad, index, out, b, length, H=h, W=w, O=o, FIRST=first, **choice)
+    grid = (-(-length // EXPAND["BLOCK"]), k)
+    conv_kernels.expand[grid](grad, index, out, b, length, H=h, W=w, O=o, FIRST=first, **EXPAND)
     return out
 
 
@@ -107,8 +136,7 @@ def bordered(x: Tensor) -> Tensor:
     k, b, h, w, c = x.shape
     length = -(-b * (h + 2) * (w + 2) // 16) * 16
     out = torch.empty(k, c, length, device=x.device)
-    choice = TUNED["border"]["any"]
-    conv_major.border[(-(-length // choice["BLOCK"]), k)](x, out, b, length, H=h, W=w, C=c, **choice)
+    conv_kernels.border[(-(-length // BORDER["BLOCK"]), k)](x, out, b, length, H=h, W=w, C=c, **BORDER)
     return out
 
 
@@ -125,11 +153,11 @@ def weight_gradient(x: Tensor, grad: Tensor, index: Tensor, precision: str) -> T
         groups = -(-6 // choice["ROWS"])
         lines = groups * choice["ROWS"]
         part = torch.empty(k, split, 4 * o, lines, line(c), device=x.device)
-        conv_narrow.weight_narrow[(groups * split, k)](
+        conv_kernels.weight_narrow[(groups * split, k)](
             x, grad, index, part, b, H=h, W=w, C=c, O=o, LINE=line(c), GROUPS=groups, **choice
         )
         block = 32 if c == 1 else 128
-        conv_narrow.sum_narrow[(o, k)](part, out, C=c, O=o, LINE=line(c), LINES=lines, SPLIT=split, BLOCK=block)
+        conv_kernels.sum_narrow[(o, k)](part, out, C=c, O=o, LINE=line(c), LINES=lines, SPLIT=split, BLOCK=block)
         return out
     part = torch.empty(k, split, 7, o, 4, c, device=x.device)
     grid = (7 * split, k)
@@ -137,10 +165,10 @@ def weight_gradient(x: Tensor, grad: Tensor, index: Tensor, precision: str) -> T
         length = split * choice["STEPS"] * choice["BLOCK"]
         near, large = bordered(x), expanded(grad, index, h, w, length, first=True)
         pitch = near.shape[2]
-        conv_major.weight_major[grid](near, large, part, b, pitch, length, H=h, W=w, C=c, O=o, **choice)
+        conv_kernels.weight_major[grid](near, large, part, b, pitch, length, H=h, W=w, C=c, O=o, **choice)
     else:
-        conv_wide.weight_wide[grid](x, grad, index, part, b, H=h, W=w, C=c, O=o, **choice)
-    conv_wide.sum_wide[(o, k)](part, out, C=c, O=o, SPLIT=split)
+        conv_kernels.weight_wide[grid](x, grad, index, part, b, H=h, W=w, C=c, O=o, **choice)
+    conv_kernels.sum_wide[(o, k)](part, out, C=c, O=o, SPLIT=split)
     return out
 
 

@@ -1,6 +1,6 @@
-"""GPU kernels (Triton) for many clients at once: the SGD step and the images of a batch; convpool.py convolves.
+"""Triton kernels for stacked clients of any model: the SGD step and the images of a batch.
 
-Every tensor has the clients on its first axis. The module imports where Triton is missing; `AVAILABLE` then says so.
+Every tensor has the clients on its first axis. The module can be imported without Triton; `AVAILABLE` is then False.
 Nothing adds atomically, so that the same inputs give the same bits.
 """
 
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedshift.data.datasets import Dataset
 
 try:
     import triton
@@ -27,38 +29,9 @@ except ImportError:
         return kernel
 
 
-# Block sizes and launch options by kernel and precision; kernels that do not multiply have one for all.
-TUNED: dict[str, dict[str, dict[str, int]]] = {
-    "forward_narrow": {
-        "bf16": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
-        "tf32": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
-        "fp32": {"BLOCK": 32, "num_warps": 4, "num_stages": 1},
-    },
-    "forward_wide": {
-        "bf16": {"BLOCK": 64, "AHEAD": 0, "num_warps": 4, "num_stages": 4},
-        "tf32": {"BLOCK": 32, "AHEAD": 0, "num_warps": 4, "num_stages": 4},
-        "fp32": {"BLOCK": 16, "AHEAD": 0, "num_warps": 4, "num_stages": 1},
-    },
-    "input_wide": {
-        "bf16": {"BLOCK": 128, "num_warps": 8, "num_stages": 2},
-        "tf32": {"BLOCK": 128, "num_warps": 8, "num_stages": 3},
-        "fp32": {"BLOCK": 16, "num_warps": 8, "num_stages": 1},
-    },
-    "weight_narrow": {
-        "bf16": {"BLOCK": 64, "ROWS": 8, "SPLIT": 5, "num_warps": 8, "num_stages": 1},
-        "tf32": {"BLOCK": 64, "ROWS": 8, "SPLIT": 5, "num_warps": 8, "num_stages": 1},
-        "fp32": {"BLOCK": 16, "ROWS": 2, "SPLIT": 4, "num_warps": 8, "num_stages": 1},
-    },
-    "weight_wide": {
-        "bf16": {"BLOCK": 64, "SPLIT": 3, "num_warps": 4, "num_stages": 1},
-        "tf32": {"BLOCK": 32, "SPLIT": 3, "num_warps": 4, "num_stages": 4},
-        "fp32": {"BLOCK": 16, "SPLIT": 3, "num_warps": 8, "num_stages": 1},
-    },
-    "expand": {"any": {"BLOCK": 32, "num_warps": 4}},
-    "border": {"any": {"BLOCK": 64, "num_warps": 4}},
-    "sgd": {"any": {"BLOCK": 2048, "num_warps": 4}},
-    "images": {"any": {"BLOCK": 1024, "num_warps": 4}},
-}
+# launch options
+SGD = {"BLOCK": 2048, "num_warps": 4}
+IMAGES = {"BLOCK": 1024, "num_warps": 4}
 
 
 @jit
@@ -86,10 +59,9 @@ def sgd(w: Tensor, v: Tensor, g: Tensor, lr: Tensor, momentum: float, shadow: Te
     for name, x in (("w", w), ("v", v), ("g", g), ("shadow", w if shadow is None else shadow)):
         if x.shape != w.shape or not x.is_contiguous():
             raise ValueError(f"sgd: {name} must be contiguous and of w's shape {tuple(w.shape)}, got {tuple(x.shape)}")
-    option = TUNED["sgd"]["any"]
     n = w[0].numel()
-    grid = (-(-n // option["BLOCK"]), len(w))
-    _sgd[grid](w, v, g, w if shadow is None else shadow, lr, momentum, n, SHADOW=shadow is not None, **option)
+    grid = (-(-n // SGD["BLOCK"]), len(w))
+    _sgd[grid](w, v, g, w if shadow is None else shadow, lr, momentum, n, SHADOW=shadow is not None, **SGD)
 
 
 @jit
@@ -124,16 +96,21 @@ def _images(
 def images(x: Tensor, index: Tensor, offsets: Tensor | None, table: Tensor) -> Tensor:
     """out[k, b, h, w, c] = table[c, x[index[k, b], c, h + dy, w' + dx]], w' = W - 1 - w if flipped; black outside.
 
-    x uint8 (N, C, H, W), index int64 (K, B), offsets int32 (K, B, 3) = (dy, dx, flip) or None, table (C, 256): what
-    each value of a channel becomes, in the dtype of the output. out (K, B, H, W, C).
+    x uint8 (N, C, H, W), index int64 (K, B), offsets int32 (K, B, 3) = (dy, dx, flip) or None, table (C, 256) as
+    `levels` gives it, in the dtype of the output. out (K, B, H, W, C).
     """
     c, h, w = x.shape[1:]
     out = torch.empty(*index.shape, h, w, c, dtype=table.dtype, device=x.device)
-    option = TUNED["images"]["any"]
-    grid = (index.numel(), -(-h * w * c // option["BLOCK"]))
+    grid = (index.numel(), -(-h * w * c // IMAGES["BLOCK"]))
     moved = offsets is not None
     places = offsets.contiguous() if offsets is not None else index
     _images[grid](
-        x.contiguous(), index.contiguous(), places, table.contiguous(), out, C=c, H=h, W=w, MOVED=moved, **option
+        x.contiguous(), index.contiguous(), places, table.contiguous(), out, C=c, H=h, W=w, MOVED=moved, **IMAGES
     )
     return out
+
+
+def levels(data: Dataset, dtype: torch.dtype) -> Tensor:
+    """Input of a model for each of the 256 values of a channel: (C, 256)"""
+    values = torch.arange(256, dtype=torch.uint8, device=data.x.device).view(1, 256, 1)
+    return data.inputs(values.expand(data.shape[0], 256, 1))[..., 0].to(dtype).contiguous()

@@ -1,9 +1,9 @@
 # ruff: noqa: T201
-"""The shift follows whatever algorithm came before: FedAvg, FedProx, SCAFFOLD, error feedback.
+"""The shift combined with several algorithms: FedAvg, FedProx, SCAFFOLD, error feedback.
 
-Digits, two labels a client; clients with even labels upload 32 bits, those with odd labels 4 bits. What you
-see: the accuracy of each algorithm, the mean of its last ten rounds, without and with the shift. This is one
-seed and thirty rounds, so half a point either way is chance.
+Digits, two labels per client; clients with even labels upload 32 bits, those with odd labels 4 bits. Output: the
+accuracy of each algorithm (mean of the last ten rounds) without and with the shift. With one seed and thirty
+rounds, differences of half a point are noise.
 """
 
 from typing import Any

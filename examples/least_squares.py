@@ -3,8 +3,8 @@
 
     F(w) - F* = |w - w*|^2 / D for w of shape (D, D), mean(w*) = c;    step tau has length 2 / (mu (gamma + tau))
 
-What you see: the gap F - F* over tau has slope -1 on log-log axes, with the shift and without, if the mean weight
-c of the optimum is zero. `theorem1.py` shows what the shift does otherwise.
+Output: the gap F - F* over tau has slope -1 on log-log axes, with and without the shift, if the mean weight c of
+the optimum is zero. `theorem1.py` shows the effect of the shift for other values of c.
 """
 
 from dataclasses import replace
@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from fedshift import Experiment, dataset, run
 from fedshift.data.partition import Partition
 
-K, N, D, STEPS = 4, 40, 32, 2  # clients, all of them in every round; examples, inputs, local steps of each
+K, N, D, STEPS = 4, 40, 32, 2  # clients, all in every round; examples, inputs and local steps per client
 SQUARES = {"loss": "torch.nn.functional:mse_loss", "metric": "torch.nn.functional:pairwise_distance", "goal": "min"}
 SHRINKING = {"schedule": "strongly-convex", "convexity": 2 / D, "gamma": 7}  # mu = L = 2 / D, gamma = 8 L / mu - 1
 
 
 class Noisy(nn.Linear):
-    """w x, with fresh noise while it trains: gradients are right on average, and never exact."""
+    """w x, plus noise in training mode: gradients are unbiased but not exact."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.training * torch.randn(len(x), D)
 
 
 def gap(c: float, rounds: int = 300, quantized: float = 0.5, shift: bool = True) -> Tensor:
-    """F - F* after each round; the share `quantized` of the clients uploads 8-bit updates."""
+    """Return F - F* after each round; a share `quantized` of the clients uploads 8-bit updates."""
     torch.manual_seed(0)
     best, own = torch.randn(D, D).double(), torch.randn(K, D, D).double()
-    best, own = best - best.mean() + c, own - own.mean(0)  # client k alone would learn best + own[k]
+    best, own = best - best.mean() + c, own - own.mean(0)  # the optimum of client k alone is best + own[k]
     x = torch.linalg.qr(torch.randn(K, N, D).double())[0] * N**0.5  # x^T x / N = 1 for every client
     x, y = x.flatten(0, 1), (x @ (best + own).mT).flatten(0, 1)
     experiment = Experiment(
@@ -43,13 +43,13 @@ def gap(c: float, rounds: int = 300, quantized: float = 0.5, shift: bool = True)
         record={"evaluate": rounds},
     )
     training = run(experiment, model=Noisy(D, D, bias=False), data=dataset(x, y, x, y))
-    by_client = Partition(torch.arange(K * N), torch.arange(K + 1) * N)  # to each its own, not shuffled
+    by_client = Partition(torch.arange(K * N), torch.arange(K + 1) * N)  # examples in order of clients, not shuffled
     training.fed = replace(training.fed, partition=by_client)
     return torch.stack([(training.params["weight"] - best).square().sum() / D for _ in training])
 
 
 def slope(gaps: Tensor, skip: int = 50) -> float:
-    """Of log(F - F*) over log(tau), from round `skip` on."""
+    """Slope of log(F - F*) over log(tau), from round `skip` on."""
     tau = STEPS * torch.arange(1, len(gaps) + 1).double()
     points = torch.stack([tau, gaps]).log()[:, skip:]
     return float(torch.cov(points)[0, 1] / points[0].var())

@@ -1,10 +1,10 @@
 # ruff: noqa: T201
-"""Theorem 1: FedShift converges as 1/T, down to what the mean weight c of the optimum costs.
+"""Theorem 1: FedShift converges as 1/T, down to a floor that depends on the mean weight c of the optimum.
 
-The problem is that of `least_squares.py`, w of shape (D, D). What you see: for c = 0 the gap F - F* falls with
-slope -1. Otherwise it stops at D c^2, the gap of the best weights whose mean is zero: steps get shorter and the
-shift does not, so in the end it takes the whole mean out, be the share of quantized uploads large or small.
-Without the shift there is no such floor. Draws theorem1.png, or the path you give.
+The problem is that of `least_squares.py`, w of shape (D, D). Output: for c = 0 the gap F - F* falls with slope -1.
+Otherwise it stops at D c^2, the gap of the best weights with mean zero: steps get shorter but the shift does not,
+so it finally removes the whole mean for any share of quantized uploads. Without the shift there is no floor.
+The figure is written to theorem1.png, or to the path given as an argument.
 """
 
 import sys
@@ -46,7 +46,7 @@ def draw(curves: dict[float, Tensor], plain: Tensor, floors: dict[float, float],
 
 def main() -> None:
     plain, curves = gap(0.2, shift=False), {c: gap(c) for c in (0.0, *MEANS)}
-    floors = {c: float(curves[c][-1] - curves[0.0][-1]) for c in MEANS}  # less the noise that is left
+    floors = {c: float(curves[c][-1] - curves[0.0][-1]) for c in MEANS}  # minus the remaining noise
     print(f"c = 0.2, not shifted: slope {slope(plain):.2f}")
     print(f"c = 0: slope {slope(curves[0.0]):.2f}")
     for c, floor in floors.items():

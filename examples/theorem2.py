@@ -1,13 +1,13 @@
 # ruff: noqa: T201
-"""Theorem 2 on real rounds: when the shift makes the server's step from w^t to w^{t+1} the shorter one.
+"""Theorem 2 on real rounds: when the shift makes the server's step from w^t to w^{t+1} shorter.
 
     D_FA^2 - D_FS^2 = (I P / K) ((1 + S/K) m'^2 - 2 m m')        D_FA = |w^{t+1} - w^t|, D_FS = |w_hat^{t+1} - w^t|
 
-for a layer of P weights whose mean was m = mean(w^t) and is m' = mean(w^{t+1}), with I quantized and S exact
-uploads among K. (The paper's theorem prints the last term as -2 m / m'^2; its own proof has the one above.) So
-FedShift's step is the shorter one exactly when (K + S) / 2K > m / m'.
+for a layer of P weights with means m = mean(w^t) and m' = mean(w^{t+1}), and I quantized and S exact uploads
+among K. (The paper's theorem states the last term as -2 m / m'^2; its proof has the term above.) FedShift's step
+is the shorter one exactly if (K + S) / 2K > m / m'.
 
-What you see: for each layer how often either step was the shorter, and how far the two sides are apart.
+Output: for each layer, how often each step was shorter, and the relative difference of the two sides.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from fedshift.data.datasets import load
 
 @dataclass
 class Watch:
-    """A server rule that changes nothing: it stands last in the chain and keeps w^t, w^{t+1} and w_hat^{t+1}."""
+    """A server rule without effect at the end of the chain that stores w^t, w^{t+1} and w_hat^{t+1}."""
 
     seen: list[tuple[Params, Params, Params]] = field(default_factory=list)
 
@@ -34,7 +34,7 @@ class Watch:
 
 
 def watched(experiment: Experiment) -> tuple[Run, Watch]:
-    """A run on digits in float64, so that the identity is not lost in rounding."""
+    """Return a run on digits in float64, so that rounding does not hide the identity."""
     digits = load("digits")
     digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
     torch.manual_seed(0)

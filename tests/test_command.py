@@ -41,7 +41,7 @@ def test_a_run_ends_with_its_page_and_says_where_it_is(stopped: Path) -> None:
     page = stopped / "report.html"
     done = fedshift("resume", stopped, "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.endswith(f"To look at: {page}\n")
+    assert done.stdout.endswith(f"Report: {page}\n")
     first = page.read_bytes()
     page.unlink()
     again = fedshift("resume", stopped, "--json")
@@ -54,9 +54,9 @@ def test_a_page_that_cannot_be_written_costs_nobody_the_run(stopped: Path) -> No
     page.write_text("mine")
     done = fedshift("resume", stopped, "--quiet")
     assert done.exit_code == 0
-    assert f"Everything is in {stopped}" in done.stdout
+    assert f"Results are in {stopped}" in done.stdout
     why = f"{page}: is there already and is no report; `fedshift report` takes another --out"
-    assert done.stderr == f"fedshift: no report was written: {why}\n"
+    assert done.stderr == f"fedshift: the report could not be written: {why}\n"
     assert page.read_text() == "mine"
     assert finished(stopped)
     page.unlink()
@@ -70,7 +70,7 @@ def test_a_sweep_of_which_one_run_fails_has_its_page_all_the_same(tmp_path: Path
     grid = file_of(tmp_path / "grid.toml", small({"train": {"rounds": 3}}), DIVERGES)
     done = fedshift("sweep", grid, "--out", tmp_path / "out", "--quiet")
     assert done.exit_code == 1
-    assert done.stdout.endswith(f"To look at: {tmp_path / 'out' / 'report.html'}\n")
+    assert done.stdout.endswith(f"Report: {tmp_path / 'out' / 'report.html'}\n")
     assert "lr-1e+30_seed-0" in (tmp_path / "out" / "report.html").read_text()
 
 

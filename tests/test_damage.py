@@ -279,7 +279,7 @@ def test_another_model_in_python_is_refused(tmp_path: Path) -> None:
     other.features.load_state_dict(model.features.state_dict())  # what is learnt comes from the checkpoint
     list(resume(out, model=other, data=digits()))
     done = fedshift("resume", out)
-    assert (done.exit_code, done.stderr) == (0, f"{out}: this run is finished.\n")
+    assert (done.exit_code, done.stderr) == (0, f"{out}: this run is already finished.\n")
 
 
 def test_without_a_checkpoint_the_first_weights_must_be_the_same(tmp_path: Path) -> None:

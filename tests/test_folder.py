@@ -97,7 +97,7 @@ def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(t
         assert f"{out}: nothing was started in this folder before the command was stopped; repeat the" in done.stderr
     again = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
     assert again.exit_code == 0, again.output
-    assert f"Everything is in {out}" in " ".join(again.stdout.split())
+    assert f"Results are in {out}" in " ".join(again.stdout.split())
 
 
 def test_where_the_settings_are_missing_no_new_run_is_started(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     go(small(FEDAVG), tmp_path / "run")
     before = everything(tmp_path / "run")
     done = fedshift("resume", tmp_path / "run")
-    assert (done.exit_code, done.stderr.strip()) == (0, f"{tmp_path / 'run'}: this run is finished.")
+    assert (done.exit_code, done.stderr.strip()) == (0, f"{tmp_path / 'run'}: this run is already finished.")
     (tmp_path / "run" / "report.html").unlink()  # which it has got
     assert everything(tmp_path / "run") == before
 

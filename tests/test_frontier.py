@@ -29,10 +29,10 @@ def test_every_uplink_is_trained_just_once_and_judged_against_exact_uploads(mine
     out = tmp_path / "out"
     done = fedshift("frontier", "--task", mine, "--out", out)
     assert done.exit_code == 0, done.stderr
-    assert f"{mine}: its uplink is not used; a frontier trains 15 others." in done.stderr
+    assert f"{mine}: its uplink is ignored; a frontier trains 15 others." in done.stderr
     assert names(out) == {f"{name}_seed-0" for name in frontier.GRID}
     assert settings_of(out / "random-4_seed-0").uplink.bits == 4
-    assert f"To look at: {out / 'report.html'}\n" in done.stdout
+    assert f"Report: {out / 'report.html'}\n" in done.stdout
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/rounds.csv")}
     again = fedshift("frontier", "--task", mine, "--out", out, "--json")
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/rounds.csv")} == before
@@ -41,7 +41,7 @@ def test_every_uplink_is_trained_just_once_and_judged_against_exact_uploads(mine
     assert [row["label"] for row in told["rows"] if row["full"] is None] == [{"uplink": "32"}]
     assert told["answer"]
     assert told["report"] == str(out / "report.html")
-    assert "15 of 15 runs are finished already." in again.stderr
+    assert "15 of 15 runs are already finished." in again.stderr
 
 
 def test_what_was_stopped_is_resumed(mine: Path, tmp_path: Path) -> None:

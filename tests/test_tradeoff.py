@@ -144,7 +144,7 @@ def test_the_best_for_its_bytes_is_named_where_none_comes_near() -> None:
     first, second = answers(compared(rising(0.5)))
     assert first.startswith(
         "No compressed setting stays within 1 point of full precision (81.0 %) and beats it at equal bytes; "
-        "the best for its bytes: "
+        "the best setting at equal bytes: "
         "4 bits uploads 2.5 kB instead of 20 kB (8.0 times fewer) and reaches 51.0 %"
     )
     assert second == "Full precision stopped after the same uploaded bytes reaches 21.0 %."
@@ -163,8 +163,8 @@ def test_errors_are_judged_by_their_direction() -> None:
 def test_a_missing_baseline_is_named_with_the_setting_that_adds_it() -> None:
     made = rows([run(bits, 125, [0.5] * 3) for bits in ("32+4", "32+8")])
     assert answers(made) == [
-        "There is no finished full-precision run with the same server rule to judge 32+4 bits; 32+8 bits by; "
-        "a run with `--set uplink.bits=32+32` and all other settings alike adds it."
+        "There is no finished full-precision run with the same server rule to compare with 32+4 bits; 32+8 bits; "
+        "add a run with `--set uplink.bits=32+32` and otherwise the same settings."
     ]
     made = rows([run(4, 125, [0.5] * 3, shift={"on": True}), run(32, 125, [0.5] * 3, shift={"on": False})])
     assert "`--uplink exact`" in answers(made)[0]  # that one has another server rule
@@ -195,10 +195,10 @@ def test_each_task_has_its_own_sentences() -> None:
 
 def test_runs_that_came_to_no_number_say_so() -> None:
     made = rows([run(32, 1000, [math.inf, -math.inf]), run(4, 125, [math.nan] * 3)])
-    assert answers(made) == ["What the runs came to is no number: accuracy is infinite or NaN."]
+    assert answers(made) == ["Final scores (accuracy) are NaN or infinite."]
     assert equal_bytes(made[1]) is None
     made = rows([run(32, 1000, [math.nan] * 3), run(4, 125, [0.5] * 3)])
-    assert answers(made) == ["Full precision came to no number, so whether compression was worth it cannot be said."]
+    assert answers(made) == ["Final scores of full precision are NaN or infinite, so compression cannot be judged."]
 
 
 def test_settings_are_near_the_best_full_precision_and_not_one_that_is_poor() -> None:

@@ -142,11 +142,15 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         ),
         (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
         (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
-        (["run", "--set", "seed=7"], 2, "--set seed: the sweep sets it for each run; --set 'sweep.seed=[...]'"),
+        (
+            ["run", "--set", "seed=7"],
+            2,
+            "--set seed: the sweep sets it for each run; change it with --set 'sweep.seed=[...]'",
+        ),
         (
             ["run", "--uplink", "lean"],
             2,
-            "--set uplink: the sweep sets it for each run; --set 'sweep.runs=[...]'",
+            "--set uplink: the sweep sets it for each run; change it with --set 'sweep.runs=[...]'",
         ),
         (
             ["run", "--preset", "smoke", "--uplink", "leen"],

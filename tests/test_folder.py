@@ -134,7 +134,7 @@ def test_a_finished_run_with_edited_settings_is_refused_like_an_unfinished_one(t
         assert everything(out) == before
         sentences.append(done.stderr)
     assert sentences[0] == sentences[1]
-    assert "the settings are not those the run was started with (train.lr: 0.05 then, 0.5 now)" in sentences[0]
+    assert "the settings are not those the run was started with (train.lr: was 0.05, now 0.5)" in sentences[0]
 
 
 def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_p
     for arguments in (("resume", out), ("sweep", file, "--out", out)):
         done = fedshift(*arguments)
         assert (done.exit_code, done.stdout) == (2, "")
-        assert "not those the run was started with (train.epochs: 1 then, 2 now)" in done.stderr
+        assert "not those the run was started with (train.epochs: was 1, now 2)" in done.stderr
     assert everything(out) == before
 
 
@@ -266,10 +266,14 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
 @pytest.mark.parametrize(
     ("changes", "edited", "said"),
     [
-        (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: {'32': 0.5, '4': 0.5} then"),
+        (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: was {'32': 0.5, '4': 0.5}, now"),
         (GROUPS, {"uplink": {"group": dict(reversed(GROUPS["uplink"]["group"].items()))}}, "order of uplink.group: "),
-        ({"model": {"args": {"hidden": 1}}}, {"model": {"args": {"hidden": True}}}, "model.args.hidden: 1 then, True"),
-        ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: not set then, {} now"),
+        (
+            {"model": {"args": {"hidden": 1}}},
+            {"model": {"args": {"hidden": True}}},
+            "model.args.hidden: was 1, now True",
+        ),
+        ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: was not set, now {}"),
     ],
 )
 def test_settings_that_only_look_equal_are_not_resumed_with(

@@ -84,10 +84,13 @@ def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
     [
         (["--task", "mnist"], "--task mnist: must be digits, cifar10 or a file of settings, FILE.toml"),
         (["--task", "none.toml"], "none.toml: cannot be read"),
-        (["--task", "grid.toml"], "--task grid.toml: has a table sweep; it must contain the settings of one run"),
+        (["--task", "grid.toml"], "--task grid.toml: has a table named sweep; it must contain the settings of one run"),
         (["--task", "bad.toml"], "--task bad.toml: unknown setting 'train.lrr'; did you mean 'lr'?"),
-        (["--set", "seed=3"], "--set seed: the sweep sets it for each run; --set 'sweep.runs=[...]' changes that"),
-        (["--set", "uplink.rate=1"], "--set uplink.rate: the sweep sets it for each run; --set 'sweep.runs"),
+        (["--set", "seed=3"], "--set seed: the sweep sets it for each run; change it with --set 'sweep.runs=[...]'"),
+        (
+            ["--set", "uplink.rate=1"],
+            "--set uplink.rate: the sweep sets it for each run; change it with --set 'sweep.runs",
+        ),
         (["--set", "train.lr=x"], "--set: train.lr = 'x': must be"),
         (["--seeds", "0"], "0 is not in the range"),
     ],

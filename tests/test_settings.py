@@ -207,11 +207,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "uplink.group.a.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
     ),
     ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
-    ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is none of"),
+    ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is not allowed; bits must be 1 to 8"),
     ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),
-    ({"uplink": {"bits": [4, 4]}}, "uplink.bits: 2 numbers for 100 clients"),
-    ({"uplink": {"bandwidth": [1.0]}}, "uplink.bandwidth: 1 numbers for 100 clients"),
-    ({"uplink": {"group": {"a": {"bits": 4}}}}, "uplink.group.a: needs either a share of the clients or a list"),
+    ({"uplink": {"bits": [4, 4]}}, "uplink.bits: 2 values; must be one per client (data.clients = 100)"),
+    ({"uplink": {"bandwidth": [1.0]}}, "uplink.bandwidth: 1 values; must be one per client (data.clients = 100)"),
+    ({"uplink": {"group": {"a": {"bits": 4}}}}, "uplink.group.a: must have either a share of the clients or a list"),
     (
         {"uplink": {"bits": "32+4", "group": {"a": {"share": 0.5}}}},
         "uplink.bits = '32+4': with named groups it must be one",
@@ -246,12 +246,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"group": {"a": {"share": 0.5, "bandwidth": "2XB/s"}}}},
         "uplink.group.a.bandwidth = '2XB/s': must be a rate",
     ),
-    ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or how many values"),
+    ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or the number of values per block"),
     ({"uplink": {"bandwidth": 1e-300}}, "uplink.bandwidth = 1e-300: must be"),
     ({"name": "a/b"}, "name = 'a/b': must be the name of a folder: 1 to 100 characters, no slash, backslash or"),
     ({"name": ".."}, "name = '..': must be the name of a folder"),
-    ({"name": "a\0b"}, "name = 'a\\x00b': no name and no path may contain a NUL character"),
-    ({"data": {"name": "a\0.npz"}}, "data.name = 'a\\x00.npz': no name and no path may contain a NUL character"),
+    ({"name": "a\0b"}, "name = 'a\\x00b': names and paths must not contain NUL characters"),
+    ({"data": {"name": "a\0.npz"}}, "data.name = 'a\\x00.npz': names and paths must not contain NUL characters"),
     ({"uplink": {"group": {"a\0": {"share": 0.5}}}}, "uplink.group.a? = 'a\\x00': no name and no path may contain"),
     ({"rounds": 3}, "unknown setting 'rounds'; did you mean 'train.rounds'?"),
     ({"train": 3}, "train = 3: must be"),
@@ -285,7 +285,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"group": {"a": {"share": 0.001, "bits": 4}}}}, "group 'a' is empty"),
     ({"uplink": {"bits": {32: 0.999, 4: 0.001}}}, "group '4 bit' is empty"),
     ({"uplink": {"group": {"a": {"clients": [100]}}}}, "client 100: there are 100 clients"),
-    ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is in another group already"),
+    ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is already in another group"),
     ({"data": {"augment": True, "clients": 100}}, "data.augment = true: needs images"),
     ({"data": {"clients": 1000, "partition": "iid"}, "train": {"cohort": 500}}, "only 240 clients hold data"),
     ({"model": {"name": "resnet"}}, "model.name = 'resnet': no such model; known are mlp, paper-cnn"),
@@ -452,7 +452,7 @@ def test_a_sweep_needs_something_to_sweep_over(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("seed = 1\n")
     done = fedshift("sweep", file, "--out", tmp_path / "out")
-    why = "has no table sweep, which lists what differs between runs; `fedshift run` trains one run"
+    why = "has no table named sweep with the settings that differ between runs; `fedshift run` trains one run"
     assert (done.exit_code, done.stderr) == (2, f"fedshift: {file}: {why}\n")
     file.write_text("[sweep]\n")
     for command in ("sweep", "run"):

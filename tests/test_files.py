@@ -146,7 +146,7 @@ def test_a_link_at_a_lock_is_not_followed(tmp_path: Path, there: bool) -> None:
     target = victim(tmp_path) if there else tmp_path / "nothing"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).symlink_to(target)
-    with pytest.raises(RunError, match=r"run: cannot be written to: \.lock is a link, which is not followed"):
+    with pytest.raises(RunError, match=r"run: cannot be written to: \.lock is a symbolic link, which is not followed"):
         Lock(tmp_path / "run")
     assert target.exists() == there
     (tmp_path / "run" / LOCK).unlink()
@@ -160,7 +160,7 @@ def test_a_link_at_a_record_that_is_added_to_is_not_followed(tmp_path: Path) -> 
     next(run)
     (out / "rounds.csv").rename(tmp_path / "rounds.csv")
     (out / "rounds.csv").symlink_to(target)
-    with pytest.raises(RunError, match=r"rounds\.csv: cannot be written: rounds\.csv is a link, which is not followed"):
+    with pytest.raises(RunError, match=r"rounds\.csv: cannot be written: rounds\.csv is a symbolic link"):
         next(run)
     assert target.read_bytes() == b"not ours"
 

@@ -252,7 +252,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": ".."}, "name = '..': must be the name of a folder"),
     ({"name": "a\0b"}, "name = 'a\\x00b': names and paths must not contain NUL characters"),
     ({"data": {"name": "a\0.npz"}}, "data.name = 'a\\x00.npz': names and paths must not contain NUL characters"),
-    ({"uplink": {"group": {"a\0": {"share": 0.5}}}}, "uplink.group.a? = 'a\\x00': no name and no path may contain"),
+    ({"uplink": {"group": {"a\0": {"share": 0.5}}}}, "uplink.group.a? = 'a\\x00': names and paths must not contain"),
     ({"rounds": 3}, "unknown setting 'rounds'; did you mean 'train.rounds'?"),
     ({"train": 3}, "train = 3: must be"),
 ]
@@ -287,22 +287,25 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"group": {"a": {"clients": [100]}}}}, "client 100: there are 100 clients"),
     ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is already in another group"),
     ({"data": {"augment": True, "clients": 100}}, "data.augment = true: needs images"),
-    ({"data": {"clients": 1000, "partition": "iid"}, "train": {"cohort": 500}}, "only 240 clients hold data"),
+    ({"data": {"clients": 1000, "partition": "iid"}, "train": {"cohort": 500}}, "only 240 clients have data"),
     ({"model": {"name": "resnet"}}, "model.name = 'resnet': no such model; known are mlp, paper-cnn"),
     ({"model": {"args": {"hiden": 3}}}, "unexpected keyword argument 'hiden'"),
     ({"model": {"name": "torch:ones"}}, "model = 'torch:ones'"),
-    ({"train": {"loss": "nowhere:f"}}, "train.loss = 'nowhere:f': no module 'nowhere' here or on the path"),
+    (
+        {"train": {"loss": "nowhere:f"}},
+        "train.loss = 'nowhere:f': no module 'nowhere' in the current folder or",
+    ),
     ({"train": {"metric": "f1"}}, "train.metric = 'f1': must be module:function"),
     ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
     (
         {"shift": {"tensors": ["nothing*"], "per": "layer"}},
-        "shift.tensors = ('nothing*',): there is no such tensor among the trained ones: fc1.weight",
+        "shift.tensors = ('nothing*',): there is no such tensor among the trained tensors: fc1.weight",
     ),
     (
         {"shift": {"tensors": ["fc1.bias"]}},
-        "shift.tensors = ('fc1.bias',): there is no such tensor among the trained ones with filters of two inputs or "
-        "more: fc1.weight, fc2.weight",
+        "shift.tensors = ('fc1.bias',): there is no such tensor among the trained tensors with filters of two "
+        "inputs or more: fc1.weight, fc2.weight",
     ),
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
     ({"train": {"metric": "tests.test_settings:one"}}, "a metric must give one number for each of 60 examples"),

@@ -119,7 +119,7 @@ def test_every_client_is_drawn_equally_often() -> None:
 def test_a_client_without_data_is_never_drawn() -> None:
     held = sizes(3, 0, 2, 0, 1)
     assert {k for number in range(50) for k in uniform(held, 2, 0).draw(number)[0]} == {0, 2, 4}
-    with pytest.raises(ValueError, match="cohort=4: only 3 clients hold data"):
+    with pytest.raises(ValueError, match="cohort=4: only 3 clients have data"):
         uniform(held, 4, 0)
 
 

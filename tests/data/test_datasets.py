@@ -105,22 +105,25 @@ def test_arrays_that_others_may_change_or_forbid_to_change() -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        (four(y=[0, 1, 2]), r"x has 2 examples and y has 3; they must agree"),
+        (four(y=[0, 1, 2]), r"x has 2 examples and y has 3; the numbers must be equal"),
         (four(test_y=[0]), r"test_x has 2 examples and test_y has 1"),
-        (four(X[:0], []), r"x is empty, of shape \(0, 3, 2, 2\)"),
-        (four(np.uint8(3), 1), r"x is empty, of shape \(\)"),
-        (four(np.full((2, 3), np.nan)), r"x holds NaN or infinity"),
-        (four(torch.full((2, 3), float("inf"))), r"x holds NaN or infinity"),
-        (four(np.full((2, 3), 1e300)), r"x holds NaN or infinity"),
-        (four(y=[0.0, np.nan]), r"y holds NaN or infinity"),
+        (four(X[:0], []), r"x is empty, with shape \(0, 3, 2, 2\)"),
+        (four(np.uint8(3), 1), r"x is empty, with shape \(\)"),
+        (four(np.full((2, 3), np.nan)), r"x contains NaN or infinity"),
+        (four(torch.full((2, 3), float("inf"))), r"x contains NaN or infinity"),
+        (four(np.full((2, 3), 1e300)), r"x contains NaN or infinity"),
+        (four(y=[0.0, np.nan]), r"y contains NaN or infinity"),
         (four(y=[0, -1]), r"found label -1; labels must be 0 or more"),
-        (four(y=np.array([None, 1])), r"y holds object; it must hold numbers"),
-        (four(y=["cat", "dog"]), r"y holds <U3; it must hold numbers"),
+        (four(y=np.array([None, 1])), r"y contains object; it must contain numbers"),
+        (four(y=["cat", "dog"]), r"y contains <U3; it must contain numbers"),
         (four([[1], [1, 2]]), r"x is not an array of numbers"),
-        (four(X * 1j), r"x holds complex128; it must hold numbers"),
-        (four(torch.zeros(2, 3, dtype=torch.complex64)), r"x holds torch.complex64"),
+        (four(X * 1j), r"x contains complex128; it must contain numbers"),
+        (four(torch.zeros(2, 3, dtype=torch.complex64)), r"x contains torch.complex64"),
         (four(test_x=X[:, :1]), r"uint8 of shape \(3, 2, 2\) in x and uint8 of shape \(1, 2, 2\) in test_x"),
-        (four(test_x=X / 2), r"uint8 of shape .* in x and float32 of shape .* in test_x; they must be of one kind"),
+        (
+            four(test_x=X / 2),
+            r"uint8 of shape .* in x and float32 of shape .* in test_x; dtypes and shapes must",
+        ),
     ],
 )
 def test_bad_arrays_are_refused(arrays: tuple[Any, Any, Any, Any], said: str) -> None:
@@ -133,7 +136,7 @@ def test_bad_arrays_are_refused(arrays: tuple[Any, Any, Any, Any], said: str) ->
     [
         ({"classes": 1}, r"found label 1; with 1 classes labels must be below 1"),
         ({"mean": (0.5, 0.5), "std": (1, 1)}, r"2 means and 2 stds given; x has 3 channels"),
-        ({"std": (0.0,)}, r"every std must be above 0"),
+        ({"std": (0.0,)}, r"all values must be above 0"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
@@ -218,8 +221,8 @@ def test_functions_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.
     for name, said in (
         ("my_own_data:as_nothing", "needs arrays x, y, test_x and test_y, got NoneType"),
         ("my_own_data:as_tupel", "no function 'as_tupel' in my_own_data; did you mean 'as_tuple'"),
-        ("my_absent_data:f", "no module 'my_absent_data' here or on the path"),
-        ("my_absent_data.inside:f", "no module 'my_absent_data.inside' here or on the path"),
+        ("my_absent_data:f", "no module 'my_absent_data' in the current folder or on the Python path"),
+        ("my_absent_data.inside:f", "no module 'my_absent_data.inside' in the current folder or on the Python path"),
     ):
         with pytest.raises(DataError, match=f"{name}: {said}"):
             load(name)
@@ -231,7 +234,7 @@ def test_unknown_and_absent_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
     with pytest.raises(DataError, match="unknown data set 'cfar10'; did you mean 'cifar10'"):
         load("cfar10")
-    with pytest.raises(DataError, match="unknown data set 'imagenet'; there are digits, cifar10, cifar100, mnist"):
+    with pytest.raises(DataError, match="unknown data set 'imagenet'; known are digits, cifar10, cifar100, mnist"):
         load("imagenet")
     with pytest.raises(DataError, match=r"cifar10 is not in .*; run `fedshift data cifar10` to fetch it"):
         load("cifar10")

@@ -53,7 +53,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); FEDSHIFT_DATA names another"):
+    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set FEDSHIFT_DATA to another"):
         fetch("cifar10", archive)
     assert list(folder.iterdir()) == []
 

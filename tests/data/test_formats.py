@@ -99,7 +99,7 @@ class Hostile:
 def test_a_pickle_that_would_run_something_is_refused(evil: object, tmp_path: Path) -> None:
     e = small.entry("cifar10")
     written = small.python(e, small.arrays(e)) | {"data_batch_1": pickle.dumps(evil)}
-    with pytest.raises(DataError, match=r"refused, because it asks for .*only arrays are read"):
+    with pytest.raises(DataError, match=r"refused: it imports .*only arrays are read"):
         local(e, small.folder(tmp_path, written))
 
 
@@ -119,7 +119,7 @@ def test_one_wrong_pixel_is_found(tmp_path: Path) -> None:
     e = small.entry("cifar10", pinned=True)
     a = small.arrays(e)
     a[0][17, 1, 2, 3] ^= 1
-    with pytest.raises(DataError, match="data_batch_2 is damaged, or not that of cifar10: its md5 is"):
+    with pytest.raises(DataError, match="data_batch_2 is damaged or not part of cifar10: its md5 is"):
         local(e, small.folder(tmp_path, small.binary(e, a)))
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_idx_file_is_refused(damage: Callable[[bytes], bytes], tmp_pat
 def test_an_archive_without_content_digest_is_known_by_its_own(tmp_path: Path) -> None:
     e = small.entry("cifar100")
     packed = small.tar(tmp_path / "cifar-100-binary.tar.gz", small.binary(e, small.arrays(e)))
-    with pytest.raises(DataError, match="the archive is damaged, or not that of cifar100: its md5 is"):
+    with pytest.raises(DataError, match="the archive is damaged or not part of cifar100: its md5 is"):
         local(replace(e, files={"cifar-100-binary.tar.gz": "0" * 32}), packed)
     right = files.look(packed)[0].md5
     assert local(replace(e, files={"cifar-100-binary.tar.gz": right}), packed)[1] == "md5 of the archive"
@@ -155,7 +155,7 @@ def test_unpacked_pickles_without_content_digest_are_known_by_their_own(tmp_path
 def test_a_copy_without_any_digest_must_have_the_known_mean_and_label_counts(tmp_path: Path) -> None:
     e = small.entry("cifar100")
     a = small.arrays(e)
-    with pytest.raises(DataError, match="its pixels have mean"):
+    with pytest.raises(DataError, match="its mean pixel is"):
         local(replace(e, mean=(0.1, 0.2, 0.3)), small.folder(tmp_path / "a", small.binary(e, a)))
     a[1][0] += 1
     with pytest.raises(DataError, match="labels are equally frequent"):

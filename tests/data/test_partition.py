@@ -69,7 +69,9 @@ def test_shards_are_shuffled_within_their_parity() -> None:
 @given(LABELS, st.integers(2, 40))
 def test_shards_put_every_example_with_two_clients(y: Tensor, clients: int) -> None:
     if clients > len(y):
-        with pytest.raises(ValueError, match=rf"shards\(clients={clients}\): {len(y)} examples make {len(y)} shards"):
+        with pytest.raises(
+            ValueError, match=rf"shards\(clients={clients}\): {len(y)} examples make at most {len(y)} shards"
+        ):
             shards(y, clients, KEY)
         return
     p = shards(y, clients, KEY)
@@ -196,8 +198,8 @@ def test_impossible_wishes_are_refused() -> None:
         (r"labels\(per_client=0\): must be between 1 and 10", lambda: labels(y, 5, 0, KEY)),
         (r"iid\(clients=0\): clients must be 1 or more", lambda: iid(y, 0, KEY)),
         (r"shards\(clients=1\): clients must be 2 or more", lambda: shards(y, 1, KEY)),
-        (r"shards: needs one whole number for each example, got torch.float32", lambda: shards(y.float(), 5, KEY)),
-        (r"labels: needs one whole number .* of shape \(10, 10\)", lambda: labels(y.view(10, 10), 5, 1, KEY)),
+        (r"shards: needs one integer label per example, got torch.float32", lambda: shards(y.float(), 5, KEY)),
+        (r"labels: needs one integer label .* of shape \(10, 10\)", lambda: labels(y.view(10, 10), 5, 1, KEY)),
     ]
     for match, split in wishes:
         with pytest.raises(ValueError, match=match):

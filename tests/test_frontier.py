@@ -51,7 +51,7 @@ def test_what_was_stopped_is_resumed(mine: Path, tmp_path: Path) -> None:
     done = fedshift(*arguments, "--minutes", "0")
     assert done.exit_code == 0
     # a run that ends before it hears of it is finished
-    assert (f"Stopped; `fedshift resume {out}`" in done.stderr) == (len(names(out)) < 2)
+    assert (f"Stopped; resume with `fedshift resume {out}`" in done.stderr) == (len(names(out)) < 2)
     done = fedshift(*arguments)
     assert done.exit_code == 0, done.stderr
     assert names(out) == {"exact_seed-0", "lean_seed-0"}

@@ -1,4 +1,4 @@
-"""Archives, pickles and files of arrays built to take memory: each is refused in a sentence, and in little memory."""
+"""Archives, pickles and files of arrays built to exhaust memory are refused with a message and little memory."""
 
 import hashlib
 import io
@@ -35,11 +35,11 @@ LITTLE = 8 << 20  # bytes
 
 
 @contextmanager
-def refused(said: str, most: int = LITTLE) -> Iterator[None]:
-    """A DataError of one line, and no more memory than this on the way."""
+def refused(message: str, most: int = LITTLE) -> Iterator[None]:
+    """Expect a DataError of one line, and at most this much memory."""
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             yield
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
@@ -48,7 +48,7 @@ def refused(said: str, most: int = LITTLE) -> Iterator[None]:
 
 
 def header(kind: bytes, size: int, name: str = "data_batch_1.bin") -> bytes:
-    """Of a member that claims to be of this size."""
+    """Header of a member that claims this size."""
     member = tarfile.TarInfo(name)
     member.type = kind
     block = bytearray(member.tobuf(tarfile.GNU_FORMAT))
@@ -59,7 +59,7 @@ def header(kind: bytes, size: int, name: str = "data_batch_1.bin") -> bytes:
 
 
 def zeros(size: int, *before: bytes) -> bytes:
-    """Gzipped, without ever being in memory."""
+    """Gzipped zeros, made without holding them in memory."""
     packer = zlib.compressobj(9, wbits=31)
     pieces = [packer.compress(b"".join(before))]
     pieces += [packer.compress(bytes(1 << 20)) for _ in range(size >> 20)]
@@ -115,7 +115,7 @@ def put(index: int) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """A list of ten times the list before, and so on: 10^depth labels."""
+    """Nested lists of ten times the same list: 10^depth labels."""
     inner = b"](" + b"K\x00" * 10 + b"e" + b"q\x00"
     for level in range(1, depth):
         inner += b"0](" + b"h" + bytes([level - 1]) + (b"h" + bytes([level - 1])) * 9 + b"eq" + bytes([level])
@@ -123,7 +123,7 @@ def nested(depth: int) -> bytes:
 
 
 def repeated() -> bytes:
-    """A long text that becomes bytes again and again, which are all kept."""
+    """A long text that is decoded to bytes many times, all of which are kept."""
     text = "x" * 50_000
     once = b"h\x00h\x01h\x02\x86R"
     start = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", len(text)) + text.encode() + b"q\x01U\x06latin1q\x02"
@@ -149,9 +149,9 @@ PICKLES: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_pickle_built_to_take_memory_is_refused(name: str, tmp_path: Path) -> None:
     e = small.entry("cifar10")
-    data, said = PICKLES[name]
+    data, message = PICKLES[name]
     small.folder(tmp_path, small.python(e, small.arrays(e)) | {"data_batch_1": data})
-    with refused(said):
+    with refused(message):
         local(e, tmp_path)
 
 
@@ -206,7 +206,7 @@ def test_a_png_of_another_size_is_refused_before_it_is_decoded(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("labels", ["[" * 100_000, json.dumps([0] * 40_000), '{"a": 1}', "[[0], [0]]", "12"])
-def test_labels_that_are_no_short_list_are_refused(labels: str, tmp_path: Path) -> None:
+def test_labels_that_are_not_a_short_list_are_refused(labels: str, tmp_path: Path) -> None:
     e = small.entry("cifar10")
     small.folder(tmp_path, small.png(e, small.arrays(e)) | {"train_lables.json": labels.encode()})
     with refused("labels|cifar10"):

@@ -98,14 +98,14 @@ def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) 
 
     with styled(STYLE):
         try:
-            made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+            drawing = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
         except RunError as problem:
             echo(f"fedshift: figure {number}: {problem}", err=True)
             return False
         for kind in formats:
             path = place(out, number, kind)
-            write(path, content(made.figure, kind, MAKER))
-            echo(f"{path}: {made.source}")
+            write(path, content(drawing.figure, kind, MAKER))
+            echo(f"{path}: {drawing.source}")
     return True
 
 

@@ -157,18 +157,18 @@ def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
 def report(folder: Path, page: Path | None, as_json: bool) -> None:
     if not folder.is_dir():
         raise SettingsError(f"--results {folder}: there is no such folder")
-    made = reporting.report(folder)
+    content = reporting.report(folder)
     if page is not None:
         try:
             before = page.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
             raise SettingsError(f"--page {page}: cannot be read: {problem}") from None
-        write(page, reporting.rewritten(before, made, str(page)).encode())
+        write(page, reporting.rewritten(before, content, str(page)).encode())
         echo(f"{page}: written")
     elif as_json:
-        echo(strict_json(made.as_dict()))
+        echo(strict_json(content.as_dict()))
     else:
-        for title, parts in made.sections:
+        for title, parts in content.sections:
             show([part._replace(title=title) if isinstance(part, Listing) else f"{title}: {part}" for part in parts])
 
 
@@ -193,11 +193,11 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
     at = rate(uplink)
     params, times = uplinks.model(model, weights)
     with Console(stderr=True).status("") as status:
-        found = uplinks.candidates(params, times, tick=lambda name: status.update(f"measuring {name} ..."))
+        candidates = uplinks.candidates(params, times, tick=lambda name: status.update(f"measuring {name} ..."))
     uploads = measured(params, times)
-    advice = uplinks.advice(found, uploads, at)
+    advice = uplinks.advice(candidates, uploads, at)
     if as_json:
-        best = uplinks.recommended(found, at)
+        best = uplinks.recommended(candidates, at)
         named = [
             {
                 "name": item.name,
@@ -209,14 +209,14 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
                 "digits": uplinks.MEASURED[item.name]._asdict(),
                 "recommended": item is best,
             }
-            for item in sorted(found, key=lambda item: item.upload.seconds(at))
+            for item in sorted(candidates, key=lambda item: item.upload.seconds(at))
         ]
         rows = [item._asdict() | {"seconds": item.seconds(at), "error": item.error} for item in uploads]
         codecs = sorted(rows, key=lambda row: row["seconds"])
         shift = Shift().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
         echo(strict_json({"rate": at, "uplinks": named, "codecs": codecs, "shift": shift, "advice": advice}))
         return
-    show([uplinks.choices(found, at)])
+    show([uplinks.choices(candidates, at)])
     for sentence in advice:
         echo(sentence)
     show([uplinks.plan(uploads, at)])

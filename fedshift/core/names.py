@@ -17,7 +17,7 @@ def printable(text: str, keep: str = "") -> str:
     >>> print(printable("\x1b[2Jgrün\r\n\u202e"), printable("two\nlines", keep="\n").splitlines())
     \x1b[2Jgrün\x0d\x0a\u202e ['two', 'lines']
     """
-    return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(ord(found[0])), text)
+    return UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escaped(ord(match[0])), text)
 
 
 def _escaped(code: int) -> str:
@@ -50,8 +50,8 @@ def named(name: str) -> Callable[..., Any]:
         raise ValueError(f"no module {module!r} in the current folder or on the Python path") from error
     finally:
         sys.path[:] = before
-    found = getattr(loaded, function, None)
-    if not callable(found):
+    target = getattr(loaded, function, None)
+    if not callable(target):
         functions = [key for key, value in vars(loaded).items() if callable(value)][:8]
         raise ValueError(f"no function {function!r} in {module}; {suggest(function, functions)}")
-    return found  # type: ignore[no-any-return]
+    return target  # type: ignore[no-any-return]

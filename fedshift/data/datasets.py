@@ -270,13 +270,13 @@ def _call(name: str) -> Any:
     return function()
 
 
-def _from(name: str, made: Any) -> Dataset:
+def _from(name: str, arrays: Any) -> Dataset:
     """Data set from the arrays of a file or the result of a function."""
-    if isinstance(made, Dataset):
-        return made
-    if isinstance(made, tuple | list) and len(made) == 4:
-        made = dict(zip(ARRAYS, made, strict=True))
-    if not isinstance(made, Mapping) or not set(ARRAYS) <= set(made):
-        seen = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+    if isinstance(arrays, Dataset):
+        return arrays
+    if isinstance(arrays, tuple | list) and len(arrays) == 4:
+        arrays = dict(zip(ARRAYS, arrays, strict=True))
+    if not isinstance(arrays, Mapping) or not set(ARRAYS) <= set(arrays):
+        seen = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else type(arrays).__name__
         raise DataError(f"{name}: needs arrays x, y, test_x and test_y, got {seen or 'nothing'}")
-    return dataset(*(made[key] for key in ARRAYS), name=name)
+    return dataset(*(arrays[key] for key in ARRAYS), name=name)

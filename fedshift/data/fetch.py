@@ -53,14 +53,14 @@ def local(entry: Entry, source: Path) -> tuple[Arrays, str]:
     problem = ""
     for place in places(source, entry.archives):
         try:
-            if found := whole(entry, look(place)):
-                return found
+            if result := verified(entry, look(place)):
+                return result
         except DataError as error:
             problem = problem or str(error)
     raise DataError(problem or f"{source}: {entry.name} is not in it; it must be {entry.accepts}")
 
 
-def whole(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
+def verified(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
     """Verified data set and the kind of verification; None if no folder contains its files."""
     for folder in folders:
         try:
@@ -93,8 +93,8 @@ def from_home(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
         folders = [Folder(host, {name: partial(bytes, data) for name, data in contents.items()})]
     else:
         folders = [folder for name, data in contents.items() for folder in unpack(data, f"{host}: {name}")]
-    if found := whole(entry, folders):
-        return found
+    if result := verified(entry, folders):
+        return result
     raise DataError(f"{host}: the files are not those of {entry.name}")
 
 

@@ -69,7 +69,7 @@ class Member(tarfile.TarInfo):
 
 def unpack(data: bytes, where: str) -> list[Folder]:
     """All folders of a tar archive, gzipped or not."""
-    found: dict[str, dict[str, Callable[[], bytes]]] = {}
+    folders: dict[str, dict[str, Callable[[], bytes]]] = {}
     mode: Literal["r:gz", "r:"] = "r:gz" if data.startswith(GZIP) else "r:"
     total = 0
     try:
@@ -82,13 +82,13 @@ def unpack(data: bytes, where: str) -> list[Folder]:
                     raise DataError(f"contains more than {2 * LARGEST:,} bytes; no published archive does")
                 if reader := tar.extractfile(member) if member.isfile() else None:
                     path = PurePosixPath(member.name)
-                    found.setdefault(str(path.parent), {})[path.name] = partial(bytes, reader.read())
+                    folders.setdefault(str(path.parent), {})[path.name] = partial(bytes, reader.read())
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     except BROKEN as error:
         raise DataError(f"{where}: the archive is damaged ({error})") from error
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    return [Folder(f"{where}:{folder}", files, md5) for folder, files in found.items()]
+    return [Folder(f"{where}:{folder}", files, md5) for folder, files in folders.items()]
 
 
 def gunzip(data: bytes, most: int) -> bytes:

@@ -71,8 +71,8 @@ def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
     ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
     """
     names = dict.fromkeys(uplink_name(run.uplink) for run in grids.expand(raw))
-    found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
-    return [f"uplink {name}: {', '.join(settings)}" for name, settings in found]
+    uplinks = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
+    return [f"uplink {name}: {', '.join(settings)}" for name, settings in uplinks]
 
 
 @contextmanager

@@ -25,16 +25,16 @@ def parse(text: str) -> float:
     >>> parse("1MB/s"), parse("500kB/s"), parse("10Mbit/s"), parse("1e6"), parse("2 MiB/s")
     (1000000.0, 500000.0, 1250000.0, 1000000.0, 2097152.0)
     """
-    found = RATE.fullmatch(text.strip())
+    match = RATE.fullmatch(text.strip())
     try:
-        number = float(found["number"]) if found else 0.0
+        number = float(match["number"]) if match else 0.0
     except ValueError:
         number = 0.0
-    if found is None or not 0 < number < 1e15:
+    if match is None or not 0 < number < 1e15:
         raise ValueError("must be a rate, for example 1MB/s, 500kB/s, 10Mbit/s or 1e6 (bytes per second)")
-    unit = found["unit"] or "B"
+    unit = match["unit"] or "B"
     bits = unit == "b" or unit.lower() in ("bit", "bps")
-    return number * PREFIX[(found["prefix"] or "").lower()] / (8 if bits else 1)
+    return number * PREFIX[(match["prefix"] or "").lower()] / (8 if bits else 1)
 
 
 def said(at: float) -> str:

@@ -113,11 +113,11 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> dotted({"seed": 1, "uplink": {"bits": {"32": 1.0}, "send": "updates"}})
     {'seed': 1, 'uplink.bits': {'32': 1.0}, 'uplink.send': 'updates'}
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in tree.items():
         single = not isinstance(value, Mapping) or key in VALUES
-        found |= {prefix + key: value} if single else dotted(value, f"{prefix}{key}.")
-    return found
+        result |= {prefix + key: value} if single else dotted(value, f"{prefix}{key}.")
+    return result
 
 
 def _comparable(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,13 +146,13 @@ def differences(then: str, now: str, by_end: Collection[str] = ()) -> str:
     if then == now:
         return ""
     before, after = (_comparable(tomllib.loads(text)) for text in (then, now))
-    found = []
+    changes = []
     for key in dict.fromkeys([*before, *after]):
         old, new = (
             str(side.get(key)).rpartition(":")[2] if key in by_end else side.get(key) for side in (before, after)
         )
         if repr(old) != repr(new):  # 1, 1.0 and true are equal, and {32, 4} and {4, 32} assign different clients
             was, is_now = (shorten(repr(side[key]), 60) if key in side else "not set" for side in (before, after))
-            found.append(f"{key}: was {was}, now {is_now}")
-    more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
-    return "; ".join(found[:LISTED] + more)
+            changes.append(f"{key}: was {was}, now {is_now}")
+    more = [f"and {len(changes) - LISTED} more"] if len(changes) > LISTED else []
+    return "; ".join(changes[:LISTED] + more)

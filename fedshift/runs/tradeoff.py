@@ -128,12 +128,12 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
+def answers(table: Sequence[Row], name: Name | None = None) -> list[str]:
     """Sentences on each task; `name` returns the name of a row."""
-    groups = tasks(made)
+    groups = tasks(table)
     sentences: list[str] = []
     for rows in groups[:ANSWERS]:
-        first, *rest = about(rows, name or namer(made))
+        first, *rest = about(rows, name or namer(table))
         prefix = f"{task_name(rows[0], groups)}: " if len(groups) > 1 else ""
         sentences += [first if first.startswith(prefix.replace(": ", ", ")) else f"{prefix}{first}", *rest]
     more = len(groups) - ANSWERS
@@ -142,9 +142,9 @@ def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
     )
 
 
-def namer(made: Sequence[Row]) -> Name:
+def namer(table: Sequence[Row]) -> Name:
     """Names of rows by the settings in which they differ, those of the uplink first and the shift last."""
-    keys = sorted(made[0].label if made else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
+    keys = sorted(table[0].label if table else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
     short = words(keys)
 
     def name(row: Row) -> str:
@@ -186,12 +186,12 @@ def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
     experiment = judged[0].experiment
     sign = -1 if experiment.train.lower else 1
     best = max(exact, key=lambda row: sign * row.mean)
-    equal = [(row, equal_bytes(row)) for row in judged]
-    saving = [(row, found) for row, found in equal if (row.fewer or 0) > 1 and (found is None or found.better)]
-    near = [(row, found) for row, found in saving if reaches(row.mean, target(best), experiment)]
+    pairs = [(row, equal_bytes(row)) for row in judged]
+    saving = [(row, equal) for row, equal in pairs if (row.fewer or 0) > 1 and (equal is None or equal.better)]
+    near = [(row, equal) for row, equal in saving if reaches(row.mean, target(best), experiment)]
     if near:
         return _sentences(*min(near, key=lambda pair: (pair[0].bytes_up, -sign * pair[0].mean)), name)
-    gains = [(row, found) for row, found in saving if found]
+    gains = [(row, equal) for row, equal in saving if equal]
     if not saving:
         return ["Compression was not worth it: no setting beats full precision stopped after the same uploaded bytes."]
     margin = "1 point" if experiment.train.metric == "accuracy" else "1 %"
@@ -199,8 +199,8 @@ def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
     none = f"No compressed setting stays within {margin} of {full} and beats it at equal bytes"
     if not gains:
         return [f"{none}."]
-    row, found = max(gains, key=lambda pair: sign * pair[1].gain.gain)
-    first, *rest = _sentences(row, found, name)
+    row, equal = max(gains, key=lambda pair: sign * pair[1].gain.gain)
+    first, *rest = _sentences(row, equal, name)
     return [f"{none}; the best setting at equal bytes: {first}", *rest]
 
 
@@ -237,16 +237,16 @@ def room_of(experiment: Experiment) -> str:
 
 def _losing(judged: Sequence[Row], name: Name) -> list[str]:
     """Sentences on settings that are no better than fewer rounds in full precision."""
-    lower = [(row, found) for row in judged if (found := equal_bytes(row)) and not found.better]
+    lower = [(row, equal) for row in judged if (equal := equal_bytes(row)) and not equal.better]
     verbs = {False: ("loses to", "lose to"), True: ("does not beat", "do not beat")}
     sentences = []
     for noise, verb in verbs.items():
-        group = [(row, found) for row, found in lower if found.noise is noise]
+        group = [(row, equal) for row, equal in lower if equal.noise is noise]
         losing = [
-            f"{name(row)} ({_score(row.mean, row.experiment)} against {_score(found.score, row.experiment)})"
-            for row, found in group
+            f"{name(row)} ({_score(row.mean, row.experiment)} against {_score(equal.score, row.experiment)})"
+            for row, equal in group
         ]
-        unknown = any(found.gain.verdict and not found.noise for _, found in group)
+        unknown = any(equal.gain.verdict and not equal.noise for _, equal in group)
         why = "; the difference is within noise" if noise else "; too few seeds to know the noise" if unknown else ""
         if losing:
             rest = f" and {len(losing) - NAMED} more" if len(losing) > NAMED else ""

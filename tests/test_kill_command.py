@@ -72,7 +72,7 @@ def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> Non
     gate.open()
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert f"resume with `fedshift resume {out}`" in errors
+    assert f"with `fedshift resume {out}`" in errors
     assert "Traceback" not in errors
 
     process = command("resume", out, "--quiet")

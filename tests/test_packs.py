@@ -172,10 +172,11 @@ def test_a_run_stops_after_so_many_minutes_and_goes_on(tmp_path: Path) -> None:
         out = str(tmp_path / "-".join(arguments))
         done = fedshift(*arguments, "--out", out, "--minutes", "0", "--set", "engine.workers=1")
         assert done.exit_code == 0, done.stderr
-        assert f"; resume with `fedshift resume {out}`" in done.stderr
+        assert "Stopped; resume" in done.stderr
+        assert f"with `fedshift resume {out}`." in done.stderr
         assert not list(Path(out).rglob("model.safetensors"))
     again = fedshift("resume", str(tmp_path / "run---preset-smoke"), "--minutes", "0")
-    assert "Stopped after round 2" in again.stderr
+    assert "resume after round 2 with" in again.stderr
 
 
 def test_a_failure_counts_even_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
         finally:
             run.close()
     if not run.finished:
-        echo(f"Stopped after round {run.saved}; resume with `fedshift resume {out}`.", err=True)
+        echo(f"Stopped; resume after round {run.saved} with `fedshift resume {out}`.", err=True)
         sys.exit(stop.code)
     conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
 
@@ -125,8 +125,8 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, mi
             stop.asked.set()
     if not finished(out):
         saved = max((number for number, _ in Checkpoints(out).newest_first), default=0)
-        hint = f"after round {saved}; resume with `fedshift resume {out}`" if begun(out) else "before the run started"
-        echo(f"Stopped {hint}.", err=True)
+        hint = f"; resume after round {saved} with `fedshift resume {out}`" if begun(out) else " before the run started"
+        echo(f"Stopped{hint}.", err=True)
         sys.exit(stop.code)
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
 

@@ -118,7 +118,7 @@ def remove(folder: Path, pattern: str) -> None:
 
 
 def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
-    """Serialize tensors to safetensors, with `about` and a digest of all bytes in the metadata; return both."""
+    """Serialize tensors to safetensors, with `about` and a digest in the metadata; return bytes and digest."""
     tensors = {name: x.cpu().contiguous() for name, x in params.items()}
     blank = save(tensors, {METADATA: json.dumps({"digest": BLANK.decode()} | about)})
     digest = hash_of(blank)
@@ -126,7 +126,7 @@ def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
 
 
 def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
-    """Return `about` and the digest of a content made by `seal`; RunError if it has changed."""
+    """Return `about` and the digest of bytes made by `seal`; RunError if they have changed."""
     damaged = RunError(f"{path}: damaged: its content does not match its checksum")
     try:
         (length,) = struct.unpack_from("<Q", content)

@@ -95,7 +95,7 @@ def sweep(file: Path) -> None:
 
 
 def checksum(*tensors: Tensor) -> str:
-    """CRC-32 of tensors: detects damage, not forgery, and is much faster than a digest."""
+    """CRC-32 of tensors: detects damage, not forgery, and is several times faster than a digest."""
     crc = 0
     for tensor in tensors:
         crc = zlib.crc32(tensor.contiguous().numpy().data, crc)

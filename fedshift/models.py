@@ -1,4 +1,4 @@
-"""Models by name, fitted to the shape of the examples and the number of classes."""
+"""Models by name, built for the shape of the examples and the number of classes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class PaperCNN(nn.Module):
 
 
 def _pooled(n: int) -> int:
-    """Height after conv 5x5 pad 1 and maxpool 2x2 pad 1"""
+    """Height after conv 5x5 pad 1 and maxpool 2x2 pad 1."""
     return (n - 2) // 2 + 1
 
 

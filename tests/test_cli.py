@@ -54,7 +54,7 @@ def test_a_run_shows_its_progress_and_ends_in_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Recording in here\nsmoke: round 1 of 3, ")
     assert "smoke: round 3 of 3, " in done.stdout
-    assert "Everything is in here" in done.stdout
+    assert "Results are in here" in done.stdout
     assert (tmp_path / "here" / "model.safetensors").exists()
     again = run("run", "here/settings.toml", "--out", "again", "--quiet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -62,8 +62,8 @@ def test_a_run_shows_its_progress_and_ends_in_a_table(tmp_path: Path) -> None:
     for name in ("model.safetensors", "settings.toml"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     finished = run("resume", "here", cwd=tmp_path)
-    assert (finished.returncode, finished.stderr) == (0, "here: this run is finished.\n")
-    assert "Everything is in here" in finished.stdout
+    assert (finished.returncode, finished.stderr) == (0, "here: this run is already finished.\n")
+    assert "Results are in here" in finished.stdout
 
 
 def test_a_run_as_json(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ NAMED = ("exact", "lean", "extreme")
 def test_the_demo_compares_full_precision_the_paper_lean_and_extreme(tmp_path: Path) -> None:
     done = run("run", *SMALL, "--out", "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for expected in ("paper", "lean", "extreme", "against 32 bits", "The shift per filter", "Everything is in demo"):
+    for expected in ("paper", "lean", "extreme", "against 32 bits", "The shift per filter", "Results are in demo"):
         assert expected in done.stdout
-    assert "times fewer" in done.stdout[done.stdout.index("To look at") :]  # the answer comes last
+    assert "times fewer" in done.stdout[done.stdout.index("Report: ") :]  # the answer comes last
     shifts = ("no_uplink-exact", "per-layer_uplink-paper", *(f"per-filter_uplink-{name}" for name in NAMED))
     folders = {path.parent.name for path in (tmp_path / "demo").glob("*/model.safetensors")}
     assert folders == {f"shift-{shift}_seed-{seed}" for shift in shifts for seed in range(3)}
@@ -107,7 +107,7 @@ def test_a_sweep_skips_what_is_finished_and_goes_on_with_more(tmp_path: Path) ->
     assert {path.parent.name for path in before} == {"name-fedavg_seed-0", "name-scaffold_seed-0"}
     file.write_text(file.read_text().replace("[0]", "[0, 1]"))
     done = run("sweep", "grid.toml", cwd=tmp_path)
-    assert "2 of 4 runs are finished already" in done.stderr
+    assert "2 of 4 runs are already finished" in done.stderr
     assert "seeds 0, 1" in done.stdout
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     file.write_text(file.read_text().replace("rounds = 2", "rounds = 3"))
@@ -142,11 +142,15 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
         ),
         (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
         (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
-        (["run", "--set", "seed=7"], 2, "--set seed: the sweep sets it for each run; --set 'sweep.seed=[...]'"),
+        (
+            ["run", "--set", "seed=7"],
+            2,
+            "--set seed: the sweep sets it for each run; change it with --set 'sweep.seed=[...]'",
+        ),
         (
             ["run", "--uplink", "lean"],
             2,
-            "--set uplink: the sweep sets it for each run; --set 'sweep.runs=[...]'",
+            "--set uplink: the sweep sets it for each run; change it with --set 'sweep.runs=[...]'",
         ),
         (
             ["run", "--preset", "smoke", "--uplink", "leen"],
@@ -185,7 +189,7 @@ def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
     done = run("run", "--preset", "smoke", *SMALL, "--set", "name=[red]", "--out", "[x]/[bold]y", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[red]: round 1 of 3" in done.stdout
-    assert "Everything is in [x]/[bold]y" in done.stdout
+    assert "Results are in [x]/[bold]y" in done.stdout
 
 
 def test_a_reader_that_leaves_stops_the_run_without_a_traceback(tmp_path: Path) -> None:

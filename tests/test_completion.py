@@ -32,7 +32,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def tab(*words: str) -> list[str]:
-    """What bash offers for the last of the words."""
+    """Completions of bash for the last word."""
     command = ["bash", "--norc", "-c", TAB, "bash", "fedshift", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert done.stderr == ""
@@ -61,7 +61,7 @@ def test_bash_offers(words: list[str], offered: list[str]) -> None:
     assert tab(*words) == offered
 
 
-def test_what_is_offered_is_what_there_is() -> None:
+def test_completions_are_the_known_names() -> None:
     assert get_args(Experiment().engine.__class__.model_fields["name"].annotation) == cli.ENGINES
     assert set(cli.DATA) == set(CATALOG)
     assert tuple(frontier.TASKS) == cli.TASKS
@@ -87,7 +87,7 @@ def test_other_shells_have_a_script_and_get_answers(shell: str, asked: dict[str,
     assert all(name in answer(_FEDSHIFT_COMPLETE=f"complete_{shell}", **asked) for name in ("demo", "smoke", "paper"))
 
 
-def test_nothing_heavy_is_loaded_for_it() -> None:
+def test_completion_imports_no_heavy_package() -> None:
     variables = {"COMP_WORDS": "fedshift run --engine ", "COMP_CWORD": "3", "_FEDSHIFT_COMPLETE": "complete_bash"}
     program = [sys.executable, "-X", "importtime", COMMAND]
     done = subprocess.run(program, capture_output=True, text=True, env=ENVIRONMENT | variables)

@@ -160,13 +160,13 @@ def test_changed_settings_are_listed_with_what_to_do(tmp_path: Path) -> None:
     path, text = out / "settings.toml", (out / "settings.toml").read_text()
     path.write_text(text.replace("rounds = 8", "rounds = 9").replace("lr = 0.05", "lr = 0.5"))
     assert refused(out) == (
-        f"{path}: the settings are not those the run was started with (train.rounds: 8 then, 9 now; "
-        "train.lr: 0.05 then, 0.5 now); put them back to resume it, or start a new run in another folder from the "
+        f"{path}: the settings are not those the run was started with (train.rounds: was 8, now 9; "
+        "train.lr: was 0.05, now 0.5); put them back to resume it, or start a new run in another folder from the "
         "changed file"
     )
     for each in checkpoints(out):
         each.unlink()  # then identity.json says it
-    assert "(train.rounds: 8 then, 9 now; train.lr: 0.05 then, 0.5 now)" in refused(out)
+    assert "(train.rounds: was 8, now 9; train.lr: was 0.05, now 0.5)" in refused(out)
     path.write_text(f"# the same values\n{text}")
     (told,) = goes_on_with(out, tmp_path / "whole", experiment)
     assert "the checkpoints are missing; resuming from round 0" in told
@@ -273,13 +273,13 @@ def test_another_model_in_python_is_refused(tmp_path: Path) -> None:
     before = everything(out)
     with pytest.raises(RunError, match="the model's frozen weights or buffers are not those the run was started with"):
         resume(out, model=other, data=digits())
-    with pytest.raises(RunError, match=r"\(model.name: '.*:Frozen' then, '.*:Linear' now\); put them back"):
+    with pytest.raises(RunError, match=r"\(model.name: was '.*:Frozen', now '.*:Linear'\); put them back"):
         resume(out, model=nn.Linear(64, 10), data=digits())
     assert everything(out) == before
     other.features.load_state_dict(model.features.state_dict())  # what is learnt comes from the checkpoint
     list(resume(out, model=other, data=digits()))
     done = fedshift("resume", out)
-    assert (done.exit_code, done.stderr) == (0, f"{out}: this run is finished.\n")
+    assert (done.exit_code, done.stderr) == (0, f"{out}: this run is already finished.\n")
 
 
 def test_without_a_checkpoint_the_first_weights_must_be_the_same(tmp_path: Path) -> None:

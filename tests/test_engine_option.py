@@ -1,4 +1,4 @@
-"""`--engine NAME`: who trains, for a run and for a sweep."""
+"""`--engine NAME` for a run and for a sweep."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files are there whole or not at all, and say by themselves when they are not what was written."""
+"""Files are written atomically, and damage is detected from the file alone."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="mounts and limits as
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte."""
+    """Disk of one megabyte."""
     place = tmp_path / "disk"
     place.mkdir()
     if mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)):
@@ -40,7 +40,7 @@ def mount(*arguments: str) -> int:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that takes all but a few bytes of the disk."""
+    """File that takes all but `leave` bytes of the disk."""
     ballast = disk / "ballast"
     space = os.statvfs(disk)
     ballast.write_bytes(bytes(max(0, space.f_bavail * space.f_bsize - leave)))
@@ -48,7 +48,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 @linux
-def test_on_a_full_disk_what_was_there_stays(disk: Path) -> None:
+def test_on_a_full_disk_the_old_file_is_kept(disk: Path) -> None:
     write(disk / "a", b"old")
     ballast = fill(disk, 8192)
     with pytest.raises(RunError, match=r"disk/a: cannot be written: No space left on device"):
@@ -61,7 +61,7 @@ def test_on_a_full_disk_what_was_there_stays(disk: Path) -> None:
 
 
 @linux
-def test_on_a_read_only_disk_what_was_there_stays(disk: Path) -> None:
+def test_on_a_read_only_disk_the_old_file_is_kept(disk: Path) -> None:
     write(disk / "a", b"old")
     assert not mount("-o", "remount,ro", str(disk))
     with pytest.raises(RunError, match=r"disk/a: cannot be written: Read-only file system"):
@@ -70,7 +70,7 @@ def test_on_a_read_only_disk_what_was_there_stays(disk: Path) -> None:
 
 
 @linux
-def test_a_write_that_goes_beyond_a_limit_is_taken_back(tmp_path: Path) -> None:
+def test_a_write_beyond_a_limit_leaves_no_file(tmp_path: Path) -> None:
     write(tmp_path / "a", b"old")
 
     def work() -> None:
@@ -83,14 +83,14 @@ def test_a_write_that_goes_beyond_a_limit_is_taken_back(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nowhere/a: cannot be written: No such file or directory"):
         write(tmp_path / "nowhere" / "a", b"")
     with pytest.raises(RunError, match=r"nowhere: cannot be read: No such file or directory"):
         read_about(tmp_path / "nowhere")
 
 
-def test_any_changed_byte_and_any_missing_end_is_noticed(tmp_path: Path) -> None:
+def test_any_changed_byte_and_any_missing_end_is_detected(tmp_path: Path) -> None:
     path = write_tensors(tmp_path, "x", {"w": torch.arange(4.0)}, {"a": "b"})
     content = path.read_bytes()
     tensors, about = read_tensors(path)
@@ -131,7 +131,7 @@ def test_a_link_at_the_temporary_name_or_the_path_is_replaced_and_not_followed(t
     assert sorted(os.listdir(tmp_path)) == ["a", *(["victim"] if there else [])]
 
 
-def test_a_temporary_file_that_was_left_is_replaced_and_a_folder_at_its_name_is_told(tmp_path: Path) -> None:
+def test_a_temporary_file_that_was_left_is_replaced_and_a_folder_at_its_name_is_reported(tmp_path: Path) -> None:
     (tmp_path / f"a{TEMPORARY}").write_bytes(b"left by a process that was killed")
     write(tmp_path / "a", b"ours")
     (tmp_path / f"b{TEMPORARY}").mkdir()
@@ -146,7 +146,7 @@ def test_a_link_at_a_lock_is_not_followed(tmp_path: Path, there: bool) -> None:
     target = victim(tmp_path) if there else tmp_path / "nothing"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).symlink_to(target)
-    with pytest.raises(RunError, match=r"run: cannot be written to: \.lock is a link, which is not followed"):
+    with pytest.raises(RunError, match=r"run: cannot be written to: \.lock is a symbolic link, which is not followed"):
         Lock(tmp_path / "run")
     assert target.exists() == there
     (tmp_path / "run" / LOCK).unlink()
@@ -160,7 +160,7 @@ def test_a_link_at_a_record_that_is_added_to_is_not_followed(tmp_path: Path) -> 
     next(run)
     (out / "rounds.csv").rename(tmp_path / "rounds.csv")
     (out / "rounds.csv").symlink_to(target)
-    with pytest.raises(RunError, match=r"rounds\.csv: cannot be written: rounds\.csv is a link, which is not followed"):
+    with pytest.raises(RunError, match=r"rounds\.csv: cannot be written: rounds\.csv is a symbolic link"):
         next(run)
     assert target.read_bytes() == b"not ours"
 

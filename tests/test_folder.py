@@ -97,7 +97,7 @@ def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(t
         assert f"{out}: nothing was started in this folder before the command was stopped; repeat the" in done.stderr
     again = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
     assert again.exit_code == 0, again.output
-    assert f"Everything is in {out}" in " ".join(again.stdout.split())
+    assert f"Results are in {out}" in " ".join(again.stdout.split())
 
 
 def test_where_the_settings_are_missing_no_new_run_is_started(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     go(small(FEDAVG), tmp_path / "run")
     before = everything(tmp_path / "run")
     done = fedshift("resume", tmp_path / "run")
-    assert (done.exit_code, done.stderr.strip()) == (0, f"{tmp_path / 'run'}: this run is finished.")
+    assert (done.exit_code, done.stderr.strip()) == (0, f"{tmp_path / 'run'}: this run is already finished.")
     (tmp_path / "run" / "report.html").unlink()  # which it has got
     assert everything(tmp_path / "run") == before
 
@@ -134,7 +134,7 @@ def test_a_finished_run_with_edited_settings_is_refused_like_an_unfinished_one(t
         assert everything(out) == before
         sentences.append(done.stderr)
     assert sentences[0] == sentences[1]
-    assert "the settings are not those the run was started with (train.lr: 0.05 then, 0.5 now)" in sentences[0]
+    assert "the settings are not those the run was started with (train.lr: was 0.05, now 0.5)" in sentences[0]
 
 
 def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_p
     for arguments in (("resume", out), ("sweep", file, "--out", out)):
         done = fedshift(*arguments)
         assert (done.exit_code, done.stdout) == (2, "")
-        assert "not those the run was started with (train.epochs: 1 then, 2 now)" in done.stderr
+        assert "not those the run was started with (train.epochs: was 1, now 2)" in done.stderr
     assert everything(out) == before
 
 
@@ -266,10 +266,14 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
 @pytest.mark.parametrize(
     ("changes", "edited", "said"),
     [
-        (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: {'32': 0.5, '4': 0.5} then"),
+        (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: was {'32': 0.5, '4': 0.5}, now"),
         (GROUPS, {"uplink": {"group": dict(reversed(GROUPS["uplink"]["group"].items()))}}, "order of uplink.group: "),
-        ({"model": {"args": {"hidden": 1}}}, {"model": {"args": {"hidden": True}}}, "model.args.hidden: 1 then, True"),
-        ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: not set then, {} now"),
+        (
+            {"model": {"args": {"hidden": 1}}},
+            {"model": {"args": {"hidden": True}}},
+            "model.args.hidden: was 1, now True",
+        ),
+        ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: was not set, now {}"),
     ],
 )
 def test_settings_that_only_look_equal_are_not_resumed_with(

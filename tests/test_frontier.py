@@ -17,7 +17,7 @@ FEW = """[{name = "exact_seed-0", uplink = "exact"}, {name = "lean_seed-0", upli
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """Settings of one run with an uplink of their own, which a frontier replaces."""
+    """Settings of one run with an uplink, which a frontier replaces."""
     return file_of(tmp_path / "mine.toml", small({"train": {"rounds": 2}, "uplink": {"bits": "32+4"}}))
 
 
@@ -25,33 +25,33 @@ def names(out: Path) -> set[str]:
     return {path.name for path in out.iterdir() if path.is_dir() and finished(path)}
 
 
-def test_every_uplink_is_trained_just_once_and_judged_against_exact_uploads(mine: Path, tmp_path: Path) -> None:
+def test_every_uplink_is_trained_once_and_compared_with_exact_uploads(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = fedshift("frontier", "--task", mine, "--out", out)
     assert done.exit_code == 0, done.stderr
-    assert f"{mine}: its uplink is not used; a frontier trains 15 others." in done.stderr
+    assert f"{mine}: its uplink is ignored; a frontier trains 15 others." in done.stderr
     assert names(out) == {f"{name}_seed-0" for name in frontier.GRID}
     assert settings_of(out / "random-4_seed-0").uplink.bits == 4
-    assert f"To look at: {out / 'report.html'}\n" in done.stdout
+    assert f"Report: {out / 'report.html'}\n" in done.stdout
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/rounds.csv")}
     again = fedshift("frontier", "--task", mine, "--out", out, "--json")
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/rounds.csv")} == before
-    told = json.loads(again.stdout.splitlines()[-1])
-    assert len(told["rows"]) == 15
-    assert [row["label"] for row in told["rows"] if row["full"] is None] == [{"uplink": "32"}]
-    assert told["answer"]
-    assert told["report"] == str(out / "report.html")
-    assert "15 of 15 runs are finished already." in again.stderr
+    result = json.loads(again.stdout.splitlines()[-1])
+    assert len(result["rows"]) == 15
+    assert [row["label"] for row in result["rows"] if row["full"] is None] == [{"uplink": "32"}]
+    assert result["answer"]
+    assert result["report"] == str(out / "report.html")
+    assert "15 of 15 runs are already finished." in again.stderr
 
 
-def test_what_was_stopped_is_resumed(mine: Path, tmp_path: Path) -> None:
+def test_a_stopped_frontier_is_resumed(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assignments = ["--set", "train.rounds=20", "--set", f"sweep.runs={FEW}"]
     arguments: list[str | Path] = ["frontier", "--task", mine, "--out", out, *assignments, "-q"]
     done = fedshift(*arguments, "--minutes", "0")
     assert done.exit_code == 0
-    # a run that ends before it hears of it is finished
-    assert (f"Stopped; `fedshift resume {out}`" in done.stderr) == (len(names(out)) < 2)
+    # a run may finish before the request to stop reaches it
+    assert (f"Stopped; resume with `fedshift resume {out}`" in done.stderr) == (len(names(out)) < 2)
     done = fedshift(*arguments)
     assert done.exit_code == 0, done.stderr
     assert names(out) == {"exact_seed-0", "lean_seed-0"}
@@ -60,12 +60,12 @@ def test_what_was_stopped_is_resumed(mine: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", frontier.TASKS)
 def test_runs_differ_in_their_uplink_only(task: str) -> None:
     runs = grid.expand(frontier.settings(task, 2))
-    assert [one.seed for one in runs] == [0] * 15 + [1] * 15
-    assert len({one.changed(name="run", seed=0, uplink="exact").toml() for one in runs}) == 1
-    assert len({summary.uplink_label(one) for one in runs}) == 15
+    assert [run.seed for run in runs] == [0] * 15 + [1] * 15
+    assert len({run.changed(name="run", seed=0, uplink="exact").toml() for run in runs}) == 1
+    assert len({summary.uplink_label(run) for run in runs}) == 15
     # groups would change which clients are drawn
-    assert all(isinstance(one.uplink.bits, int) and not one.uplink.group for one in runs)
-    assert {uplink_name(one.uplink) for one in runs} == {"exact", "lean", "extreme", None}
+    assert all(isinstance(run.uplink.bits, int) and not run.uplink.group for run in runs)
+    assert {uplink_name(run.uplink) for run in runs} == {"exact", "lean", "extreme", None}
     preset = Experiment(**{key: value for key, value in PRESETS[frontier.TASKS[task]].items() if key != "sweep"})
     assert (runs[0].data, runs[0].model, runs[0].train) == (preset.data, preset.model, preset.train)
     assert runs[0].shift == Experiment().shift
@@ -76,7 +76,7 @@ def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
     for bandwidth, kept in (("1MB/s", 1e6), ({"32": "1MB/s", "4": "1kB/s"}, None)):
         written = json.dumps(bandwidth).replace(":", " =")
         file.write_text(f'uplink = {{bits = "32+4", bandwidth = {written}}}\n')
-        assert {one.uplink.bandwidth for one in grid.expand(frontier.settings(str(file), 1))} == {kept}
+        assert {run.uplink.bandwidth for run in grid.expand(frontier.settings(str(file), 1))} == {kept}
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,13 @@ def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
     [
         (["--task", "mnist"], "--task mnist: must be digits, cifar10 or a file of settings, FILE.toml"),
         (["--task", "none.toml"], "none.toml: cannot be read"),
-        (["--task", "grid.toml"], "--task grid.toml: has a table sweep; it must contain the settings of one run"),
+        (["--task", "grid.toml"], "--task grid.toml: has a table named sweep; it must contain the settings of one run"),
         (["--task", "bad.toml"], "--task bad.toml: unknown setting 'train.lrr'; did you mean 'lr'?"),
-        (["--set", "seed=3"], "--set seed: the sweep sets it for each run; --set 'sweep.runs=[...]' changes that"),
-        (["--set", "uplink.rate=1"], "--set uplink.rate: the sweep sets it for each run; --set 'sweep.runs"),
+        (["--set", "seed=3"], "--set seed: the sweep sets it for each run; change it with --set 'sweep.runs=[...]'"),
+        (
+            ["--set", "uplink.rate=1"],
+            "--set uplink.rate: the sweep sets it for each run; change it with --set 'sweep.runs",
+        ),
         (["--set", "train.lr=x"], "--set: train.lr = 'x': must be"),
         (["--seeds", "0"], "0 is not in the range"),
     ],

@@ -1,4 +1,4 @@
-"""The help of each command reads well on its own: a sentence, examples that work, 80 columns."""
+"""Help of each command: a sentence, examples that parse, at most 80 columns."""
 
 import shlex
 from collections.abc import Iterator
@@ -14,19 +14,19 @@ ROOT = typer.main.get_command(app)
 
 
 def commands(command: click.Command = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Of all commands, the words that lead to them."""
+    """Words that lead to each command."""
     yield path
     if isinstance(command, click.Group):
         for name, inside in command.commands.items():
             yield from commands(inside, (*path, name))
 
 
-def told(*words: str) -> Result:
+def invoke(*words: str) -> Result:
     return CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(ROOT, words, prog_name="fedshift")
 
 
 def examples(text: str) -> list[list[str]]:
-    """The words of each example at the end of a help."""
+    """Words of each example at the end of a help text."""
     _, found, after = text.partition("For example:")
     assert found, text
     return [shlex.split(line, comments=True) for line in after.splitlines() if line.strip()]
@@ -34,7 +34,7 @@ def examples(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", [*commands()], ids=" ".join)
 def test_a_help_has_a_sentence_and_fits_and_its_examples_parse(path: tuple[str, ...]) -> None:
-    done = told(*path, "--help")
+    done = invoke(*path, "--help")
     assert done.exit_code == 0
     assert max(map(len, done.output.splitlines())) <= 80
     usage, sentence = [line.strip() for line in done.output.splitlines() if line.strip()][:2]
@@ -44,11 +44,11 @@ def test_a_help_has_a_sentence_and_fits_and_its_examples_parse(path: tuple[str, 
         assert program == "fedshift"
         assert words[: len(path)] == list(path)
         parse(words)
-    assert told(*path, "-h").output == done.output
+    assert invoke(*path, "-h").output == done.output
 
 
 def parse(words: list[str]) -> None:
-    """As the command would, without doing it; a UsageError where it would be refused."""
+    """Parse words like the command would, without running it; UsageError for wrong ones."""
     command: click.Command | None = ROOT
     context: click.Context | None = None
     while isinstance(command, click.Group):
@@ -58,12 +58,12 @@ def parse(words: list[str]) -> None:
     command.make_context(command.name, list(words), parent=context)
 
 
-def test_an_example_that_is_wrong_would_be_noticed() -> None:
+def test_wrong_examples_are_detected() -> None:
     for words in ["run", "--preste", "demo"], ["ruin"], ["plan"], ["bench", "codecs", "--repeats", "0"]:
         with pytest.raises(click.UsageError):
             parse(words)
 
 
-def test_groups_show_their_help_when_nothing_is_asked_of_them() -> None:
+def test_groups_without_a_command_show_their_help() -> None:
     for path in (), ("bench",), ("paper",):
-        assert told(*path).output.split() == told(*path, "--help").output.split()
+        assert invoke(*path).output.split() == invoke(*path, "--help").output.split()

@@ -72,7 +72,7 @@ def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> Non
     gate.open()
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert f"`fedshift resume {out}` goes on" in errors
+    assert f"with `fedshift resume {out}`" in errors
     assert "Traceback" not in errors
 
     process = command("resume", out, "--quiet")
@@ -92,7 +92,7 @@ def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
     gate.open()
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert f"Stopped; `fedshift resume {out}` goes on" in errors
+    assert f"Stopped; resume with `fedshift resume {out}`" in errors
     assert "Traceback" not in errors
 
     gate = Gate(tmp_path / "killed", out, 20)

@@ -1,4 +1,4 @@
-"""Text from elsewhere: what reaches a terminal, and what is escaped on the way."""
+"""Untrusted text is escaped before it reaches a terminal."""
 
 import io
 import os
@@ -26,7 +26,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x08\x7f\x9b31m\u202ered\u2066\u2028x\udc80[
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x0d\x08\x7f\x9b31m\u202ered\u2066\u2028x\udc80[red]:bomb:"
 
 
-def test_control_characters_are_escaped_and_text_stays() -> None:
+def test_control_characters_are_escaped_and_other_text_is_unchanged() -> None:
     controls = [*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A), 0xD800, 0xDFFF]
     for code in controls:
         assert printable(f"a{chr(code)}b") == (f"a\\x{code:02x}b" if code < 256 else f"a\\u{code:04x}b")
@@ -37,17 +37,17 @@ def test_control_characters_are_escaped_and_text_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", [SettingsError, DataError, RunError])
-def test_errors_hold_no_control_characters(kind: type[Exception]) -> None:
+def test_errors_contain_no_control_characters(kind: type[Exception]) -> None:
     assert str(kind(f"{HOSTILE}: is wrong")) == f"{SHOWN}: is wrong"
 
 
-def test_what_somebodys_code_raised_is_told_in_printable_text() -> None:
+def test_errors_of_user_code_are_reported_as_printable_text() -> None:
     for text in (describe(ValueError(HOSTILE)), sentence(OSError(HOSTILE))):
         assert text == printable(text)
         assert r"\x1b]0;owned\x07" in text
 
 
-def test_a_clients_failure_enters_the_run_as_printable_text() -> None:
+def test_failures_of_clients_are_recorded_as_printable_text() -> None:
     fed = build(small(), data=digits())
     turn = Turn(fed, fed.start(), Ram())
     assert isinstance(turn.job, Job)
@@ -87,7 +87,7 @@ def test_json_escapes_delete_too() -> None:
 
 
 def terminal(*arguments: str | Path) -> str:
-    """What a command writes to a terminal of 1000 columns without colours."""
+    """Output of a command on a terminal of 1000 columns without colours."""
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "dumb", "COLUMNS": "1000", "NO_COLOR": "1"}
     with subprocess.Popen(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedshift import Experiment
-from fedshift.cli.interrupts import Enough
+from fedshift.cli.interrupts import StopRequest
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.runs.events import Event
 from fedshift.runs.packs import activations, room
@@ -172,15 +172,16 @@ def test_a_run_stops_after_so_many_minutes_and_goes_on(tmp_path: Path) -> None:
         out = str(tmp_path / "-".join(arguments))
         done = fedshift(*arguments, "--out", out, "--minutes", "0", "--set", "engine.workers=1")
         assert done.exit_code == 0, done.stderr
-        assert f"Stopped; `fedshift resume {out}` goes on" in done.stderr
+        assert "Stopped; resume" in done.stderr
+        assert f"with `fedshift resume {out}`." in done.stderr
         assert not list(Path(out).rglob("model.safetensors"))
     again = fedshift("resume", str(tmp_path / "run---preset-smoke"), "--minutes", "0")
-    assert "goes on after round 2" in again.stderr
+    assert "resume after round 2 with" in again.stderr
 
 
 def test_a_failure_counts_even_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is up, whatever the clock says, once the healthy run, which is the second, has a round."""
-    monkeypatch.setattr(Enough, "now", lambda enough: bool(list(tmp_path.glob("runs/lr-0.05*/rounds.csv"))))
+    monkeypatch.setattr(StopRequest, "now", lambda request: bool(list(tmp_path.glob("runs/lr-0.05*/rounds.csv"))))
     grid = tmp_path / "grid.toml"
     grid.write_text(
         "[train]\nrounds = 100000\nepochs = 1\npatience = 1\n[engine]\nname = 'batched'\npack = 1\n"
@@ -195,7 +196,7 @@ def test_a_failure_counts_even_when_the_time_is_up(tmp_path: Path, monkeypatch: 
 def test_minutes_must_be_a_number(tmp_path: Path) -> None:
     done = fedshift("run", "--preset", "smoke", "--out", tmp_path / "run", "--minutes", "nan")
     assert done.exit_code == 2
-    assert "nan is no time" in done.stderr
+    assert "nan is not a number of minutes" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

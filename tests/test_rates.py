@@ -1,4 +1,4 @@
-"""Rates as people write them."""
+"""Rates of links as text."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fedshift.experiment.toml import SettingsError
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_a_second"),
+    ("text", "bytes_per_second"),
     [
         ("1MB/s", 1e6),
         ("1 MB/s", 1e6),
@@ -20,11 +20,11 @@ from fedshift.experiment.toml import SettingsError
         ("0.5GB/s", 5e8),
     ],
 )
-def test_a_rate_may_be_written_in_many_ways(text: str, bytes_a_second: float) -> None:
-    assert rate(text) == bytes_a_second
+def test_a_rate_may_be_written_in_many_ways(text: str, bytes_per_second: float) -> None:
+    assert rate(text) == bytes_per_second
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1MB/s", "1XB/s", "1..2", "MB/s", "1e99"])
-def test_what_is_no_rate_gets_a_sentence(text: str) -> None:
+def test_text_that_is_not_a_rate_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--uplink .*must be a rate, for example 1MB/s"):
         rate(text)

@@ -1,4 +1,4 @@
-"""Settings: what a file may say, and sentences for everything else."""
+"""Settings: valid ones, and error messages for all others."""
 
 import tomllib
 from pathlib import Path
@@ -42,10 +42,10 @@ from tests.runs import fedshift
 
 def groups(**uplink: Any) -> tuple[dict[str, Uplink], list[int]]:
     found, group = links(Experiment(data={"clients": 8}, train={"cohort": 2}, uplink=uplink))
-    return {one.name: one.uplink for one in found}, group.tolist()
+    return {g.name: g.uplink for g in found}, group.tolist()
 
 
-def test_a_file_says_what_an_experiment_is_and_the_other_way_round(tmp_path: Path) -> None:
+def test_settings_are_written_to_a_file_and_read_again(tmp_path: Path) -> None:
     experiment = Experiment(
         seed=3,
         uplink={"bits": {32: 0.5, 8: 0.25, 4: 0.25}, "bandwidth": {4: 1e5}},
@@ -95,15 +95,15 @@ def test_a_shift_is_per_filter_unless_it_is_per_layer_or_has_settings_of_the_pap
     text: str, expected: tuple[str, float | str, float]
 ) -> None:
     experiment = Experiment(shift=tomllib.loads(text))
-    for one in (experiment, Experiment(**tomllib.loads(experiment.toml())), experiment.changed(seed=3)):
-        assert (one.shift.per, one.shift.share, one.shift.max_share) == expected
+    for copy in (experiment, Experiment(**tomllib.loads(experiment.toml())), experiment.changed(seed=3)):
+        assert (copy.shift.per, copy.shift.share, copy.shift.max_share) == expected
     rule = algorithm(experiment).server
     assert isinstance(rule, Chain)
     assert isinstance(rule.rules[-1], Shift)
     assert (rule.rules[-1].per, rule.rules[-1].share, rule.rules[-1].max_share) == expected
 
 
-def test_a_change_of_per_fills_in_the_share_that_was_not_given_anew() -> None:
+def test_a_change_of_per_recomputes_a_share_that_was_not_given() -> None:
     layer = Experiment(shift={"per": "layer"})
     assert layer.changed(**{"shift.per": "filter"}).shift == Experiment().shift
     assert Experiment().changed(**{"shift.per": "layer"}).shift == layer.shift
@@ -127,7 +127,7 @@ def test_records_of_earlier_versions_are_read_as_the_papers_rule_and_keep_all_th
         assert Experiment(**tomllib.loads(experiment.toml())) == experiment
 
 
-def test_links_alike_in_parts_by_fraction_and_one_by_one() -> None:
+def test_links_for_all_in_parts_by_fraction_and_per_client() -> None:
     four = Uplink(Codec(KMeans(4, random=True)))
     assert groups(bits=4) == ({"4 bit": four}, [0] * 8)
     assert groups(bits="32+4") == ({"32 bit": Uplink(EXACT), "4 bit": four}, [0, 1] * 4)
@@ -207,11 +207,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "uplink.group.a.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
     ),
     ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
-    ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is none of"),
+    ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is not allowed; bits must be 1 to 8"),
     ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),
-    ({"uplink": {"bits": [4, 4]}}, "uplink.bits: 2 numbers for 100 clients"),
-    ({"uplink": {"bandwidth": [1.0]}}, "uplink.bandwidth: 1 numbers for 100 clients"),
-    ({"uplink": {"group": {"a": {"bits": 4}}}}, "uplink.group.a: needs either a share of the clients or a list"),
+    ({"uplink": {"bits": [4, 4]}}, "uplink.bits: 2 values; must be one per client (data.clients = 100)"),
+    ({"uplink": {"bandwidth": [1.0]}}, "uplink.bandwidth: 1 values; must be one per client (data.clients = 100)"),
+    ({"uplink": {"group": {"a": {"bits": 4}}}}, "uplink.group.a: must have either a share of the clients or a list"),
     (
         {"uplink": {"bits": "32+4", "group": {"a": {"share": 0.5}}}},
         "uplink.bits = '32+4': with named groups it must be one",
@@ -246,20 +246,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"group": {"a": {"share": 0.5, "bandwidth": "2XB/s"}}}},
         "uplink.group.a.bandwidth = '2XB/s': must be a rate",
     ),
-    ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or how many values"),
+    ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or the number of values per block"),
     ({"uplink": {"bandwidth": 1e-300}}, "uplink.bandwidth = 1e-300: must be"),
     ({"name": "a/b"}, "name = 'a/b': must be the name of a folder: 1 to 100 characters, no slash, backslash or"),
     ({"name": ".."}, "name = '..': must be the name of a folder"),
-    ({"name": "a\0b"}, "name = 'a\\x00b': no name and no path may contain a NUL character"),
-    ({"data": {"name": "a\0.npz"}}, "data.name = 'a\\x00.npz': no name and no path may contain a NUL character"),
-    ({"uplink": {"group": {"a\0": {"share": 0.5}}}}, "uplink.group.a? = 'a\\x00': no name and no path may contain"),
+    ({"name": "a\0b"}, "name = 'a\\x00b': names and paths must not contain NUL characters"),
+    ({"data": {"name": "a\0.npz"}}, "data.name = 'a\\x00.npz': names and paths must not contain NUL characters"),
+    ({"uplink": {"group": {"a\0": {"share": 0.5}}}}, "uplink.group.a? = 'a\\x00': names and paths must not contain"),
     ({"rounds": 3}, "unknown setting 'rounds'; did you mean 'train.rounds'?"),
     ({"train": 3}, "train = 3: must be"),
 ]
 
 
 @pytest.mark.parametrize(("raw", "sentence"), WRONG)
-def test_what_is_wrong_is_named_in_one_sentence(raw: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_setting_is_named_in_one_sentence(raw: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Experiment(**raw)
     assert sentence in str(caught.value)
@@ -285,27 +285,30 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"group": {"a": {"share": 0.001, "bits": 4}}}}, "group 'a' is empty"),
     ({"uplink": {"bits": {32: 0.999, 4: 0.001}}}, "group '4 bit' is empty"),
     ({"uplink": {"group": {"a": {"clients": [100]}}}}, "client 100: there are 100 clients"),
-    ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is in another group already"),
+    ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is already in another group"),
     ({"data": {"augment": True, "clients": 100}}, "data.augment = true: needs images"),
-    ({"data": {"clients": 1000, "partition": "iid"}, "train": {"cohort": 500}}, "only 240 clients hold data"),
+    ({"data": {"clients": 1000, "partition": "iid"}, "train": {"cohort": 500}}, "only 240 clients have data"),
     ({"model": {"name": "resnet"}}, "model.name = 'resnet': no such model; known are mlp, paper-cnn"),
     ({"model": {"args": {"hiden": 3}}}, "unexpected keyword argument 'hiden'"),
     ({"model": {"name": "torch:ones"}}, "model = 'torch:ones'"),
-    ({"train": {"loss": "nowhere:f"}}, "train.loss = 'nowhere:f': no module 'nowhere' here or on the path"),
+    (
+        {"train": {"loss": "nowhere:f"}},
+        "train.loss = 'nowhere:f': no module 'nowhere' in the current folder or",
+    ),
     ({"train": {"metric": "f1"}}, "train.metric = 'f1': must be module:function"),
     ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
     (
         {"shift": {"tensors": ["nothing*"], "per": "layer"}},
-        "shift.tensors = ('nothing*',): there is no such tensor among the trained ones: fc1.weight",
+        "shift.tensors = ('nothing*',): there is no such tensor among the trained tensors: fc1.weight",
     ),
     (
         {"shift": {"tensors": ["fc1.bias"]}},
-        "shift.tensors = ('fc1.bias',): there is no such tensor among the trained ones with filters of two inputs or "
-        "more: fc1.weight, fc2.weight",
+        "shift.tensors = ('fc1.bias',): there is no such tensor among the trained tensors with filters of two "
+        "inputs or more: fc1.weight, fc2.weight",
     ),
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
-    ({"train": {"metric": "tests.test_settings:one"}}, "a metric must give one number for each of 60 examples"),
+    ({"train": {"metric": "tests.test_settings:single"}}, "a metric must give one number for each of 60 examples"),
     ({"train": {"loss": "unreadable:f"}}, "train.loss = 'unreadable:f': SyntaxError"),
     ({"data": {"partition": "dirichlet", "least": 300}}, "least=300"),
 ]
@@ -315,12 +318,12 @@ def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     raise KeyError("no")
 
 
-def one(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def single(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return outputs.mean()
 
 
 @pytest.mark.parametrize(("raw", "sentence"), BUILT)
-def test_what_cannot_be_built_is_named_in_one_sentence(
+def test_a_setting_that_cannot_be_built_is_named_in_one_sentence(
     raw: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "unreadable.py").write_text("def f(:\n")
@@ -337,7 +340,7 @@ def test_a_missing_data_set_names_the_command_that_fetches_it(tmp_path: Path, mo
         build(Experiment(data={"name": "cifar10"}))
 
 
-def test_later_settings_count() -> None:
+def test_later_settings_take_precedence() -> None:
     raw = merge({"train": {"lr": 1, "epochs": 2}, "uplink": {"bits": {"32": 1.0}}}, {"train": {"lr": 3}})
     assert raw == {"train": {"lr": 3, "epochs": 2}, "uplink": {"bits": {"32": 1.0}}}
     assert merge(raw, {"uplink": {"bits": {"4": 1.0}}})["uplink"] == {"bits": {"4": 1.0}}
@@ -440,19 +443,19 @@ def test_a_rate_on_the_command_line_is_refused_where_no_run_quantizes(tmp_path: 
 def test_bits_of_another_place_replace_a_rate(text: str, assignments: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(f"{text}\n")
     raw = given(tmp_path / "a.toml", None, assignments)
-    for one in expand(raw):  # and the file that a run writes can be run again
-        (tmp_path / "settings.toml").write_text(one.toml())
+    for experiment in expand(raw):  # and the file that a run writes can be run again
+        (tmp_path / "settings.toml").write_text(experiment.toml())
         again = Experiment(**given(tmp_path / "settings.toml", None, []))
-        assert again.toml() == one.toml()
-        assert [group.uplink for group in links(again)[0]] == [group.uplink for group in links(one)[0]]
-        assert uplink_label(again) == uplink_label(one)
+        assert again.toml() == experiment.toml()
+        assert [group.uplink for group in links(again)[0]] == [group.uplink for group in links(experiment)[0]]
+        assert uplink_label(again) == uplink_label(experiment)
 
 
-def test_a_sweep_needs_something_to_sweep_over(tmp_path: Path) -> None:
+def test_a_sweep_without_a_table_sweep_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("seed = 1\n")
     done = fedshift("sweep", file, "--out", tmp_path / "out")
-    why = "has no table sweep, which lists what differs between runs; `fedshift run` trains one run"
+    why = "has no table named sweep with the settings that differ between runs; `fedshift run` trains one run"
     assert (done.exit_code, done.stderr) == (2, f"fedshift: {file}: {why}\n")
     file.write_text("[sweep]\n")
     for command in ("sweep", "run"):
@@ -470,9 +473,9 @@ def test_a_grid_is_every_combination() -> None:
     grid = {"seed": [0, 1], "shift.on": [True, False], "uplink": {"bits": [32, "32+4", {"8": 1.0}]}}
     experiments = expand({"train": {"rounds": 2}, "sweep": grid})
     assert len(experiments) == 12
-    assert len({one.toml() for one in experiments}) == 12
+    assert len({run.toml() for run in experiments}) == 12
     together = expand({"sweep": {"runs": [{"seed": 5, "train": {"lr": 0.5}}, {"seed": 6}]}})
-    assert [(one.seed, one.train.lr) for one in together] == [(5, 0.5), (6, 0.05)]
+    assert [(run.seed, run.train.lr) for run in together] == [(5, 0.5), (6, 0.05)]
 
 
 @pytest.mark.parametrize("wrong", [3, {"seed": 3}, {"seed": []}, {"runs": 3}, {"runs": []}, {"train.lrr": [1]}])
@@ -501,7 +504,7 @@ def test_an_assignment_below_a_setting_that_the_sweep_sets_is_refused(tmp_path: 
 @pytest.mark.parametrize(
     "settings", [{"train": 1}, {"train": [{}]}, {"model": {"args": [1]}}, {"uplink": {"group": 1}}]
 )
-def test_what_must_be_a_table_is_said_in_words_of_toml(settings: dict[str, Any]) -> None:
+def test_a_value_that_must_be_a_table_is_named_in_terms_of_toml(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=r" = .*: must be a table$"):
         Experiment(**settings)
 
@@ -527,7 +530,7 @@ def test_a_named_uplink_can_be_changed_setting_by_setting_and_keeps_bandwidths()
 
 
 def test_a_name_on_the_command_line_replaces_the_uplink_of_a_file_and_is_then_changed(tmp_path: Path) -> None:
-    """Also of a sweep and of an experiment; of what was there before, the bandwidth is kept."""
+    """Also for a sweep and an experiment; the bandwidth is kept."""
     lean = Experiment(uplink=UPLINKS["lean"] | {"rate": 0.3}).uplink
     for before in ("bits = '32+4'", "quantizer = 'ternary'", "[uplink.group.phones]\nshare = 0.5\nbits = 2"):
         (tmp_path / "my.toml").write_text(f"[uplink]\n{before}\n")

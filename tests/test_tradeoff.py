@@ -1,4 +1,4 @@
-"""Whether compression was worth it: hand-worked bytes, scores and sentences."""
+"""Tradeoff of compression: hand-worked bytes, scores and sentences."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ ROUNDS = 20
 
 
 def run(bits: Any, each: float, scores: list[float], seed: int = 0, **more: Any) -> Result:
-    """A run whose rounds cost so many bytes; its final score is the mean of the last ten."""
+    """Run with `each` bytes per round; its final score is the mean of the last ten."""
     uplink = {"bits": bits, **more.pop("uplink", {})}
     experiment = Experiment(uplink=uplink, seed=seed, **more)
     sent = [each * (i + 1) for i in range(len(scores))]
@@ -22,12 +22,12 @@ def run(bits: Any, each: float, scores: list[float], seed: int = 0, **more: Any)
 
 
 def rising(last: float) -> list[float]:
-    """Ten rounds of a straight line up to the last score, and ten at it."""
+    """Scores that rise linearly for ten rounds and stay constant for ten."""
     return [last * min(i, 10) / 10 for i in range(1, ROUNDS + 1)]
 
 
 def test_a_score_is_smoothed_over_five_rounds_on_each_side() -> None:
-    """A straight line stays one; the last is the mean of the last ten, as every final score is."""
+    """A straight line is unchanged, but for the last score, which is the mean of the last ten."""
     line = [float(i) for i in range(20)]
     assert smooth(line)[:14] == line[:14]
     assert smooth(line)[-1] == 14.5
@@ -35,7 +35,7 @@ def test_a_score_is_smoothed_over_five_rounds_on_each_side() -> None:
 
 
 def test_full_precision_at_equal_bytes_lies_on_its_curve() -> None:
-    """1000 bytes a round: after 250 bytes of 4 bits it is not evaluated; 2500 bytes are half way from 0.2 to 0.3."""
+    """1000 bytes per round: after 250 bytes of 4 bits it is not evaluated; 2500 bytes are half way from 0.2 to 0.3."""
     trace = run(32, 1000, rising(1.0)).trace
     assert score_at(trace, 2500) == pytest.approx(0.25)
     assert score_at(trace, 3000) == pytest.approx(0.3)
@@ -54,7 +54,7 @@ def compared(low: list[float], each: float = 125, **more: Any) -> list[Row]:
 
 
 def test_a_setting_is_compared_with_full_precision_stopped_after_its_bytes() -> None:
-    """20 rounds of 125 bytes are 2.5 of full precision, which is at 0.2 then, and at 0.22 with the second seed."""
+    """20 rounds of 125 bytes are 2.5 of full precision, which has reached 0.2, and 0.22 with the second seed."""
     _, packed = compared(rising(0.79))
     found = equal_bytes(packed)
     assert found is not None
@@ -105,7 +105,7 @@ def of_sizes(metric: str = "accuracy") -> list[Row]:
     ("metric", "order"),
     [("accuracy", ["2", "4", "32", "8", "32+4"]), ("mine:mae", ["2", "4", "8", "32+4", "32"])],
 )
-def test_rows_come_by_merit(metric: str, order: list[str]) -> None:
+def test_rows_are_sorted_by_merit(metric: str, order: list[str]) -> None:
     """8 bits score as 4 for more bytes; where errors are minimised, 2 bits beat all others."""
     assert [row.label["uplink.bits"] for row in by_merit(of_sizes(metric))] == order
 
@@ -119,8 +119,8 @@ def test_merit_is_among_runs_of_one_task() -> None:
 
 def test_the_best_choice_is_one_sentence() -> None:
     """Full precision reaches 81.0 %, the target 80.0 % in round 14 of it and in round 14 of 4 bits."""
-    said = answers(compared(rising(0.799)))
-    assert said == [
+    sentences = answers(compared(rising(0.799)))
+    assert sentences == [
         "4 bits uploads 2.5 kB instead of 20 kB (8.0 times fewer) and reaches 80.9 % "
         "(full precision with the same server rule: 81.0 %; difference -0.1 points).",
         "Full precision stopped after the same uploaded bytes reaches 21.0 %.",
@@ -128,10 +128,10 @@ def test_the_best_choice_is_one_sentence() -> None:
     ]
 
 
-def test_a_setting_that_loses_to_fewer_rounds_is_called_out() -> None:
-    """20 rounds of 900 bytes are 18 of full precision, which has ended its climb by then."""
-    said = answers(compared(rising(0.6), 900))
-    assert said == [
+def test_a_setting_that_loses_to_fewer_rounds_is_named() -> None:
+    """20 rounds of 900 bytes are 18 of full precision, when its score is constant."""
+    sentences = answers(compared(rising(0.6), 900))
+    assert sentences == [
         "Compression was not worth it: no setting beats full precision stopped after the same uploaded bytes.",
         "4 bits (61.0 % against 81.0 %) loses to simply running fewer rounds in full precision "
         "(stopped after the same uploaded bytes).",
@@ -140,11 +140,11 @@ def test_a_setting_that_loses_to_fewer_rounds_is_called_out() -> None:
     assert alone.endswith("(stopped after the same uploaded bytes; too few seeds to know the noise).")
 
 
-def test_the_best_for_its_bytes_is_named_where_none_comes_near() -> None:
+def test_the_best_setting_at_equal_bytes_is_named_if_none_is_near_full_precision() -> None:
     first, second = answers(compared(rising(0.5)))
     assert first.startswith(
         "No compressed setting stays within 1 point of full precision (81.0 %) and beats it at equal bytes; "
-        "the best for its bytes: "
+        "the best setting at equal bytes: "
         "4 bits uploads 2.5 kB instead of 20 kB (8.0 times fewer) and reaches 51.0 %"
     )
     assert second == "Full precision stopped after the same uploaded bytes reaches 21.0 %."
@@ -163,11 +163,11 @@ def test_errors_are_judged_by_their_direction() -> None:
 def test_a_missing_baseline_is_named_with_the_setting_that_adds_it() -> None:
     made = rows([run(bits, 125, [0.5] * 3) for bits in ("32+4", "32+8")])
     assert answers(made) == [
-        "There is no finished full-precision run with the same server rule to judge 32+4 bits; 32+8 bits by; "
-        "a run with `--set uplink.bits=32+32` and all other settings alike adds it."
+        "There is no finished full-precision run with the same server rule to compare with 32+4 bits; 32+8 bits; "
+        "add a run with `--set uplink.bits=32+32` and otherwise the same settings."
     ]
     made = rows([run(4, 125, [0.5] * 3, shift={"on": True}), run(32, 125, [0.5] * 3, shift={"on": False})])
-    assert "`--uplink exact`" in answers(made)[0]  # that one has another server rule
+    assert "`--uplink exact`" in answers(made)[0]  # which has another server rule
     assert answers(made[1:]) == ["All runs upload in full precision, so there is no compression to judge."]
 
 
@@ -184,8 +184,8 @@ def test_each_task_has_its_own_sentences() -> None:
         for algorithm in ("fedavg", "scaffold")
         for bits, size in ((32, 1000), (4, 125))
     ]
-    said = answers(rows(results))
-    begins = [sentence.partition(" uploads")[0] for sentence in said if "instead of" in sentence]
+    sentences = answers(rows(results))
+    begins = [sentence.partition(" uploads")[0] for sentence in sentences if "instead of" in sentence]
     assert begins == [
         f"{name}, {algorithm}: 4 bits, {name}, {algorithm}"
         for name in ("digits", "mnist")
@@ -193,12 +193,12 @@ def test_each_task_has_its_own_sentences() -> None:
     ]
 
 
-def test_runs_that_came_to_no_number_say_so() -> None:
+def test_scores_that_are_nan_are_reported() -> None:
     made = rows([run(32, 1000, [math.inf, -math.inf]), run(4, 125, [math.nan] * 3)])
-    assert answers(made) == ["What the runs came to is no number: accuracy is infinite or NaN."]
+    assert answers(made) == ["Final scores (accuracy) are NaN or infinite."]
     assert equal_bytes(made[1]) is None
     made = rows([run(32, 1000, [math.nan] * 3), run(4, 125, [0.5] * 3)])
-    assert answers(made) == ["Full precision came to no number, so whether compression was worth it cannot be said."]
+    assert answers(made) == ["Final scores of full precision are NaN or infinite, so compression cannot be judged."]
 
 
 def test_settings_are_near_the_best_full_precision_and_not_one_that_is_poor() -> None:

@@ -1,4 +1,4 @@
-"""`fedshift bench ...`: its arguments."""
+"""Arguments of `fedshift bench`."""
 
 import json
 from importlib.util import find_spec
@@ -21,11 +21,11 @@ bench = typer.Typer(
     epilog=examples("fedshift bench codecs --quick", "fedshift bench codecs --repeats 21 --json"),
 )
 def codecs(
-    quick: Annotated[bool, typer.Option("--quick", help="Only the table of codecs, with fewer repeats.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure the codecs only, with 3 repeats.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 9,
 ) -> None:
-    """Bytes, time and error of every codec on the paper's CNN, and the promises they keep."""
+    """Measure bytes, time and error of every codec on the paper's CNN, and check the promised ratios."""
     from fedshift.bench import report
 
     measured(report.measure, quick, 3 if quick else repeats, as_json)
@@ -35,20 +35,16 @@ def codecs(
     epilog=examples("fedshift bench engines --quick", "fedshift bench engines --gpu --json"),
 )
 def engines(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Without training the paper's CNN, which takes minutes.")
-    ] = False,
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="Only what a GPU gains; seconds where the rest takes minutes.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip training the paper's CNN, which takes minutes.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Measure only the speedup of a GPU, which takes seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 9,
 ) -> None:
-    """What a round costs: against a loop written by hand, on all cores, with many clients, and on a GPU."""
+    """Measure the time of a round: against a plain loop, on all cores, with many clients, and on a GPU."""
     from fedshift.bench import report
 
     if gpu and not torch_has_gpu():
-        typer.echo("fedshift: --gpu: there is no CUDA device here", err=True)
+        typer.echo("fedshift: --gpu: no CUDA device was found", err=True)
         raise typer.Exit(2)
     measured(report.measure_only_gpu if gpu else report.measure_engines, quick, repeats, as_json)
 
@@ -63,18 +59,18 @@ def torch_has_gpu() -> bool:
     epilog=examples("fedshift bench flower --quick"),
 )
 def flower(
-    quick: Annotated[bool, typer.Option("--quick", help="Without a deployment, which takes minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the deployment, which takes minutes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 9,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 9,
 ) -> None:
-    """What Flower adds to a round, and what a node sends in one, counted at the level of TCP."""
+    """Measure what Flower adds to a round, and the TCP bytes that a node sends per round."""
     try:
         import fedshift.flower  # noqa: F401
     except ImportError as missing:
         typer.echo(f"fedshift: {missing}", err=True)
         raise typer.Exit(2) from None
     if not quick and find_spec("trustme") is None:
-        typer.echo(f"fedshift: a deployment {needs('trustme')}; --quick measures without one", err=True)
+        typer.echo(f"fedshift: a deployment {needs('trustme')}; --quick skips it", err=True)
         raise typer.Exit(2)
     from fedshift.bench import report
 

@@ -1,4 +1,4 @@
-"""When to stop: somebody presses Ctrl-C, or the time is up."""
+"""Requests to stop: Ctrl-C or a time limit."""
 
 import math
 import os
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from threading import Event
 
 
-class Enough:
-    """Whether to stop after the round that is on: somebody asked for it, or the time is up."""
+class StopRequest:
+    """A request to stop after the current round, by Ctrl-C or because the time is up."""
 
     def __init__(self, minutes: float | None) -> None:
         self.asked = Event()
@@ -21,24 +21,24 @@ class Enough:
 
     @property
     def code(self) -> int:
-        """To exit with: an end that was planned is no failure."""
+        """Exit code: 130 after Ctrl-C, 0 after a time limit."""
         return 130 if self.asked.is_set() else 0
 
 
 @contextmanager
-def interrupts(minutes: float | None = None) -> Iterator[Enough]:
-    """Ctrl-C asks for an end after the round that is on, a second one for an end at once."""
-    enough = Enough(minutes)
+def interrupts(minutes: float | None = None) -> Iterator[StopRequest]:
+    """Stop after the current round on Ctrl-C, and at once on a second one."""
+    request = StopRequest(minutes)
 
     def ask(*_: object) -> None:
-        if enough.asked.is_set():
+        if request.asked.is_set():
             raise KeyboardInterrupt
-        enough.asked.set()
-        # not through the display, which may be in the middle of something
-        os.write(2, b"Stopping after this round; Ctrl-C once more stops at once.\n")
+        request.asked.set()
+        # not through the display, which may be in the middle of a write
+        os.write(2, b"Stopping after this round; press Ctrl-C again to stop at once.\n")
 
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield enough
+        yield request
     finally:
         signal.signal(signal.SIGINT, before)

@@ -21,37 +21,37 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 
-File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings; without it, a preset.")]
+File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings file (default: the demo preset).")]
 Preset = Annotated[
     str | None,
-    typer.Option(metavar="NAME", autocompletion=among(*PRESETS), help="Start from: demo, smoke or paper."),
+    typer.Option(metavar="NAME", autocompletion=among(*PRESETS), help="Preset to start from: demo, smoke or paper."),
 ]
-On = Annotated[
+EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine",
         metavar="NAME",
         autocompletion=among(*ENGINES),
-        help="Who trains: auto, sequential, processes, batched or flower.",
+        help="Engine: auto, sequential, processes, batched or flower.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of the run; runs/... otherwise.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a round, then the result.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder (default: a folder in runs/).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per round, then the result.")]
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
 
 @app.callback(
     epilog=examples(
-        "fedshift run                          # the demo: what few bits cost",
+        "fedshift run                          # demo: uploads of few bits",
         "fedshift run my.toml                  # your own settings",
-        "fedshift resume runs/my               # go on after it was stopped",
+        "fedshift resume runs/my               # resume a stopped run",
         "fedshift frontier                     # accuracy against bytes, 15 uplinks",
-        "fedshift plan --uplink 10Mbit/s       # which uplink to take on a link",
+        "fedshift plan --uplink 10Mbit/s       # recommend an uplink for a link",
     )
 )
 def main(
@@ -61,12 +61,12 @@ def main(
 ) -> None:
     """Federated learning when the uplink is the bottleneck.
 
-    Clients on slow links upload few bits, and the server corrects what that costs.
+    Clients on slow links upload few bits, and the server corrects the resulting error.
     """
 
 
-def named(uplink: str | None, engine: str | None) -> list[str]:
-    """Options that are settings, to be changed further by --set."""
+def as_assignments(uplink: str | None, engine: str | None) -> list[str]:
+    """Options as assignments like those of --set, which follow and take precedence."""
     given = {"uplink": uplink, "engine.name": engine}
     return [f"{key}={name}" for key, name in given.items() if name is not None]
 
@@ -83,56 +83,56 @@ def run(
     preset: Preset = None,
     assignments: Set = None,
     uplink: Uplink = None,
-    engine: On = None,
+    engine: EngineName = None,
     out: Out = None,
     minutes: Minutes = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train, show how far it is, and record every round in a folder.
+    """Train, show progress, and record every round in a folder.
 
-    Without arguments it runs the demo: what lean uploads save on digits, and what they cost.
+    Without arguments it runs the demo, which compares compressed uploads with full precision on digits.
     """
     with sentences():
         from fedshift.cli import running
         from fedshift.experiment import overrides
 
-        assignments = named(uplink, engine) + (assignments or [])
+        assignments = as_assignments(uplink, engine) + (assignments or [])
         raw = overrides.settings(file, preset or (None if file else "demo"), assignments)
         shown = display(quiet, as_json, track)
-        where = out or running.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
+        folder = out or running.free(Path("runs") / f"{raw.get('name', 'run')}-{datetime.now():%Y%m%d-%H%M%S}")
         with overrides.placed(str(file or f"--preset {preset or 'demo'}"), assignments):
-            running.start(raw, where, shown, as_json, minutes)
+            running.start(raw, folder, shown, as_json, minutes)
 
 
 @app.command(
     epilog=examples(
-        "fedshift sweep grid.toml              # into runs/grid; again to go on",
+        "fedshift sweep grid.toml              # into runs/grid; repeat to resume",
         "fedshift sweep grid.toml --out runs/mine --track wandb",
     )
 )
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a table of lists called sweep.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Settings with a table of lists named sweep.")],
     preset: Preset = None,
     assignments: Set = None,
     uplink: Uplink = None,
-    engine: On = None,
+    engine: EngineName = None,
     out: Out = None,
     minutes: Minutes = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a grid of runs: every combination of what the file lists under sweep.
+    """Train a grid of runs: every combination of the values that the file lists under sweep.
 
-    What is finished is skipped, what was stopped goes on. It ends in a table that compares the runs.
+    Finished runs are skipped and stopped runs are resumed. A table compares the runs at the end.
     """
     with sentences():
         from fedshift.cli import running
         from fedshift.experiment import overrides
 
-        assignments = named(uplink, engine) + (assignments or [])
+        assignments = as_assignments(uplink, engine) + (assignments or [])
         raw = overrides.settings(file, preset, assignments)
         shown = display(quiet, as_json, track)
         with overrides.placed(str(file), assignments):
@@ -155,7 +155,7 @@ def frontier(
     ] = "digits",
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Train seeds 0 to N - 1.")] = 1,
     assignments: Set = None,
-    engine: On = None,
+    engine: EngineName = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the runs (default: runs/frontier-NAME).")
     ] = None,
@@ -166,12 +166,12 @@ def frontier(
 ) -> None:
     """Measure accuracy against uploaded bytes: one task, 15 uplinks, one report.
 
-    The same command resumes what was stopped and skips finished runs. cifar10 is meant for a GPU.
+    The same command resumes stopped runs and skips finished ones. cifar10 is meant for a GPU.
     """
     with sentences():
         from fedshift.cli import running
 
-        assignments = named(None, engine) + (assignments or [])
+        assignments = as_assignments(None, engine) + (assignments or [])
         running.frontier(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes)
 
 
@@ -182,17 +182,17 @@ def frontier(
     )
 )
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or a sweep that was stopped.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a stopped run or sweep.")],
     minutes: Minutes = None,
     track: Track = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run or a sweep that was stopped, to the bit as if it had not been."""
+    """Resume a stopped run or sweep; the result is identical to that of an uninterrupted one."""
     with sentences():
         from fedshift.cli import running
 
-        running.go_on(folder, display(quiet, as_json, track), as_json, minutes)
+        running.resume_folder(folder, display(quiet, as_json, track), as_json, minutes)
 
 
 @app.command(
@@ -201,19 +201,23 @@ def resume(
     ),
 )
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, sweeps, or folders with runs below.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Runs, sweeps, or folders that contain them.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="The page; report.html in the first folder otherwise.")
+        Path | None, typer.Option(metavar="FILE.html", help="Output page (default: report.html in the first folder).")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw every figure there, too.")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write every figure to this folder.")] = None,
     formats: Formats = None,
     uplink: Annotated[
-        str, typer.Option(metavar="RATE", help="The link all uploads share: 1MB/s, 10Mbit/s, or bytes a second.")
+        str, typer.Option(metavar="RATE", help="Rate of the shared link: 1MB/s, 10Mbit/s, or bytes per second.")
     ] = "10Mbit/s",
-    title: Annotated[str, typer.Option(help="Of the page; the folder's name otherwise.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what is in it instead of writing a page.")] = False,
+    title: Annotated[str, typer.Option(help="Page title (default: folder name).")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of writing a page.")
+    ] = False,
 ) -> None:
-    """One page that says whether the shift helped, what it cost, what happened inside, and what was run."""
+    """Write an HTML page about runs: effect of the shift, costs, statistics per layer, and settings."""
     with sentences():
         from fedshift.experiment.rates import rate
         from fedshift.report import files
@@ -230,12 +234,12 @@ def data(
         typer.Argument(metavar="NAME", autocompletion=among(*DATA), help="cifar10, cifar100, mnist or fashion-mnist."),
     ],
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="PATH", help="A local copy: an archive or a folder.")
+        Path | None, typer.Option("--from", metavar="PATH", help="Local copy: an archive or a folder.")
     ] = None,
 ) -> None:
-    """Find or fetch a data set, verify it, and keep it in a cache folder.
+    """Fetch a data set, verify it, and store it in a cache folder.
 
-    The variable FEDSHIFT_DATA says which folder; without it, it is the one of your system.
+    FEDSHIFT_DATA sets the cache folder (default: the user cache folder of the system).
     """
     with sentences():
         from fedshift.cli import running

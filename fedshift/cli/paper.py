@@ -1,4 +1,4 @@
-"""`fedshift paper ...` and `fedshift plan`: their arguments."""
+"""Arguments of `fedshift paper` and `fedshift plan`."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ BITS = ("4", "5", "6", "7", "8")
 MODELS = ("paper-cnn", "mlp")
 
 paper = typer.Typer(
-    help="The FedShift paper's tables and figures: run, compared, published.",
+    help="Reproduce the tables and figures of the FedShift paper.",
     no_args_is_help=True,
     epilog=examples(
         "fedshift paper table1 --bits 4 8 --estimate",
@@ -27,12 +27,12 @@ SEVERAL = ("--bits", "--algorithms")
 
 
 def spread(arguments: Sequence[str], options: Collection[str]) -> list[str]:
-    """`--bits 4 8` and `--bits 4,8` as what the parser knows, `--bits 4 --bits 8`.
+    """Rewrite `--bits 4 8` and `--bits 4,8` as `--bits 4 --bits 8`, which the parser accepts.
 
     >>> spread(["--bits", "4", "8", "--rounds", "200", "--bits=5,6"], ["--bits"])
     ['--bits', '4', '--bits', '8', '--rounds', '200', '--bits', '5', '--bits', '6']
     """
-    told: list[str] = []
+    result: list[str] = []
     option = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -42,50 +42,52 @@ def spread(arguments: Sequence[str], options: Collection[str]) -> list[str]:
             option = name if name in options else ""
             values = value.split(",") if option and equals else [argument]
         if not option or values == [option]:
-            told.append(argument)
+            result.append(argument)
             continue
-        if told[-1:] == [option]:  # what it announced follows
-            told.pop()
-        told += [part for one in values for part in (option, one)]
-    return told
+        if result[-1:] == [option]:  # it is repeated before each of its values
+            result.pop()
+        result += [part for item in values for part in (option, item)]
+    return result
 
 
 class Several(TyperCommand):
-    """A command some of whose options take several values."""
+    """Command with options that take several values."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread(args, SEVERAL))
 
 
 Bits = Annotated[
-    list[str] | None, typer.Option(metavar="N ...", autocompletion=among(*BITS), help="4 to 8; all otherwise.")
+    list[str] | None, typer.Option(metavar="N ...", autocompletion=among(*BITS), help="Bits, 4 to 8 (default: all).")
 ]
 Algorithms = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME ...",
         autocompletion=among(*ALGORITHMS),
-        help="fedavg, fedpaq, fedef, fedprox, scaffold; all otherwise.",
+        help="fedavg, fedpaq, fedef, fedprox, scaffold (default: all).",
     ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many; the paper has 3.")]
-Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of each run; 800 otherwise.")]
+Seeds = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Number of seeds; the paper uses 3.")]
+Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rounds per run (default: 800).")]
 Shift = Annotated[
     str,
     typer.Option(
         metavar="both|on|off",
         autocompletion=among("both", "on", "off"),
-        help="Runs without the shift, with it, or both.",
+        help="Runs with the shift, without it, or both.",
     ),
 ]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Where runs are; what is finished there is not run again.")]
-Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how long what is missing takes on this device.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
-Uplink = Annotated[str, typer.Option(metavar="RATE", help="1MB/s, 500kB/s, 10Mbit/s, or bytes a second.")]
-Skip = Annotated[
-    Path | None, typer.Option("--records", metavar="DIR", help="Published records: what they hold is not run again.")
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs; finished runs are skipped.")]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Only estimate the time of the missing runs on this device.")
 ]
-Records = Annotated[Path, typer.Option(metavar="DIR", help="Where published records are.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Uplink = Annotated[str, typer.Option(metavar="RATE", help="Rate of the link: 1MB/s, 10Mbit/s, or bytes per second.")]
+Skip = Annotated[
+    Path | None, typer.Option("--records", metavar="DIR", help="Published records; runs with a record are skipped.")
+]
+Records = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the published records.")]
 
 
 def grid(
@@ -109,26 +111,26 @@ def grid(
         from fedshift.paper.experiments import chosen
 
         table = str(ctx.info_name)
-        asked = paper_tables.Asked(
+        request = paper_tables.Request(
             table, chosen(bits or (), algorithms or (), shift), seeds, rounds, tuple(assignments or ()), records
         )
         if estimate:
-            paper_tables.estimate(asked, out, as_json)
+            paper_tables.estimate(request, out, as_json)
         else:
-            paper_tables.run(asked, out, display(quiet, as_json, track), as_json, minutes)
+            paper_tables.run(request, out, display(quiet, as_json, track), as_json, minutes)
 
 
 for name, about in {
     "table1": "Table 1: five algorithms, 4 to 8 bits, without and with the shift.",
     "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
-    "ablations": "What the paper lacks: other shares, no quantization, nothing but quantization, updates.",
-    "beyond": "Filter centring instead of the paper's shift, beside runs without a shift and with the paper's.",
-    "uplinks": "Uplinks lean and extreme, and random K-means codes, beside full precision with the same server rule.",
-    "all": "Tables 1 and 2, the ablations, filter centring and uplinks, in the order in which they are worth running.",
+    "ablations": "Ablations beyond the paper: other shares, no quantization, quantization only, updates.",
+    "beyond": "Filter centring, compared with no shift and with the paper's shift.",
+    "uplinks": "Uplinks lean and extreme, and random K-means codes, compared with full precision.",
+    "all": "Tables 1 and 2, ablations, filter centring and uplinks, in order of importance.",
 }.items():
     paper.command(
         name,
-        help=f"{about}\n\nRuns what is missing, then prints ours beside the paper's.",
+        help=f"{about}\n\nTrains the missing runs, then prints our results next to the paper's.",
         epilog=examples(f"fedshift paper {name} --estimate", f"fedshift paper {name} --bits 4 8 --seeds 3"),
         cls=Several,
     )(grid)
@@ -136,20 +138,24 @@ for name, about in {
 
 @paper.command(epilog=examples("fedshift paper figures", "fedshift paper figures 7 8 --records runs/mine --format pdf"))
 def figures(
-    numbers: Annotated[list[str] | None, typer.Argument(metavar="[N...]", help="1 to 10; all otherwise.")] = None,
+    numbers: Annotated[
+        list[str] | None, typer.Argument(metavar="[N...]", help="Figures, 1 to 10 (default: all).")
+    ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Finished runs, anyone's, or published records; results/ where it is there."),
+        typer.Option(metavar="DIR", help="Finished runs or published records (default: results/, if it exists)."),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where they go.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("figures"),
     formats: Formats = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="From a small run on digits, whatever records there are.")
+        bool, typer.Option("--fresh", help="Train a small run on digits instead of reading records.")
     ] = False,
-    rounds: Annotated[int | None, typer.Option(min=10, metavar="N", help="Of such a run; 60 otherwise.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=10, metavar="N", help="Rounds of the small run (default: 60).")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Draw the paper's figures: from records those that need runs, or from a fresh small run when there are none."""
+    """Draw the paper's figures; those that need runs use records or, without records, a small new run."""
     with sentences():
         from fedshift.cli import paper_figures
 
@@ -159,11 +165,11 @@ def figures(
 @paper.command(epilog=examples("fedshift paper table3 --uplink 500kB/s"))
 def table3(
     uplink: Uplink = "1MB/s",
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Publish it there, too.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats behind each median.")] = 3,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Also publish the result in this folder.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Table 3: time and size of every codec on this machine, and up to which slowness of a link it pays off."""
+    """Table 3: time and size of every codec on this machine, and the slowdown of a link up to which it pays off."""
     with sentences():
         from fedshift.cli import paper_tables
 
@@ -172,11 +178,11 @@ def table3(
 
 @paper.command(epilog=examples("fedshift paper publish runs/paper --to results"))
 def publish(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders with runs in them.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Runs, or folders that contain runs.")],
     to: Records = Path("results"),
     force: Annotated[bool, typer.Option("--force", help="Replace records that differ.")] = False,
 ) -> None:
-    """Write a small record of each finished run: settings, machine and commit, a line a round."""
+    """Write a small record of each finished run: settings, machine, commit, and one line per round."""
     with sentences():
         from fedshift.cli import paper_tables
 
@@ -186,11 +192,13 @@ def publish(
 @paper.command(epilog=examples("fedshift paper report", "fedshift paper report --markdown"))
 def report(
     results: Records = Path("results"),
-    markdown: Annotated[bool, typer.Option("--markdown", help="Rewrite the generated part of the page.")] = False,
-    page: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("docs/reproduction.md"),
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Rewrite the generated part of the page in --page.")
+    ] = False,
+    page: Annotated[Path, typer.Option(metavar="FILE", help="Page to rewrite.")] = Path("docs/reproduction.md"),
     as_json: AsJson = False,
 ) -> None:
-    """The tables and the claims, from published records alone."""
+    """Print the paper's tables and claims from published records."""
     with sentences():
         from fedshift.cli import paper_tables
 
@@ -201,14 +209,14 @@ def plan(
     uplink: Uplink,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", autocompletion=among(*MODELS), help="paper-cnn, mlp or module:function."),
+        typer.Option(metavar="NAME", autocompletion=among(*MODELS), help="Model: paper-cnn, mlp or module:function."),
     ] = None,
     weights: Annotated[
-        int | None, typer.Option(min=1, max=10**15, metavar="N", help="Or how many weights it has.")
+        int | None, typer.Option(min=1, max=10**15, metavar="N", help="Number of weights, instead of a model.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which uplink to take on a link: seconds for one upload, bytes, and measured accuracy; then every codec."""
+    """Recommend an uplink for a link by upload time, bytes and measured accuracy; then list every codec."""
     with sentences():
         from fedshift.cli import paper_tables
 

@@ -1,4 +1,4 @@
-"""What `fedshift paper figures` does, once its arguments are read."""
+"""`fedshift paper figures`, after its arguments are parsed."""
 
 import sys
 from collections.abc import Sequence
@@ -29,33 +29,34 @@ def figures(
     fresh: bool,
     display: Display,
 ) -> None:
-    """Draw the figures asked for, all without any, and say what each was drawn from."""
-    asked, kinds = chosen(numbers), list(dict.fromkeys(formats)) or [FORMATS[0]]
+    """Draw the selected figures (default: all) and print the source of each."""
+    selected, kinds = chosen(numbers), list(dict.fromkeys(formats)) or [FORMATS[0]]
     check(kinds, "paper figures")
     if records is not None and (fresh or rounds is not None):
         option = "--fresh" if fresh else f"--rounds {rounds}"
         raise SettingsError(
-            f"{option}: asks for a fresh run, and --records {records} for those there are; leave one out"
+            f"{option}: requests a new run, and --records {records} existing runs; leave out one of them"
         )
     if records is not None and not records.is_dir():
         raise SettingsError(f"--records {records}: there is no such folder")
-    check_places((place(out, number, kind) for number in asked for kind in kinds), MAKER, "--out")
+    check_places((place(out, number, kind) for number in selected for kind in kinds), MAKER, "--out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
     source, failed = None, False
-    if any(number in RECORDED for number in asked):
-        own = None if fresh or rounds is not None else runs(records)
-        source = own or trained(out, rounds or ROUNDS, display)
-    for number in asked:
+    if any(number in RECORDED for number in selected):
+        recorded = None if fresh or rounds is not None else runs(records)
+        source = recorded or trained(out, rounds or ROUNDS, display)
+    for number in selected:
         failed |= not draw(number, kinds, out, source)
     if failed:
         sys.exit(2)
 
 
 def chosen(numbers: Sequence[str]) -> list[int]:
-    """
+    """Sorted figure numbers, without duplicates; all for none.
+
     >>> chosen(["7", "2", "7"]), len(chosen([]))
     ([2, 7], 10)
     """
@@ -65,16 +66,16 @@ def chosen(numbers: Sequence[str]) -> list[int]:
 
 
 def runs(folder: Path | None) -> Source | None:
-    """Those of a folder; without one, published records where there are any."""
+    """Finished runs of a folder (default: published records, if any)."""
     records, others = found(folder or PUBLISHED)
     if folder is not None and not records:
-        raise RunError(f"--records {folder}: holds no finished run{f' ({others[0]})' if others else ''}")
+        raise RunError(f"--records {folder}: contains no finished run{f' ({others[0]})' if others else ''}")
     if others:
-        echo(f"{len(others)} of {len(others) + len(records)} runs are left out: {others[0]}", err=True)
+        echo(f"{len(others)} of {len(others) + len(records)} runs are skipped: {others[0]}", err=True)
     return Source(panels(records), folder or PUBLISHED) if records else None
 
 
-# full precision, the paper's uplink, and that with the paper's shift
+# full precision, the paper's uplink, and the paper's uplink with its shift
 PAPERS = [
     {"uplink": "exact", "shift": {"on": False}},
     {"uplink": "paper", "shift": {"on": False}},
@@ -83,7 +84,7 @@ PAPERS = [
 
 
 def trained(out: Path, rounds: int, display: Display) -> Source:
-    """The paper's uplink on the demo's task, shorter, beside the figures: what is finished is not run again."""
+    """Train the paper's uplink on a shorter demo task, next to the figures; finished runs are skipped."""
     folder = out / "runs" / f"digits-{rounds}-rounds"
     raw: dict[str, Any] = merge(PRESETS["demo"], {"train": {"rounds": rounds}, "sweep": {"runs": PAPERS}})
     running.grid(raw, folder, display, False, table=False)
@@ -91,20 +92,20 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
 
 
 def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
-    """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
+    """Write OUT/figure-N in each format; print an error and return False if the runs lack its data."""
     from fedshift.paper.figures import gallery
     from fedshift.paper.figures.style import STYLE
 
     with styled(STYLE):
         try:
-            made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+            drawing = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
         except RunError as problem:
             echo(f"fedshift: figure {number}: {problem}", err=True)
             return False
         for kind in formats:
             path = place(out, number, kind)
-            write(path, content(made.figure, kind, MAKER))
-            echo(f"{path}: {made.source}")
+            write(path, content(drawing.figure, kind, MAKER))
+            echo(f"{path}: {drawing.source}")
     return True
 
 

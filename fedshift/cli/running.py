@@ -1,4 +1,4 @@
-"""What the commands do, once their arguments are read."""
+"""Commands that train, resume, conclude and fetch, after their arguments are parsed."""
 
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -35,26 +35,27 @@ from fedshift.runs.tradeoff import answers
 
 
 def check(sweep: Sweep) -> None:
-    """Build what the runs of a grid need, each thing once, before the first of them starts."""
-    seen: list[tuple[object, ...]] = []
-    held: dict[str, Dataset] = {}
-    for one in sweep.runs:
-        said = one.experiment
-        needs = said.data, said.model, said.uplink, said.train, said.engine
-        if needs not in seen and not finished(one.folder):
-            seen.append(needs)
-            if not begun(one.folder):
-                require_goal(said)
-            held[said.data.name] = build(said, data=held.get(said.data.name)).task.data
+    """Build each distinct combination of settings of a grid once, before the first run starts."""
+    built: list[tuple[object, ...]] = []
+    loaded: dict[str, Dataset] = {}
+    for run in sweep.runs:
+        config = run.experiment
+        parts = config.data, config.model, config.uplink, config.train, config.engine
+        if parts not in built and not finished(run.folder):
+            built.append(parts)
+            if not begun(run.folder):
+                require_goal(config)
+            loaded[config.data.name] = build(config, data=loaded.get(config.data.name)).task.data
 
 
 def free(path: Path) -> Path:
-    """The path, or one like it that nothing is at."""
+    """Path, or a numbered variant of it, that does not exist yet."""
     numbered = (path.with_name(f"{path.name}-{i}") for i in range(2, 1000))
-    return path if not path.exists() else next(other for other in numbered if not other.exists())
+    return path if not path.exists() else next(variant for variant in numbered if not variant.exists())
 
 
 def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
+    """Start a run or, if the settings have a sweep, a grid of runs."""
     for line in named_uplinks(raw):
         display.tell(line)
     if "sweep" in raw:
@@ -69,15 +70,16 @@ def start(raw: dict[str, Any], out: Path, display: Display, as_json: bool, minut
         follow(Run(experiment, out, tell=display.tell), out, display, as_json, minutes)
 
 
-def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
+def resume_folder(folder: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
+    """Resume the run or sweep in a folder; show the result of a finished run."""
     if (folder / SWEEP).exists():
         grid(read(folder / SWEEP), folder, display, as_json, minutes)
     elif finished(folder):
         experiment = settings_of(folder)
         require_settings(folder, experiment)
-        with Folder(folder) as whole:
-            whole.tidy()
-        echo(f"{folder}: this run is finished.", err=True)
+        with Folder(folder) as files:
+            files.tidy()
+        echo(f"{folder}: this run is already finished.", err=True)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
     elif begun(folder) and (experiment := settings_of(folder)).engine.name == "flower":
         require(folder, experiment, ())
@@ -87,56 +89,56 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
 
 
 def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
-    """Train a run to its end, showing how far it is."""
-    with display, interrupts(minutes) as enough:
+    """Train a run to its end and show progress."""
+    with display, interrupts(minutes) as stop:
         display.start(out)
-        place = display.add(run.experiment.name, run.experiment.train.rounds, out, run.experiment.train.metric)
+        row = display.add(run.experiment.name, run.experiment.train.rounds, out, run.experiment.train.metric)
         try:
             for outcome in run:
-                display.round(place, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
-                if enough.now() and not run.finished:
+                display.round(row, outcome.number, outcome.accuracy, outcome.loss, sum(outcome.bytes_up))
+                if stop.now() and not run.finished:
                     run.checkpoint()
                     break
         except KeyboardInterrupt:
-            enough.asked.set()
+            stop.asked.set()
         finally:
             run.close()
     if not run.finished:
-        echo(f"Stopped; `fedshift resume {out}` goes on after round {run.saved}.", err=True)
-        sys.exit(enough.code)
+        echo(f"Stopped; resume after round {run.saved} with `fedshift resume {out}`.", err=True)
+        sys.exit(stop.code)
     conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
 
 
 def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, minutes: float | None = None) -> None:
-    """Train a run to its end on Flower's simulation, in processes of its own, showing how far it is."""
+    """Train a run to its end on Flower's simulation, in separate processes, and show progress."""
     check_flower()
-    with display, interrupts(minutes) as enough, closing(on_flower(experiment, out, enough.now)) as events:
+    with display, interrupts(minutes) as stop, closing(on_flower(experiment, out, stop.now)) as events:
         display.start(out)
-        place = display.add(experiment.name, experiment.train.rounds, out, experiment.train.metric)
+        row = display.add(experiment.name, experiment.train.rounds, out, experiment.train.metric)
         try:
             for event in events:
                 if event.kind == "round":
-                    display.round(place, event.number, event.score, event.loss, event.bytes_up)
+                    display.round(row, event.number, event.score, event.loss, event.bytes_up)
                 elif event.kind == "told":
                     display.tell(event.text)
         except KeyboardInterrupt:
-            enough.asked.set()
+            stop.asked.set()
     if not finished(out):
         saved = max((number for number, _ in Checkpoints(out).newest_first), default=0)
-        hint = f"`fedshift resume {out}` goes on after round {saved}" if begun(out) else "nothing was begun"
-        echo(f"Stopped; {hint}.", err=True)
-        sys.exit(enough.code)
+        hint = f"; resume after round {saved} with `fedshift resume {out}`" if begun(out) else " before the run started"
+        echo(f"Stopped{hint}.", err=True)
+        sys.exit(stop.code)
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
 
 
 def check_flower() -> None:
-    """SettingsError without Flower."""
+    """Raise SettingsError if Flower or Ray is not installed."""
     if any(find_spec(name) is None for name in ("flwr", "ray")):
         raise SettingsError(f"engine.name = 'flower': {needs('flwr')}")
 
 
 def on_flower(experiment: Experiment, out: Path, stop: Callable[[], bool]) -> Generator[Event]:
-    """Train a run on Flower's simulation; Flower is imported by the process that calls this, after any fork."""
+    """Train a run on Flower's simulation; the calling process imports Flower, after any fork."""
     from fedshift.flower.app.simulate import simulate
 
     yield from simulate(experiment, out, stop)
@@ -151,41 +153,41 @@ def grid(
     *,
     table: bool = True,
 ) -> None:
-    """Train what is left of a grid, and say what came of it unless the caller does."""
+    """Train the unfinished runs of a grid, and print the result unless `table` is False."""
     sweep, failures = Sweep(raw, out), 0
     check(sweep)
-    if any(one.experiment.engine.name == "flower" for one in sweep.runs):
+    if any(run.experiment.engine.name == "flower" for run in sweep.runs):
         check_flower()
-    skipped = [one for one in sweep.runs if finished(one.folder)]
+    skipped = [run for run in sweep.runs if finished(run.folder)]
     if skipped:
-        display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are finished already.")
-    with display, interrupts(minutes) as enough:
+        display.tell(f"{len(skipped)} of {len(sweep.runs)} runs are already finished.")
+    with display, interrupts(minutes) as stop:
         display.start(out)
-        trains = [(one, one.experiment.train) for one in sweep.runs]
-        places = [display.add(one.name, train.rounds, one.folder, train.metric) for one, train in trains]
+        trains = [(run, run.experiment.train) for run in sweep.runs]
+        rows = [display.add(run.name, train.rounds, run.folder, train.metric) for run, train in trains]
         try:
-            with closing(sweep.train(cores_here(), enough.now, on_flower)) as events:
+            with closing(sweep.train(cores_here(), stop.now, on_flower)) as events:
                 for event in events:
                     if event.kind == "round":
-                        display.round(places[event.place], event.number, event.score, event.loss, event.bytes_up)
+                        display.round(rows[event.place], event.number, event.score, event.loss, event.bytes_up)
                     elif event.kind == "told":
                         display.tell(event.text)
                     elif event.kind == "failed":
                         failures += 1
-                        display.failed(places[event.place], event.text)
+                        display.failed(rows[event.place], event.text)
         except KeyboardInterrupt:
-            enough.asked.set()
-    left = [one for one in sweep.runs if not finished(one.folder)]
-    if left and enough.now() and not failures:
-        hint = f"`fedshift resume {out}` goes on from there" if (out / SWEEP).exists() else "nothing was begun"
-        echo(f"Stopped; {hint}.", err=True)
-        sys.exit(enough.code)
-    done = [summary.load(one.folder, one.experiment) for one in sweep.runs if finished(one.folder)]
+            stop.asked.set()
+    unfinished = [run for run in sweep.runs if not finished(run.folder)]
+    if unfinished and stop.now() and not failures:
+        hint = f"; resume with `fedshift resume {out}`" if (out / SWEEP).exists() else " before the first run started"
+        echo(f"Stopped{hint}.", err=True)
+        sys.exit(stop.code)
+    done = [summary.load(run.folder, run.experiment) for run in sweep.runs if finished(run.folder)]
     if done and table:
-        conclude(done, [one.experiment for one in sweep.runs], out, as_json)
+        conclude(done, [run.experiment for run in sweep.runs], out, as_json)
     if failures:
         echo(
-            f"fedshift: {failures} of {len(sweep.runs)} runs failed; `fedshift resume {out}` tries them again", err=True
+            f"fedshift: {failures} of {len(sweep.runs)} runs failed; retry them with `fedshift resume {out}`", err=True
         )
         sys.exit(1)
 
@@ -199,21 +201,21 @@ def frontier(
     as_json: bool,
     minutes: float | None,
 ) -> None:
-    """Train what is missing of a frontier, and end like a sweep."""
+    """Train the missing runs of a frontier and conclude like a sweep."""
     raw = frontiers.settings(name, seeds, assignments)
     if "uplink" in frontiers.task(name):
-        display.tell(f"{name}: its uplink is not used; a frontier trains {len(frontiers.GRID)} others.")
+        display.tell(f"{name}: its uplink is ignored; a frontier trains {len(frontiers.GRID)} others.")
     with placed(f"--task {name}", assignments):
         grid(raw, out or Path("runs") / f"frontier-{Path(name).stem}", display, as_json, minutes)
 
 
-def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
-    """The table, what it says, where the rest is, and whether compression was worth it; `of`: runs there should be."""
-    rows, experiment = summary.rows(results, of), of[0]
+def conclude(results: Sequence[summary.Result], planned: Sequence[Experiment], out: Path, as_json: bool) -> None:
+    """Print the table of results, its summary, the output folder, the report, and the effect of compression."""
+    rows, experiment = summary.rows(results, planned), planned[0]
     answer = answers(rows) if len(rows) > 1 else []
     if as_json:
-        made = [_json(row) for row in summary.by_merit(rows)]
-        echo(strict_json({"out": str(out), "rows": made, "answer": answer, "report": report(out)}))
+        table = [_json(row) for row in summary.by_merit(rows)]
+        echo(strict_json({"out": str(out), "rows": table, "answer": answer, "report": report(out)}))
         return
     console = Console(markup=False, emoji=False)
     console.print(summary.table(rows, experiment, experiment.data.name, console.width))
@@ -223,48 +225,49 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
     console.print(f"{printable(metrics)}: mean of the last {window} evaluated rounds{spread}", highlight=False)
     if len(rows) > 2:
         console.print(f"Order: {summary.ORDER}.", highlight=False)
-    guessed = estimates(result.estimate for result in results if result.estimate)
+    estimated = estimates(result.estimate for result in results if result.estimate)
     shifted = summary.sentences([row for row in rows if row.against == "no shift"])
-    for sentence in (*shifted, *([guessed] if guessed else [])):
+    for sentence in (*shifted, *([estimated] if estimated else [])):
         console.print(sentence, highlight=False)
-    console.print(f"Everything is in {printable(str(out))}", highlight=False, soft_wrap=True)
-    look_at(out)
+    console.print(f"Results are in {printable(str(out))}", highlight=False, soft_wrap=True)
+    show_report(out)
     for sentence in answer:
         console.print(printable(sentence), highlight=False)
 
 
 def _json(row: summary.Row) -> dict[str, Any]:
-    """A row for programs: `gain` is the difference of the metrics, whatever the goal; `full`: from full precision."""
+    """Row as JSON: `gain` is the difference of the metrics, whatever the goal; `full`: relative to full precision."""
     train, cost = row.experiment.train, row.cost
     fields = {key: value for key, value in row._asdict().items() if key not in ("experiment", "runs", "full")}
     fields |= {"full": None if cost is None else cost._asdict() | {"times_fewer": row.fewer}}
     return fields | {"mean": row.mean, "spread": row.spread, "metric": train.metric, "goal": train.direction}
 
 
-def look_at(out: Path) -> None:
-    """Write the page of what is in a folder, and say where it is."""
+def show_report(out: Path) -> None:
+    """Write the report of a folder and print its path."""
     if page := report(out):
-        echo(f"To look at: {page}")
+        echo(f"Report: {page}")
 
 
 def report(out: Path) -> str | None:
-    """The page of what is in a folder; runs are not lost where it cannot be written."""
+    """Write the report of a folder; a failure is printed, since the runs themselves are complete."""
     try:
         return str(write_report([out], out / PAGE))
     except (RunError, OSError) as problem:
-        echo(f"fedshift: no report was written: {problem}", err=True)
+        echo(f"fedshift: the report could not be written: {problem}", err=True)
         return None
 
 
 def fetch(name: str, source: Path | None) -> None:
+    """Fetch a data set with a progress bar and print its path."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(printable(what), total=None)
-            progress.update(tasks[what], completed=done, total=total or None)
+        def show(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = progress.add_task(printable(label), total=None)
+            progress.update(tasks[label], completed=done, total=total or None)
 
         path = fetch_data(name, source, show)
     echo(f"{name}: {path}")

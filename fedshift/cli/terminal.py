@@ -1,4 +1,4 @@
-"""What every command shares: options, examples and completion, how progress is shown, how a problem is told."""
+"""Shared by all commands: options, examples, completion, progress display, error messages."""
 
 import math
 import os
@@ -17,26 +17,26 @@ FORMATS = ("svg", "png", "pdf")
 
 
 def examples(*lines: str) -> str:
-    """What the help of a command ends with: typer makes a line of each paragraph."""
+    """Examples at the end of a command's help; typer prints each paragraph as a line."""
     return "\n\n".join(["For example:", *lines])
 
 
 def among(*names: str) -> Callable[[str], list[str]]:
-    """What the shell offers for a value.
+    """Shell completion of a value from these names.
 
     >>> among("demo", "smoke", "paper")("s")
     ['smoke']
     """
 
-    def offered(incomplete: str) -> list[str]:
+    def matches(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
 
-    return offered
+    return matches
 
 
 def _finite(minutes: float | None) -> float | None:
     if minutes is not None and not math.isfinite(minutes):
-        raise typer.BadParameter(f"{minutes} is no time.")
+        raise typer.BadParameter(f"{minutes} is not a number of minutes.")
     return minutes
 
 
@@ -44,13 +44,13 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 Uplink = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", autocompletion=among(*UPLINKS), help="How clients upload: exact, paper, lean or extreme."
+        metavar="NAME", autocompletion=among(*UPLINKS), help="Uplink of the clients: exact, paper, lean or extreme."
     ),
 ]
 Minutes = Annotated[
     float | None,
     typer.Option(
-        min=0, metavar="N", callback=_finite, help="Stop after so long, at the end of a round, to go on later."
+        min=0, metavar="N", callback=_finite, help="Stop after N minutes, at the end of a round; resume later."
     ),
 ]
 Formats = Annotated[
@@ -59,22 +59,22 @@ Formats = Annotated[
         "--format",
         metavar="svg|png|pdf",
         autocompletion=among(*FORMATS),
-        help="Of figures; repeatable.",
+        help="Format of figures (default: svg); repeatable.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 Track = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
         autocompletion=among(*NAMES),
-        help="Log each round to tensorboard, mlflow or wandb as well; repeatable.",
+        help="Also log each round to tensorboard, mlflow or wandb; repeatable.",
     ),
 ]
 
 
 def display(quiet: bool, as_json: bool, track: Sequence[str] | None = None) -> Any:
-    """How progress is shown, and who else hears of it; SettingsError where a tracker is not to be had."""
+    """Progress display, with trackers if there are any; SettingsError if a tracker is not available."""
     from fedshift.runs.progress import Bars, Display, Json, Lines, Silent
 
     errors, console = Console(stderr=True), Console()
@@ -90,13 +90,13 @@ def display(quiet: bool, as_json: bool, track: Sequence[str] | None = None) -> A
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What a user did wrong, or what went wrong with a run, in one sentence and an exit code: 2 or 1."""
+    """Print a known error as one sentence; exit with 2 for a usage error and 1 for a run that failed."""
     try:
         yield
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has gone
+    except BrokenPipeError:  # the reader of the output has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as problem:

@@ -1,1 +1,1 @@
-"""Tensors by name, random numbers keyed by purpose, names and atomic files; nothing here knows of learning."""
+"""Named tensors, counter-based random numbers, names and atomic files; independent of federated learning."""

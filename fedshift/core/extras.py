@@ -1,4 +1,4 @@
-"""Optional packages: the versions that fedshift works with, and how to install one that is missing."""
+"""Optional packages: supported versions and installation hints."""
 
 REQUIREMENTS = {
     "flwr": "flwr[simulation]>=1.41,<1.43",
@@ -11,7 +11,7 @@ REQUIREMENTS = {
 
 
 def needs(package: str, why: str = "") -> str:
-    """Say how to install a missing package, whichever way fedshift itself was installed.
+    """Message on how to install a missing package.
 
     >>> needs("matplotlib")
     "needs matplotlib: pip install 'matplotlib>=3.9'"

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: written beside their place, then renamed into it.
+"""Atomic files: written under a temporary name, then renamed.
 
-Files of tensors carry a digest of all their bytes in their metadata, and its beginning in their name, so a file says by
-itself whether it is what was written.
+Files of tensors contain a digest of all their bytes in their metadata, and its first digits in their name, so that
+damage is detected from the file alone.
 """
 
 import errno
@@ -23,43 +23,43 @@ from fedshift.core.types import Params
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there, two processes in one folder are not told apart
+except ImportError:  # not on Windows, where two processes in one folder are not detected
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY, LOCK = ".unfinished", ".lock"
-METADATA = "fedshift"  # one key: the order of several would not be the same each time
-DIGEST, NAMED = 32, 8  # hexadecimal digits of a digest, and those of them that stand in a file's name
-BLANK = b"0" * DIGEST  # what the digest is computed with in its own place
-_held: set[Path] = set()  # folders this process writes to: a lock does not keep a process from itself
+METADATA = "fedshift"  # one key: the order of several keys varies
+DIGEST, NAMED = 32, 8  # hexadecimal digits of a digest, and of its part in a file's name
+BLANK = b"0" * DIGEST  # placeholder of the digest while it is computed
+_held: set[Path] = set()  # folders that this process writes to: a lock does not exclude its own process
 
 
 class RunError(RuntimeError):
-    """What went wrong with the files of a run, in a sentence."""
+    """Error about the files of a run."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(printable(text, keep="\n"))  # the end of a log may follow the sentence
+        super().__init__(printable(text, keep="\n"))  # the end of a log may follow the message
 
 
 def no_link(path: str, flags: int) -> int:
-    """Opener for files that are added to: a link at their place, which somebody may have put there, is not followed."""
+    """Opener for files that are appended to; it does not follow symbolic links."""
     try:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as problem:
         if problem.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, f"{os.path.basename(path)} is a link, which is not followed") from None
+            raise OSError(errno.ELOOP, f"{os.path.basename(path)} is a symbolic link, which is not followed") from None
         raise
 
 
 class Lock:
-    """A folder, made if it is not there, that nobody else writes to until this is closed."""
+    """Exclusive access to a folder, which is created if missing, until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        if self.path in _held:  # before the file is opened: closing it again would give up the lock
+        if self.path in _held:  # before the file is opened: closing it would release the lock
             raise RunError(f"{path}: another run is writing to this folder (in this process, {os.getpid()})")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.path / LOCK, "a+", opener=no_link)  # noqa: SIM115 (held until close)
+            self.file = open(self.path / LOCK, "a+", opener=no_link)  # noqa: SIM115 (open until close)
         except OSError as problem:
             raise RunError(f"{path}: cannot be written to: {problem.strerror or problem}") from None
         try:
@@ -70,7 +70,7 @@ class Lock:
             self.file.close()
             raise RunError(f"{path}: another run is writing to this folder{holder}") from None
         _held.add(self.path)
-        with suppress(OSError):  # a full disk: the lock is held all the same
+        with suppress(OSError):  # a full disk does not affect the lock
             os.ftruncate(self.file.fileno(), 0)
             os.write(self.file.fileno(), f"{os.getpid()} {platform.node()}".encode())
 
@@ -81,33 +81,33 @@ class Lock:
         self.close()
 
     def close(self) -> None:
-        if not self.file.closed:  # once: by the second time the folder may be another run's
+        if not self.file.closed:  # only once: another run may have locked the folder since
             self.file.close()
             _held.discard(self.path)
 
 
 def write(path: Path, content: bytes, sync: bool = False) -> None:
-    """The whole content or a RunError; whatever was at the path stays until the new content is complete.
+    """Write a file atomically, or raise RunError; an existing file is kept until the new content is complete.
 
-    Links are replaced and never followed, neither at the path nor at the temporary name beside it.
+    Symbolic links are replaced and never followed, neither at the path nor at the temporary name.
     """
-    beside = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(path.name + TEMPORARY)
     try:
-        beside.unlink(missing_ok=True)  # left by a process that was killed
-        with open(beside, "xb") as file:
+        temporary.unlink(missing_ok=True)  # left by a process that was killed
+        with open(temporary, "xb") as file:
             file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as problem:
-        with suppress(OSError):  # a folder that cannot be written to has nothing to remove
-            beside.unlink()
+        with suppress(OSError):  # nothing to remove in a folder that is not writable
+            temporary.unlink()
         raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
 
 def remove(folder: Path, pattern: str) -> None:
-    """Remove the files in a folder whose names match, not folders; RunError where one cannot be removed."""
+    """Remove the files, but not folders, that match a pattern; RunError if one cannot be removed."""
     for path in list(folder.glob(pattern)):
         if path.is_dir() and not path.is_symlink():
             continue
@@ -118,7 +118,7 @@ def remove(folder: Path, pattern: str) -> None:
 
 
 def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
-    """Tensors in the safetensors format with `about` and a digest of all bytes in their metadata, and the digest."""
+    """Serialize tensors to safetensors, with `about` and a digest in the metadata; return bytes and digest."""
     tensors = {name: x.cpu().contiguous() for name, x in params.items()}
     blank = save(tensors, {METADATA: json.dumps({"digest": BLANK.decode()} | about)})
     digest = hash_of(blank)
@@ -126,7 +126,7 @@ def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
 
 
 def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
-    """The `about` and the digest of what `seal` made; RunError when it is something else by now."""
+    """Return `about` and the digest of bytes made by `seal`; RunError if they have changed."""
     damaged = RunError(f"{path}: damaged: its content does not match its checksum")
     try:
         (length,) = struct.unpack_from("<Q", content)
@@ -144,15 +144,15 @@ def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
 
 
 def hash_of(*parts: bytes | memoryview) -> str:
-    """Of the parts, one after another."""
-    found = hashlib.blake2b(digest_size=DIGEST // 2)
+    """Hexadecimal digest of the concatenated parts."""
+    digest = hashlib.blake2b(digest_size=DIGEST // 2)
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def digest_of(params: Params) -> str:
-    """Of names, types, shapes and values, also of tensors that no file of tensors can hold."""
+    """Digest of names, types, shapes and values, also for tensors that safetensors does not support."""
     parts: list[bytes] = []
     for name, x in params.items():
         flat = x.detach().cpu().to_dense().contiguous().flatten()
@@ -161,12 +161,12 @@ def digest_of(params: Params) -> str:
 
 
 def separate(params: Params) -> Params:
-    """Copies that share no memory, as a file of tensors needs them."""
+    """Copies that share no memory, as safetensors requires."""
     return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in params.items()}
 
 
 def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]) -> Path:
-    """folder/stem.CHECKSUM.safetensors"""
+    """Write folder/stem.CHECKSUM.safetensors and return its path."""
     content, digest = seal(params, about)
     path = folder / f"{stem}.{digest[:NAMED]}.safetensors"
     write(path, content)
@@ -174,7 +174,7 @@ def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]
 
 
 def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
-    """What `write_tensors` wrote; a file does not keep the order of tensors."""
+    """Read a file of `write_tensors`; the order of tensors is not preserved."""
     content, about = _read(path)
     try:
         return load(content), about
@@ -183,7 +183,7 @@ def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """The `about` of a file that `write_tensors` wrote, of which every byte is checked."""
+    """Read the `about` of a file of `write_tensors`; the whole file is checked."""
     return _read(path)[1]
 
 
@@ -191,7 +191,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     content = content_of(path)
     about, digest = unseal(path, content)
     if digest[:NAMED] != path.name.split(".")[-2]:
-        raise RunError(f"{path}: damaged: its content does not match its checksum, which its name ends in")
+        raise RunError(f"{path}: damaged: its content does not match the checksum in its name")
     return content, about
 
 
@@ -203,7 +203,7 @@ def content_of(path: Path) -> bytes:
 
 
 def _holder(lock: IO[str]) -> str:
-    """Holder of a lock, as far as it is known: ' (process 12: fedshift sweep grid.toml)'."""
+    """Holder of a lock, if known: ' (process 12: fedshift sweep grid.toml)'."""
     try:
         lock.seek(0)
         pid, _, host = lock.read(300).partition(" ")

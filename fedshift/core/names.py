@@ -1,6 +1,4 @@
-"""Names that users give: what `module:function` stands for, what a name that is not known was meant to be, and text
-that is safe to show.
-"""
+"""Names from users: `module:function`, suggestions for unknown names, and safe printing."""
 
 import importlib
 import re
@@ -14,12 +12,12 @@ UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Text from elsewhere, safe for a terminal or a log: characters that control either are escaped, but for `keep`.
+    r"""Escape control characters in untrusted text for terminals and logs, except those in `keep`.
 
     >>> print(printable("\x1b[2Jgrün\r\n\u202e"), printable("two\nlines", keep="\n").splitlines())
     \x1b[2Jgrün\x0d\x0a\u202e ['two', 'lines']
     """
-    return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(ord(found[0])), text)
+    return UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escaped(ord(match[0])), text)
 
 
 def _escaped(code: int) -> str:
@@ -27,17 +25,18 @@ def _escaped(code: int) -> str:
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """
+    """Hint on an unknown name: a similar one, or all known ones.
+
     >>> suggest("lrr", ["lr", "epochs"]), suggest("x", ["lr", "epochs"])
-    ("did you mean 'lr'?", 'there are lr, epochs')
+    ("did you mean 'lr'?", 'known are lr, epochs')
     """
     known = list(names)
     close = get_close_matches(name.lower(), known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 
 def named(name: str) -> Callable[..., Any]:
-    """The function that `module:function` stands for, with the current folder among the places to look."""
+    """Import the function named by `module:function`; the current folder is searched as well."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise ValueError("must be module:function")
@@ -47,12 +46,12 @@ def named(name: str) -> Callable[..., Any]:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module was found; what it imports was not
-        raise ValueError(f"no module {module!r} here or on the path") from error
+            raise  # the module was found, but not one that it imports
+        raise ValueError(f"no module {module!r} in the current folder or on the Python path") from error
     finally:
         sys.path[:] = before
-    found = getattr(loaded, function, None)
-    if not callable(found):
-        there = [key for key, value in vars(loaded).items() if callable(value)][:8]
-        raise ValueError(f"no function {function!r} in {module}; {suggest(function, there)}")
-    return found  # type: ignore[no-any-return]
+    target = getattr(loaded, function, None)
+    if not callable(target):
+        functions = [key for key, value in vars(loaded).items() if callable(value)][:8]
+        raise ValueError(f"no function {function!r} in {module}; {suggest(function, functions)}")
+    return target  # type: ignore[no-any-return]

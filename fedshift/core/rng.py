@@ -2,8 +2,8 @@
 
     u[r, i] = mix(key[r] + (i + 1) * golden) / 2^64
 
-There is no generator to carry around and nothing to advance, so a client draws the same numbers
-alone, in a stack of K clients, on a CPU and on a GPU. `mix` is the finaliser of SplitMix64
+There is no generator state, so a client draws the same numbers alone, in a stack of K clients, on a
+CPU and on a GPU. `mix` is the finaliser of SplitMix64
 (Steele, Lea, Flood 2014) in the wrapping int64 arithmetic of torch.
 """
 
@@ -19,26 +19,26 @@ MASK = (1 << 64) - 1
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """z >>> bits: torch shifts int64 with its sign, the mask takes the sign bits out again."""
+    """z >>> bits: torch shifts int64 arithmetically; the mask removes the sign bits."""
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(z: Tensor) -> Tensor:
-    """In place: the many passes over z are what a draw costs."""
+    """SplitMix64 finaliser, in place because memory passes dominate the cost of a draw."""
     z.bitwise_xor_(_shift(z, 30)).mul_(FIRST)
     z.bitwise_xor_(_shift(z, 27)).mul_(SECOND)
     return z.bitwise_xor_(_shift(z, 31))
 
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
-    """A new key for each (key, number); broadcasts like any tensor operation."""
+    """Derive a key from each (key, number); arguments are broadcast."""
     if isinstance(number, int) and not key.ndim and key.device.type == "cpu":
         return torch.tensor(_fold_one(int(key), number))
     return _mix(key + (torch.as_tensor(number, device=key.device) + 1) * GOLDEN)
 
 
 def _fold_one(key: int, number: int) -> int:
-    """The same on one number: a tenth of the time of a dozen operations on tensors of one element."""
+    """`fold` for one number, ten times faster than with tensors of one element."""
     z = (key + (number + 1) * GOLDEN) & MASK
     z = ((z ^ (z >> 30)) * FIRST) & MASK
     z = ((z ^ (z >> 27)) * SECOND) & MASK
@@ -47,7 +47,7 @@ def _fold_one(key: int, number: int) -> int:
 
 
 def key(seed: int, purpose: str, *numbers: int | Tensor) -> Tensor:
-    """The key of one purpose, for example `key(seed, "round", 3, clients)`, one per client.
+    """Key of one purpose, for example `key(seed, "round", 3, clients)`, one per client.
 
     >>> key(0, "upload", 3, torch.tensor([7, 8])).shape
     torch.Size([2])

@@ -1,4 +1,4 @@
-"""The verbs on Params."""
+"""Functions on Params."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,7 +9,7 @@ from fedshift.core.types import Params
 
 
 def tmap(f: Callable[..., Tensor], first: Params, *others: Params) -> Params:
-    """f on the tensors of each name of the first tree.
+    """Apply f to the tensors of each name in the first tree.
 
     >>> tmap(lambda w, g: w - 0.5 * g, {"w": torch.ones(2)}, {"w": torch.ones(2), "unused": torch.ones(1)})
     {'w': tensor([0.5000, 0.5000])}
@@ -18,30 +18,32 @@ def tmap(f: Callable[..., Tensor], first: Params, *others: Params) -> Params:
 
 
 def zeros(like: Params) -> Params:
+    """Zeros of the same names, shapes and types."""
     return tmap(torch.zeros_like, like)
 
 
 def take(params: Params, names: Iterable[str]) -> Params:
+    """Tensors with these names."""
     return {name: params[name] for name in names}
 
 
 def over(x: Tensor, like: Tensor) -> Tensor:
-    """A number a client (K,) shaped to act on stacked tensors (K, ...); a single number stays as it is."""
+    """Reshape one number per client (K,) to broadcast over stacked tensors (K, ...); scalars are unchanged."""
     return x.view(-1, *[1] * (like.ndim - 1)) if x.ndim else x
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """|x| over all floating tensors, added up in float64.
+    """|x| over all floating point tensors, in float64.
 
     >>> norm([torch.tensor([3.0]), torch.tensor([[4.0]]), torch.tensor([7])])
     5.0
     """
-    each = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors if x.is_floating_point()]
-    return float(torch.linalg.vector_norm(torch.stack(each))) if each else 0.0
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in tensors if x.is_floating_point()]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors hold the same bytes, NaN and dtypes without arithmetic included.
+    """True if two tensors are equal byte by byte, also for NaN and dtypes without arithmetic.
 
     >>> same(torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0])), same(torch.ones(2), torch.ones(2).int())
     (True, False)

@@ -1,4 +1,4 @@
-"""The nouns every room shares."""
+"""Types shared by all packages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Params = dict[str, Tensor]  # one model, or K of them stacked on a leading axis
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to every client of a round.
+    """Content of the message from the server to every client of a round.
 
     >>> Broadcast({"w": torch.tensor([1.0])}, control={})
     Broadcast(params={'w': tensor([1.])}, control={})
@@ -23,9 +23,9 @@ class Broadcast(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What the server knows when it aggregates.
+    """Input of the server rules after the uploads of a round.
 
-    Five of ten uploads were quantized, so the shift takes half of each layer's mean:
+    Five of ten uploads were quantized, so the shift subtracts half of each layer's mean:
 
     >>> from fedshift.algorithms import Shift
     >>> sent, mean = Broadcast({"weight": torch.zeros(1, 2)}, {}), {"weight": torch.tensor([[1.0, 3.0]])}
@@ -35,28 +35,28 @@ class Round(NamedTuple):
     """
 
     number: int  # 1 is the first
-    arrived: int  # uploads it could use
-    population: int  # clients there are
-    start: Broadcast  # what it sent
+    arrived: int  # uploads that were used
+    population: int  # number of all clients
+    start: Broadcast  # broadcast of this round
     mean: Params  # sum_k p_k w_k over the uploads that arrived, p renormalised
-    extra: Params  # plain mean of what else came with them (SCAFFOLD's change of c); {} otherwise
+    extra: Params  # unweighted mean of extra tensors in the uploads (SCAFFOLD's change of c), or {}
     share: float  # sum of p_k over lossy uploads: the paper's I/K
 
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """An upload that never was a frame: the weights a server would read from it, and how long it would be.
+    """Upload that was not encoded as a frame: the decoded weights and the length of the frame.
 
-    The length is computed, measured on a frame made for the purpose, or estimated.
+    The length is computed, measured on a real frame, or estimated.
     """
 
     params: Params
     size: int
-    reach: Mapping[str, float] = field(default_factory=dict)  # the largest magnitude of each float tensor that was sent
+    reach: Mapping[str, float] = field(default_factory=dict)  # largest magnitude of each float tensor that was sent
     lossy: bool = False
-    update: bool = False  # what was sent; params are weights all the same
-    norms: tuple[float, float] | None = None  # of the change: over trained tensors, over floating buffers
-    estimate: int | None = None  # of the size, from counts of codes; None where the size is known without a frame
+    update: bool = False  # True if an update was sent; params are weights in either case
+    norms: tuple[float, float] | None = None  # of the update: over trained tensors, over floating point buffers
+    estimate: int | None = None  # of the size, from counts of codes; None if the size is known exactly
 
     def __len__(self) -> int:
         return self.size

@@ -1,4 +1,4 @@
-"""Data sets, how clients share them, and how images are varied."""
+"""Data sets, partitions among clients, and augmentation."""
 
 from fedshift.data.augment import crop_and_flip
 from fedshift.data.catalog import CATALOG, DataError

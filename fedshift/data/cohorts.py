@@ -1,7 +1,7 @@
-"""Who trains in a round, on which examples, in which order, at what rate.
+"""Clients of a round, and the order and learning rates of their local steps.
 
-All of it is drawn from (seed, purpose, round, client), so no draw depends on who else trains, on the
-engine, or on where a run was resumed; and a draw costs the cohort, not the population.
+All draws depend on (seed, purpose, round, client) only, not on the other clients, the engine, or the round in
+which a run was resumed; their cost depends on the size of the cohort, not of the population.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,37 +15,38 @@ from fedshift.core import rng
 from fedshift.data.augment import draws
 from fedshift.data.partition import Partition
 
-SHUFFLE, STEP, AUGMENT, ROUNDING = range(4)  # what keys are folded with
+SHUFFLE, STEP, AUGMENT, ROUNDING = range(4)  # numbers that are folded into keys
 
 
 class Plan(NamedTuple):
-    """The local steps of K clients, or of one without the leading axis; one with fewer than S keeps none at its end."""
+    """Local steps of K clients, or of one without the leading axis; unused steps at the end keep no examples."""
 
-    batches: Tensor  # (K, S, B) int64: examples, the kept ones of a batch first
+    batches: Tensor  # (K, S, B) int64: examples; kept ones come first in a batch
     keep: Tensor  # (K, S, B) bool
     lr: Tensor  # (K, S)
-    key: Tensor  # (K, S) int64: one for each step
+    key: Tensor  # (K, S) int64: one per step
 
 
 Rate = Callable[[int, Tensor], Tensor]  # (round, step (K, S) counted over all rounds) -> learning rate (K, S)
 
 
 def constant(lr: float) -> Rate:
+    """lr in every round."""
     return lambda number, tau: torch.full(tau.shape, lr)
 
 
 def decayed(lr: float, decay: float) -> Rate:
-    """lr * decay^(t - 1) in round t"""
+    """lr * decay^(t - 1) in round t."""
     return lambda number, tau: torch.full(tau.shape, lr * decay ** (number - 1))
 
 
 def strongly_convex(mu: float, gamma: float) -> Rate:
-    """2 / (mu (gamma + tau)) at the tau-th local step, the schedule of Theorem 1"""
+    """2 / (mu (gamma + tau)) at the tau-th local step, the schedule of Theorem 1."""
     return lambda number, tau: (2 / (mu * (gamma + tau.double()))).float()
 
 
 def travel(plan: Plan, momentum: float) -> Tensor:
-    """sum_j lr_j (1 - m^j) / (1 - m), how far a client moves under a unit gradient: (K,), or () for one client.
+    """sum_j lr_j (1 - m^j) / (1 - m), the distance a client moves under a unit gradient: (K,), or () for one client.
 
     >>> plan = Plan(torch.zeros(2, 1), torch.ones(2, 1).bool(), torch.tensor([0.1, 0.1]), torch.zeros(2))
     >>> travel(plan, 0.0), travel(plan, 0.9)  # 0.1 + 0.1;  0.1 + 0.19
@@ -56,52 +57,53 @@ def travel(plan: Plan, momentum: float) -> Tensor:
 
 
 def moves(key: Tensor, batch: int) -> Tensor:
-    """How each of so many images of every step is cropped and flipped: keys of steps (...) -> int64 (..., B, 3)."""
+    """Draw crops and flips for a batch of B images per step: keys of steps (...) -> int64 (..., B, 3)."""
     return draws(rng.fold(rng.fold(key, AUGMENT)[..., None], torch.arange(batch, device=key.device)))
 
 
 def draw_plan(
     partition: Partition, clients: Sequence[int], *, seed: int, number: int, epochs: int, batch: int, rate: Rate
 ) -> Plan:
-    """Epochs of reshuffled batches for each client, drawn where the partition is; the short last batch is kept."""
-    here = partition.order.device
+    """Draw reshuffled batches per client and epoch, on the device of the partition; short last batches are kept."""
+    device = partition.order.device
     k = torch.tensor(clients)
     key = rng.key(seed, "client", number, k)  # (K,)
     start, sizes = partition.start[k], partition.start[k + 1] - partition.start[k]
     most = int(sizes.max())
     batch = min(batch, most)
-    # one shuffle for each client and epoch: positions beyond the client's size are sorted to the end
-    shuffles = rng.fold(rng.fold(key, SHUFFLE)[:, None], torch.arange(epochs)).to(here)  # (K, E)
-    size = sizes.to(here)[:, None, None]
+    # one shuffle per client and epoch: positions beyond the client's size are sorted to the end
+    shuffles = rng.fold(rng.fold(key, SHUFFLE)[:, None], torch.arange(epochs)).to(device)  # (K, E)
+    size = sizes.to(device)[:, None, None]
     order = rng.uniform(shuffles.flatten(), most).view(len(k), epochs, most)
-    order = order.masked_fill(torch.arange(most, device=here) >= size, 2.0).argsort(dim=-1, stable=True)
-    each = (sizes + batch - 1) // batch  # (K,) steps an epoch
-    steps = torch.arange(epochs * int(each.max()))  # (S,)
-    epoch = (steps // each[:, None]).clamp(max=epochs - 1).to(here)  # (K, S)
-    place = (steps % each[:, None]).to(here)[:, :, None] * batch + torch.arange(batch, device=here)  # (K, S, B)
-    keep = (place < size) & (steps < epochs * each[:, None]).to(here)[:, :, None]
+    order = order.masked_fill(torch.arange(most, device=device) >= size, 2.0).argsort(dim=-1, stable=True)
+    per_epoch = (sizes + batch - 1) // batch  # (K,) steps per epoch
+    steps = torch.arange(epochs * int(per_epoch.max()))  # (S,)
+    epoch = (steps // per_epoch[:, None]).clamp(max=epochs - 1).to(device)  # (K, S)
+    first = (steps % per_epoch[:, None]).to(device) * batch  # (K, S)
+    place = first[:, :, None] + torch.arange(batch, device=device)  # (K, S, B)
+    keep = (place < size) & (steps < epochs * per_epoch[:, None]).to(device)[:, :, None]
     place = torch.minimum(place, size - 1)
-    shuffled = order[torch.arange(len(k), device=here)[:, None, None], epoch[:, :, None], place]
-    batches = partition.order[start.to(here)[:, None, None] + shuffled]
-    tau = (number - 1) * (epochs * each)[:, None] + steps
-    return Plan(batches, keep, rate(number, tau).to(here), rng.fold(rng.fold(key, STEP)[:, None], steps).to(here))
+    shuffled = order[torch.arange(len(k), device=device)[:, None, None], epoch[:, :, None], place]
+    batches = partition.order[start.to(device)[:, None, None] + shuffled]
+    tau = (number - 1) * (epochs * per_epoch)[:, None] + steps
+    return Plan(batches, keep, rate(number, tau).to(device), rng.fold(rng.fold(key, STEP)[:, None], steps).to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class Cohorts:
-    """K clients a round, drawn without replacement among those that hold data.
+    """K clients per round, drawn without replacement from those with data.
 
-    One stratum draws uniformly. Several are drawn from in proportion to their sizes, the paper's
-    5 + 5: every round then has the same mix.
+    With one stratum, clients are drawn uniformly. Several strata contribute in proportion to their sizes, like
+    the paper's 5 + 5, so that every round has the same mix.
     """
 
-    strata: tuple[Tensor, ...]  # int64 client ids, each in rising order
-    counts: tuple[int, ...]  # drawn of each
+    strata: tuple[Tensor, ...]  # int64 client ids, each in ascending order
+    counts: tuple[int, ...]  # number drawn per stratum
     seed: int
-    dropout: float = 0.0  # the probability that a drawn client is lost before it uploads
+    dropout: float = 0.0  # probability that a drawn client is lost before it uploads
 
     def draw(self, number: int) -> tuple[list[int], list[int]]:
-        """Clients that train in this round, in rising order, and those that were drawn but dropped out."""
+        """Clients that train in this round, in ascending order, and those that were drawn but dropped out."""
         drawn: list[int] = []
         for i, (ids, count) in enumerate(zip(self.strata, self.counts, strict=True)):
             drawn += [int(ids[j]) for j in sample(rng.key(self.seed, "cohort", number, i), len(ids), count)]
@@ -115,25 +117,26 @@ class Cohorts:
 
 
 def uniform(partition: Partition, cohort: int, seed: int, dropout: float = 0.0) -> Cohorts:
+    """Cohorts drawn uniformly from all clients with data."""
     return _cohorts([torch.nonzero(partition.sizes)[:, 0]], cohort, seed, dropout)
 
 
 def stratified(partition: Partition, group: Tensor, cohort: int, seed: int, dropout: float = 0.0) -> Cohorts:
-    """group (N,): which stratum each client is in."""
-    held = partition.sizes > 0
-    strata = [torch.nonzero(held & (group == g))[:, 0] for g in range(int(group.max()) + 1)]
+    """Cohorts drawn by strata; group (N,): the stratum of each client."""
+    nonempty = partition.sizes > 0
+    strata = [torch.nonzero(nonempty & (group == g))[:, 0] for g in range(int(group.max()) + 1)]
     return _cohorts([ids for ids in strata if len(ids)], cohort, seed, dropout)
 
 
 def _cohorts(strata: list[Tensor], cohort: int, seed: int, dropout: float) -> Cohorts:
-    able = sum(map(len, strata))
-    if cohort > able:
-        raise ValueError(f"cohort={cohort}: only {able} clients hold data")
+    available = sum(map(len, strata))
+    if cohort > available:
+        raise ValueError(f"cohort={cohort}: only {available} clients have data")
     return Cohorts(tuple(strata), tuple(apportion([len(ids) for ids in strata], cohort)), seed, dropout)
 
 
 def apportion(sizes: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to the sizes that add up to the total: the largest remainders round up.
+    """Integers in proportion to the sizes that add up to the total; the largest remainders are rounded up.
 
     >>> apportion([50, 25, 25], 10), apportion([1, 1, 1], 10)
     ([5, 3, 2], [4, 3, 3])
@@ -147,7 +150,7 @@ def apportion(sizes: Sequence[float], total: int) -> list[int]:
 
 
 def sample(key: Tensor, n: int, k: int) -> list[int]:
-    """k of 0 .. n - 1 without replacement, in k draws (Floyd's algorithm)."""
+    """Draw k of 0 .. n - 1 without replacement, in k draws (Floyd's algorithm)."""
     chosen: set[int] = set()
     for j, u in zip(range(n - k, n), rng.uniform(key[None], k)[0].double().tolist(), strict=True):
         guess = int(u * (j + 1))

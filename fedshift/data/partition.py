@@ -1,4 +1,4 @@
-"""Who holds which examples: the labels of a training set become the indices of N clients."""
+"""Partitions: assign the examples of a training set to N clients by their labels."""
 
 from dataclasses import dataclass, field
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from fedshift.core import rng
 
-DRAWS = 1000  # of Dirichlet shares, before a minimum size is called out of reach
+DRAWS = 1000  # of Dirichlet shares, before a minimum size is reported as unreachable
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client i holds examples order[start[i] : start[i + 1]].
+    """Client i has examples order[start[i] : start[i + 1]].
 
     >>> p = Partition(torch.tensor([4, 2, 0]), torch.tensor([0, 1, 1, 3]))
     >>> p.clients, p.sizes.tolist(), p.of(2).tolist()
     (3, [1, 0, 2], [2, 0])
     """
 
-    order: Tensor  # int64: example indices, client after client
+    order: Tensor  # int64: indices of examples, client by client
     start: Tensor  # int64 (N + 1,)
     _elsewhere: dict[torch.device, "Partition"] = field(default_factory=dict, init=False, repr=False)
 
@@ -31,11 +31,11 @@ class Partition:
 
     @property
     def sizes(self) -> Tensor:
-        """(N,)"""
+        """Number of examples per client (N,)."""
         return self.start.diff()
 
     def at(self, device: torch.device) -> "Partition":
-        """The same with the examples' indices on a device: draws are made there."""
+        """Partition with the indices of examples on a device, where draws are made."""
         if device == self.order.device:
             return self
         if device not in self._elsewhere:
@@ -43,13 +43,14 @@ class Partition:
         return self._elsewhere[device]
 
     def of(self, client: int) -> Tensor:
+        """Indices of the examples of a client."""
         if not 0 <= client < self.clients:
             raise ValueError(f"Partition.of(client={client}): clients are 0 to {self.clients - 1}")
         return self.order[self.start[client] : self.start[client + 1]]
 
 
 def iid(y: Tensor, clients: int, key: Tensor) -> Partition:
-    """Shuffled and cut into N parts whose sizes differ by one at most.
+    """Shuffle the examples and cut them into N parts whose sizes differ by at most one.
 
     >>> iid(torch.zeros(7), 3, rng.key(0, "partition")).sizes.tolist()
     [2, 2, 3]
@@ -59,20 +60,20 @@ def iid(y: Tensor, clients: int, key: Tensor) -> Partition:
 
 
 def shards(y: Tensor, clients: int, key: Tensor) -> Partition:
-    """The paper's main partition: two labels of one parity for each client, even labels with even ids.
+    """The paper's main partition: two labels of one parity per client, even labels for even ids.
 
-    The examples are sorted by label (examples of one label keep their order) and cut into N shards, as equal
-    as can be. With C labels, two labels further on is 2N/C shards further on, so for i = 0 .. N - 1
+    The examples are sorted by label (examples of one label keep their order) and cut into N shards of
+    nearly equal size. With C labels, a distance of two labels is a distance of 2N/C shards, so for i = 0 .. N - 1
 
         holding i = shard i + shard (i + d mod N),    d = 2N/C rounded, at least 1,
 
-    and every example sits in two holdings. The half of the holdings with the smallest share of odd labels is
+    and every example is in two holdings. The half of the holdings with the smallest share of odd labels is
     shuffled over the even client ids, the other half over the odd ids.
 
     For CIFAR-10 and 100 clients: shards of 500 images, d = 20, 1,000 images of two labels of the id's parity
-    each. Where the shards do not end where the labels end (unequal counts, N/C not whole) a shard straddles two
-    labels, and where the number of labels is odd the last two meet the first two: parity then holds for most
-    examples, not for all.
+    each. If shards and labels have different boundaries (unequal counts, N/C not an integer), a shard contains two
+    labels, and if the number of labels is odd, the last two are combined with the first two: parity then holds
+    for most examples, not for all.
 
     >>> y = torch.arange(10).repeat_interleave(4)
     >>> p = shards(y, 20, rng.key(0, "partition"))
@@ -83,7 +84,7 @@ def shards(y: Tensor, clients: int, key: Tensor) -> Partition:
     label, classes = _labels("shards", y)
     n = len(label)
     if clients > n:
-        raise ValueError(f"shards(clients={clients}): {n} examples make {n} shards at most")
+        raise ValueError(f"shards(clients={clients}): {n} examples make at most {n} shards")
     d = max(1, round(2 * clients / classes)) % clients or 1
     by_label, cut, shard = label.argsort(stable=True), _cuts(n, clients), torch.arange(clients)
     odd = torch.cat([torch.zeros(1, dtype=torch.int64), (y.cpu().long()[by_label] % 2).cumsum(0)])[cut].diff()  # (N,)
@@ -100,11 +101,11 @@ def shards(y: Tensor, clients: int, key: Tensor) -> Partition:
 
 
 def dirichlet(y: Tensor, clients: int, alpha: float, key: Tensor, least: int = 10) -> Partition:
-    """For every label, p ~ Dirichlet(alpha), and client i takes the share p_i of its examples.
+    """For every label, p ~ Dirichlet(alpha), and client i gets the share p_i of its examples.
 
-    p_i is set to zero, and the rest scaled up, for clients that already hold n/N examples or more; everything
-    is redrawn until every client holds at least `least`. Small alphas give a client few labels, large ones the
-    same mix as everyone. As in the paper (and after Li et al. 2022, NIID-Bench).
+    For clients that already have n/N examples or more, p_i is set to zero and the rest is scaled up; everything
+    is redrawn until every client has at least `least` examples. Small alphas give a client few labels, large ones
+    the same mix to all. As in the paper (and after Li et al. 2022, NIID-Bench).
 
     >>> y = torch.arange(10).repeat_interleave(100)
     >>> p = dirichlet(y, 5, 0.5, rng.key(0, "partition"))
@@ -113,25 +114,25 @@ def dirichlet(y: Tensor, clients: int, alpha: float, key: Tensor, least: int = 1
     """
     _check("dirichlet", clients)
     if not 0 < alpha <= 1e12:
-        raise ValueError(f"dirichlet(alpha={alpha:g}): alpha must be above 0, and 1e12 at most")
+        raise ValueError(f"dirichlet(alpha={alpha:g}): alpha must be above 0 and at most 1e12")
     label, classes = _labels("dirichlet", y)
     n = len(label)
     if least * clients > n:
         raise ValueError(f"dirichlet(clients={clients}, least={least}): {n} examples are too few")
     of_label = label.bincount(minlength=classes).tolist()
-    generator = np.random.default_rng(int(key) & (1 << 64) - 1)  # gammas are beyond a counter-based draw
+    generator = np.random.default_rng(int(key) & (1 << 64) - 1)  # counter-based draws do not support gamma variates
     for _ in range(DRAWS):
         p = generator.dirichlet(np.full(clients, alpha), size=classes)  # (C, N)
         if (counts := _counts(p, of_label)) is not None and counts.sum(0).min() >= least:
             return _deal(label, torch.from_numpy(counts), key)
     raise ValueError(
         f"dirichlet(clients={clients}, alpha={alpha:g}, least={least}): none of {DRAWS} draws gave every client "
-        f"{least} examples; a larger alpha, fewer clients or a smaller least would help"
+        f"{least} examples; try a larger alpha, fewer clients or a smaller least"
     )
 
 
 def _counts(p: NDArray[np.float64], of_label: list[int]) -> NDArray[np.int64] | None:
-    """Shares (C, N) as numbers of examples; None if a label falls to clients that are full already."""
+    """Numbers of examples from shares (C, N); None if a label has shares only for full clients."""
     held, mean = np.zeros(p.shape[1], np.int64), sum(of_label) / p.shape[1]
     counts = np.empty(p.shape, np.int64)
     for c, total in enumerate(of_label):
@@ -139,18 +140,18 @@ def _counts(p: NDArray[np.float64], of_label: list[int]) -> NDArray[np.int64] | 
         if not p_c.sum() > 0:
             return None
         cut = (p_c.cumsum() / p_c.sum() * total).astype(np.int64)
-        cut[np.flatnonzero(p_c)[-1] :] = total  # what rounding left over goes to the last one with a share
+        cut[np.flatnonzero(p_c)[-1] :] = total  # the rest from rounding goes to the last client with a share
         counts[c] = np.diff(cut, prepend=0)
         held += counts[c]
     return counts
 
 
 def labels(y: Tensor, clients: int, per_client: int, key: Tensor) -> Partition:
-    """Every client holds `per_client` labels, and the examples of a label are split evenly among its holders.
+    """Every client has `per_client` labels, and the examples of a label are split evenly among its clients.
 
-    Clients choose in turn, at random among the labels that fewest have chosen before, so the numbers of holders
-    differ by one at most. No example is held twice; labels that nobody holds, when N * per_client is less than
-    the number of labels, are left out.
+    Clients choose in turn, at random among the labels chosen least often before, so the numbers of clients per
+    label differ by at most one. No example is assigned twice; labels that no client has, if N * per_client is less
+    than the number of labels, are left out.
 
     >>> y = torch.arange(10).repeat_interleave(100)
     >>> p = labels(y, 20, 2, rng.key(0, "partition"))
@@ -165,9 +166,9 @@ def labels(y: Tensor, clients: int, per_client: int, key: Tensor) -> Partition:
     holds = np.zeros((clients, classes), bool)
     chosen = np.zeros(classes)
     for i in range(clients):
-        mine = (chosen + tie[i]).argsort(kind="stable")[:per_client]
-        holds[i, mine] = True
-        chosen[mine] += 1
+        picks = (chosen + tie[i]).argsort(kind="stable")[:per_client]
+        holds[i, picks] = True
+        chosen[picks] += 1
     held = torch.from_numpy(holds.T)  # (C, N)
     holders = held.sum(1, keepdim=True).clamp_(min=1)
     total = label.bincount(minlength=classes)[:, None]
@@ -177,12 +178,12 @@ def labels(y: Tensor, clients: int, per_client: int, key: Tensor) -> Partition:
 
 
 def _deal(label: Tensor, counts: Tensor, key: Tensor) -> Partition:
-    """Client i takes counts[c, i] examples of label c, at random; what no count covers is left out."""
+    """Assign counts[c, i] random examples of label c to client i; the remaining examples are left out."""
     classes, clients = counts.shape
     shuffled = _shuffle(len(label), key)
     by_label = shuffled[label[shuffled].argsort(stable=True)]
     rest = label.bincount(minlength=classes) - counts.sum(1)
-    counts = torch.cat([counts, rest[:, None]], dim=1)  # held by one client more, who is then forgotten
+    counts = torch.cat([counts, rest[:, None]], dim=1)  # for one more client, which is dropped
     owner = torch.arange(clients + 1).repeat(classes).repeat_interleave(counts.view(-1))
     start = _starts(counts.sum(0)[:-1])
     return Partition(by_label[owner.argsort(stable=True)][: int(start[-1])], start)
@@ -193,7 +194,7 @@ def _shuffle(n: int, key: Tensor) -> Tensor:
 
 
 def _cuts(n: int, parts: int) -> Tensor:
-    """(parts + 1,): where n examples are cut into parts that differ by one at most."""
+    """(parts + 1,): boundaries of n examples cut into parts whose sizes differ by at most one."""
     return torch.arange(parts + 1) * n // parts
 
 
@@ -202,14 +203,14 @@ def _starts(sizes: Tensor) -> Tensor:
 
 
 def _ranges(start: Tensor, size: Tensor) -> Tensor:
-    """start[0], start[0] + 1, ... size[0] of them, then from start[1] on"""
+    """Concatenated ranges start[i] .. start[i] + size[i] - 1."""
     return torch.arange(int(size.sum())) + (start - _starts(size)[:-1]).repeat_interleave(size)
 
 
 def _labels(where: str, y: Tensor) -> tuple[Tensor, int]:
-    """y as 0 .. C - 1 in the order of its C labels, gaps closed."""
+    """y as consecutive labels 0 .. C - 1, in the order of its C labels."""
     if y.dim() != 1 or not len(y) or y.is_floating_point() or y.is_complex():
-        raise ValueError(f"{where}: needs one whole number for each example, got {y.dtype} of shape {tuple(y.shape)}")
+        raise ValueError(f"{where}: needs one integer label per example, got {y.dtype} of shape {tuple(y.shape)}")
     values, label = np.unique(y.cpu().numpy(), return_inverse=True)
     return torch.from_numpy(label), len(values)
 

@@ -1,1 +1,1 @@
-"""Settings, TOML, presets and grids: text becomes objects. Nothing here trains or writes a run."""
+"""Settings, TOML, presets and grids: text is converted to objects. Nothing here trains or writes a run."""

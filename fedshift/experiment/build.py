@@ -1,4 +1,4 @@
-"""Settings become a federation: data, model, algorithm, links."""
+"""Build a federation from settings: data, model, algorithm, links."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,16 +34,19 @@ def build(
     loss: Loss | None = None,
     metric: Metric | None = None,
 ) -> Federation:
-    """What the settings describe, with the caller's own model, data, loss or metric in place of named ones."""
+    """Build the federation that the settings describe.
+
+    A model, data set, loss or metric passed as an object replaces the one named in the settings.
+    """
     try:
         data = data or datasets.load(experiment.data.name)
     except (ValueError, ImportError, OSError) as problem:
         raise SettingsError(f"data.name = {experiment.data.name!r}: {problem}") from None
-    except Exception as problem:  # of the user's own function
+    except Exception as problem:  # raised by the user's function
         raise SettingsError(f"data.name = {experiment.data.name!r}: {describe(problem)}") from problem
     train, device = experiment.train, device_of(experiment)
     if device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("engine.device = 'cuda': there is no CUDA device here; 'cpu' works everywhere")
+        raise SettingsError("engine.device = 'cuda': no CUDA device was found; set engine.device = 'cpu'")
     if experiment.data.augment and (len(data.shape) != 3):
         raise SettingsError(f"data.augment = true: needs images (channels, height, width), not {data.shape}")
     if loss is None and train.loss == "cross-entropy":
@@ -63,17 +66,17 @@ def build(
     if experiment.engine.name == "batched":
         batched(experiment, task)
     with setting("data.partition"):
-        held = split(experiment, data)
+        clients = split(experiment, data)
     groups, group = links(experiment)
     with setting("train.cohort"):
         if train.selection == "stratified":
-            drawn = cohorts.stratified(held, group, train.cohort, experiment.seed, train.dropout)
+            drawn = cohorts.stratified(clients, group, train.cohort, experiment.seed, train.dropout)
         else:
-            drawn = cohorts.uniform(held, train.cohort, experiment.seed, train.dropout)
+            drawn = cohorts.uniform(clients, train.cohort, experiment.seed, train.dropout)
     fed = Federation(
         task=task,
         algorithm=algorithm(experiment),
-        partition=held,
+        partition=clients,
         cohorts=drawn,
         groups=groups,
         group=group,
@@ -88,15 +91,16 @@ def build(
         cap=experiment.bounds.weight,
     )
     if (tensors := experiment.shift.tensors) is not None and experiment.shift.on and not fed.shifted:
-        there = Shift(experiment.shift.per, tensors=("*",)).chosen(tree.take(task.params, task.trained))
-        kind = "trained ones" if experiment.shift.per == "layer" else "trained ones with filters of two inputs or more"
-        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor among the {kind}: {', '.join(there)}")
+        candidates = Shift(experiment.shift.per, tensors=("*",)).chosen(tree.take(task.params, task.trained))
+        kind = "trained tensors" + (" with filters of two inputs or more" if experiment.shift.per == "filter" else "")
+        names = ", ".join(candidates)
+        raise SettingsError(f"shift.tensors = {tensors}: there is no such tensor among the {kind}: {names}")
     return fed
 
 
 @contextmanager
 def setting(name: str) -> Iterator[None]:
-    """What is wrong with a value shows only when it is used: say whose value it is."""
+    """Name the setting in errors that occur when its value is used."""
     try:
         yield
     except SettingsError:
@@ -106,7 +110,7 @@ def setting(name: str) -> Iterator[None]:
 
 
 def check_labels(data: Dataset) -> None:
-    """Cross-entropy takes floating point targets of any meaning for probabilities."""
+    """Refuse floating point targets that are not probabilities, which cross-entropy would accept."""
     if data.y.is_floating_point() and not (soft_labels(data.y) and soft_labels(data.test_y)):
         raise SettingsError(
             f"train.loss = 'cross-entropy': the targets are floating point numbers of shape {tuple(data.y.shape)} and "
@@ -116,13 +120,13 @@ def check_labels(data: Dataset) -> None:
 
 
 def named_metric(experiment: Experiment) -> Metric | None:
-    """The metric of the settings; None where the loss is the score."""
+    """Metric of the settings; None where the loss is the score."""
     name = experiment.train.metric
     return accuracy if name == "accuracy" else None if name == "loss" else function("train.metric", name)
 
 
 def require_goal(experiment: Experiment) -> None:
-    """SettingsError where nothing says whether a lower or a higher metric is better."""
+    """Raise SettingsError if it is unknown whether a lower or a higher metric is better."""
     if experiment.train.direction is None:
         raise SettingsError(
             f"train.metric = {experiment.train.metric!r}: its name does not say which scores are better; "
@@ -131,62 +135,63 @@ def require_goal(experiment: Experiment) -> None:
 
 
 def try_out(task: Task, batch: int) -> None:
-    """Score a few examples before anything is trained or written: a model that does not fit the data fails here.
+    """Score a few examples, so that a model that does not fit the data fails before training.
 
-    A model with buffers that must not change, or with weights that are not float32, is also tried in training.
+    A model with buffers that must not change, or with weights that are not float32, also takes a training step.
     """
     client = Client(task)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Using a target size")  # which torch broadcasts, to no good end
+            warnings.filterwarnings("error", message="Using a target size")  # torch would broadcast
             client.score(task.params, slice(0, 64))
         if task.held or task.data.dtype != torch.float32:
             client.try_step(batch)
     except TrainingError as problem:
         seen, classes = tuple(task.data.x.shape[1:]), task.data.classes
-        about = f"{type(task.model).__name__} on examples of shape {seen}" + (
+        subject = f"{type(task.model).__name__} on examples of shape {seen}" + (
             f" with {classes} classes" if classes else ""
         )
-        raise SettingsError(f"{about}: {str(problem).removeprefix('evaluation: ')}") from problem
-    except ValueError as problem:  # of a buffer that training changes
+        raise SettingsError(f"{subject}: {str(problem).removeprefix('evaluation: ')}") from problem
+    except ValueError as problem:  # training changes a buffer
         raise SettingsError(f"model: {problem}") from None
 
 
 def device_of(experiment: Experiment) -> str:
-    """'cpu' or 'cuda'."""
-    said = experiment.engine
-    if said.device != "auto":
-        return said.device
-    return "cuda" if said.name in ("auto", "batched") and torch.cuda.is_available() else "cpu"
+    """Return 'cpu' or 'cuda'."""
+    config = experiment.engine
+    if config.device != "auto":
+        return config.device
+    return "cuda" if config.name in ("auto", "batched") and torch.cuda.is_available() else "cpu"
 
 
 def packable(experiment: Experiment) -> bool:
-    """Whether it wants all clients trained at once, with those of other runs where there are any."""
+    """True if all clients are to be trained at once, together with those of other runs of a sweep."""
     name = experiment.engine.name
     return name == "batched" or (name == "auto" and device_of(experiment) == "cuda")
 
 
 def engine(experiment: Experiment, task: Task, cores: int) -> Engine:
-    said, device = experiment.engine, device_of(experiment)
-    if said.name == "batched":
+    """Engine of the settings; for 'auto', the fastest that supports the model and the device."""
+    config, device = experiment.engine, device_of(experiment)
+    if config.name == "batched":
         return batched(experiment, task)
     if packable(experiment):
         with suppress(StackError):
-            return Batched(task, said.precision, said.deterministic)
-    workers = min(said.workers or cores, experiment.train.cohort)
-    many = said.name == "processes" or (said.name == "auto" and workers > 1 and FORKS)
+            return Batched(task, config.precision, config.deterministic)
+    workers = min(config.workers or cores, experiment.train.cohort)
+    many = config.name == "processes" or (config.name == "auto" and workers > 1 and FORKS)
     if not many or device != "cpu":
-        return Sequential(task, said.precision)
+        return Sequential(task, config.precision)
     try:
         return Processes(task, workers)
     except ForkError:
         if experiment.engine.name == "processes":
             raise
-        return Sequential(task, said.precision)
+        return Sequential(task, config.precision)
 
 
 def batched(experiment: Experiment, task: Task) -> Batched:
-    """The engine that was asked for by its name, or a SettingsError that says why this model is not for it."""
+    """Batched engine, or a SettingsError with the reason why the model does not support it."""
     try:
         return Batched(task, experiment.engine.precision, experiment.engine.deterministic)
     except StackError as problem:
@@ -194,14 +199,15 @@ def batched(experiment: Experiment, task: Task) -> Batched:
 
 
 def algorithm(experiment: Experiment) -> Algorithm:
-    said, shift = experiment.algorithm, experiment.shift
-    match said.name:
+    """Algorithm of the settings, with the shift as its last server rule."""
+    config, shift = experiment.algorithm, experiment.shift
+    match config.name:
         case "fedavg":
             chosen = fedavg()
         case "fedprox":
-            chosen = fedprox(said.mu)
+            chosen = fedprox(config.mu)
         case "scaffold":
-            chosen = scaffold(said.control)
+            chosen = scaffold(config.control)
     if not shift.on:
         return chosen
     rule = Shift(shift.per, shift.share, shift.max_share, shift.warmup, shift.tensors)
@@ -209,6 +215,7 @@ def algorithm(experiment: Experiment) -> Algorithm:
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:
+    """Learning rate schedule of the settings."""
     train = experiment.train
     if train.schedule == "strongly-convex":
         return cohorts.strongly_convex(train.convexity, train.gamma)
@@ -216,44 +223,49 @@ def rate(experiment: Experiment) -> cohorts.Rate:
 
 
 def split(experiment: Experiment, data: Dataset) -> Partition:
-    said, key = experiment.data, rng.key(experiment.seed, "partition")
-    if said.partition != "iid" and not data.classes:
+    """Partition of the training examples among clients."""
+    config, key = experiment.data, rng.key(experiment.seed, "partition")
+    if config.partition != "iid" and not data.classes:
         raise SettingsError(
-            f"data.partition = {said.partition!r}: needs labels, and these targets are none; 'iid' works"
+            f"data.partition = {config.partition!r}: needs class labels, and the targets are not classes; use 'iid'"
         )
-    if said.partition == "dirichlet":
-        return partition.dirichlet(data.y, said.clients, said.alpha, key, said.least)
-    if said.partition == "labels":
-        return partition.labels(data.y, said.clients, said.labels, key)
-    return (partition.shards if said.partition == "shards" else partition.iid)(data.y, said.clients, key)
+    if config.partition == "dirichlet":
+        return partition.dirichlet(data.y, config.clients, config.alpha, key, config.least)
+    if config.partition == "labels":
+        return partition.labels(data.y, config.clients, config.labels, key)
+    return (partition.shards if config.partition == "shards" else partition.iid)(data.y, config.clients, key)
 
 
 def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
-    """A model by name, its weights drawn from the seed."""
-    said = experiment.model
-    if said.name not in MODELS and ":" not in said.name:
+    """Model of the settings, with weights drawn from the seed."""
+    config = experiment.model
+    if config.name not in MODELS and ":" not in config.name:
         known = ", ".join(MODELS)
-        raise SettingsError(f"model.name = {said.name!r}: no such model; known are {known}, and module:function")
-    make = MODELS.get(said.name) or function("model.name", said.name)
-    fit = {"shape": data.shape, "classes": data.classes} if said.name in MODELS else {}
+        raise SettingsError(f"model.name = {config.name!r}: no such model; known are {known}, and module:function")
+    make = MODELS.get(config.name) or function("model.name", config.name)
+    fit = {"shape": data.shape, "classes": data.classes} if config.name in MODELS else {}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.key(experiment.seed, "model")))
         try:
-            model = make(**fit, **said.args)
+            model = make(**fit, **config.args)
         except (TypeError, ValueError) as problem:
-            raise SettingsError(f"model = {said.name!r} with {said.args}: {' '.join(str(problem).split())}") from None
+            raise SettingsError(
+                f"model = {config.name!r} with {config.args}: {' '.join(str(problem).split())}"
+            ) from None
         except Exception as problem:
-            raise SettingsError(f"model = {said.name!r} with {said.args}: {describe(problem)}") from problem
+            raise SettingsError(f"model = {config.name!r} with {config.args}: {describe(problem)}") from problem
     if not isinstance(model, nn.Module):
-        raise SettingsError(f"model.name = {said.name!r}: gives {type(model).__name__}, not a torch.nn.Module")
+        raise SettingsError(
+            f"model.name = {config.name!r}: returns {type(model).__name__}; it must return a torch.nn.Module"
+        )
     return model
 
 
 def function(setting: str, name: str) -> Callable[..., Any]:
-    """The user's own function that a setting names."""
+    """Function of the user that a setting names."""
     try:
         return named(name)
     except ValueError as problem:
         raise SettingsError(f"{setting} = {name!r}: {problem}") from None
-    except Exception as problem:  # while the user's module was read
+    except Exception as problem:  # raised while the user's module was imported
         raise SettingsError(f"{setting} = {name!r}: {describe(problem)}") from problem

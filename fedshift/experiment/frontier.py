@@ -1,7 +1,7 @@
-"""One task with a grid of uplinks, from exact uploads to updates of 0.08 bits per weight: `fedshift frontier`.
+"""`fedshift frontier`: one task with a grid of uplinks, from exact uploads to updates of 0.08 bits per weight.
 
-All clients upload alike and all runs have the same server rule, so runs of one seed draw the same clients and differ in
-their uploads only.
+All clients of a run have the same uplink and all runs have the same server rule, so runs with the same seed draw the
+same clients and differ only in their uploads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,12 +35,12 @@ GRID: dict[str, dict[str, Any]] = {
     "extreme": UPLINKS["extreme"],
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
 }
-TASKS = {"digits": "demo", "cifar10": "paper"}  # task -> the preset that has it
-PARTS = ("data", "model", "algorithm", "train")  # of a preset, what makes the task
+TASKS = {"digits": "demo", "cifar10": "paper"}  # task -> preset with its settings
+PARTS = ("data", "model", "algorithm", "train")  # tables of a preset that define the task
 
 
 def task(name: str) -> dict[str, Any]:
-    """The settings of a task by name, or of one run in a file.
+    """Settings of a task by name, or of one run in a file.
 
     >>> task("digits")["train"]["rounds"], sorted(task("cifar10"))
     (150, ['algorithm', 'data', 'model', 'train'])
@@ -51,12 +51,12 @@ def task(name: str) -> dict[str, Any]:
         raise SettingsError(f"--task {name}: must be {', '.join(TASKS)} or a file of settings, FILE.toml")
     raw = read(Path(name))
     if "sweep" in raw:
-        raise SettingsError(f"--task {name}: has a table sweep; it must contain the settings of one run")
+        raise SettingsError(f"--task {name}: has a table named sweep; it must contain the settings of one run")
     return raw
 
 
 def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str, Any]:
-    """A sweep over the uplinks, all of them with one seed after the other; of the task's own uplink, its rate is kept.
+    """Settings of a sweep over the uplinks, seed by seed; the bandwidth of the task's uplink is kept.
 
     >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][13:17]
     ['extreme_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']

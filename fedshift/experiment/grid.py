@@ -1,11 +1,11 @@
-"""The runs of a grid: every combination of the settings that a file lists under `sweep`.
+"""Runs of a grid: every combination of the settings that a file lists under `sweep`.
 
     [sweep]
     "uplink.bits" = [32, {32 = 0.5, 4 = 0.5}]
     "shift.on" = [false, true]
     seed = [0, 1, 2]
 
-`runs = [{...}, {...}]` lists settings that go together instead.
+`runs = [{...}, {...}]` lists combinations of settings explicitly.
 """
 
 import copy
@@ -19,7 +19,7 @@ from fedshift.experiment.toml import SettingsError, dotted, merge, put
 
 
 class One(NamedTuple):
-    """A run of the grid."""
+    """One run of the grid."""
 
     name: str
     experiment: Experiment
@@ -27,52 +27,52 @@ class One(NamedTuple):
 
 
 def expand(raw: Mapping[str, Any]) -> list[Experiment]:
-    """Every combination of the settings listed under `sweep`.
+    """One experiment per combination of the settings listed under `sweep`.
 
     >>> grid = {"train": {"rounds": 3}, "sweep": {"seed": [0, 1], "train": {"lr": [0.1, 0.2]}}}
-    >>> [(one.seed, one.train.lr, one.train.rounds) for one in expand(grid)]
+    >>> [(run.seed, run.train.lr, run.train.rounds) for run in expand(grid)]
     [(0, 0.1, 3), (0, 0.2, 3), (1, 0.1, 3), (1, 0.2, 3)]
     """
     base = {key: value for key, value in raw.items() if key != "sweep"}
     runs, axes = _parts(raw)
     experiments = []
-    for together in runs:
+    for combination in runs:
         for values in itertools.product(*axes.values()):
-            one = copy.deepcopy(merge(base, together))
+            settings = copy.deepcopy(merge(base, combination))
             for key, value in zip(axes, values, strict=True):
-                put(one, key, value)
-            experiments.append(Experiment(**one))
+                put(settings, key, value)
+            experiments.append(Experiment(**settings))
     return experiments
 
 
 def keys(raw: Mapping[str, Any]) -> set[str]:
-    """The settings that a sweep sets for each run."""
+    """Names of the settings that a sweep sets per run."""
     runs, axes = _parts(raw)
-    return {*axes, *(key for one in runs for key in dotted(one))} - {"name"}
+    return {*axes, *(key for run in runs for key in dotted(run))} - {"name"}
 
 
 def given(raw: Mapping[str, Any]) -> set[str]:
-    """Dotted names of all settings that a file gives, those of its sweep included."""
+    """Dotted names of all settings in a file, including those of its sweep."""
     return {*dotted({key: value for key, value in raw.items() if key != "sweep"}), *keys(raw)}
 
 
 def axes(raw: Mapping[str, Any]) -> set[str]:
-    """The settings of which a sweep trains every combination."""
+    """Names of the settings of which a sweep trains every combination."""
     return {*_parts(raw)[1]}
 
 
 def _parts(raw: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], dict[str, list[Any]]]:
-    """Settings that go together, and those of which every combination is wanted."""
+    """Explicit combinations of settings, and the lists of which every combination is trained."""
     grid = raw.get("sweep", {})
     if not isinstance(grid, Mapping):
         raise SettingsError(f"sweep = {grid!r}: must be a table of lists")
     if "sweep" in raw and not grid:
         raise SettingsError("sweep: is empty; it must list values of one or more settings, or runs")
     runs = grid.get("runs", [{}])
-    if not isinstance(runs, list) or not runs or not all(isinstance(one, Mapping) for one in runs):
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, Mapping) for run in runs):
         raise SettingsError(f"sweep.runs = {runs!r}: must be a list of tables of settings")
     axes = dotted({key: value for key, value in grid.items() if key != "runs"})
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
-            raise SettingsError(f"sweep.{key} = {values!r}: must be a list of values, one or more")
+            raise SettingsError(f"sweep.{key} = {values!r}: must be a list of one or more values")
     return runs, axes

@@ -1,4 +1,4 @@
-"""Settings of a preset or file with those of the command line; errors name the place of a wrong setting."""
+"""Settings of a preset or file, overridden by the command line; errors name the origin of a wrong setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from fedshift.rounds.uplinks import expanded
 
 
 def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
-    """The preset, then the file, then the command line: later ones count. What is wrong is named with its place."""
+    """Merge preset, file and command line; later ones take precedence. Errors name the origin of a setting."""
     if preset is not None and preset not in PRESETS:
         raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
     raw = PRESETS[preset] if preset else {}
@@ -24,7 +24,7 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
 
 
 def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> dict[str, Any]:
-    """Settings from a file or preset with those of the command line; what is wrong is named with its place."""
+    """Override settings of a file or preset by the command line; errors name the origin of a setting."""
     with placed(where):
         check_quantized(grids.given(raw), grids.expand(raw))
     base, raw, given = raw, dict(raw), dict[str, Any]()
@@ -32,12 +32,12 @@ def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> d
         change: dict[str, Any] = {}
         assign(change, assignment)
         given |= dotted(change)
-        raw = merge(raw, change)  # one after another: the name of an uplink replaces what is said of it before
+        raw = merge(raw, change)  # one after another: the name of an uplink replaces earlier settings of it
         key = assignment.partition("=")[0].strip()
         if swept := [name for name in grids.keys(base) if overlap(key, name)]:
-            hint = f"--set 'sweep.{swept[0] if swept[0] in grids.axes(base) else 'runs'}=[...]' changes that"
-            which = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
-            raise SettingsError(f"--set {key}: the sweep sets {which} for each run; {hint}")
+            hint = f"change it with --set 'sweep.{swept[0] if swept[0] in grids.axes(base) else 'runs'}=[...]'"
+            subject = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
+            raise SettingsError(f"--set {key}: the sweep sets {subject} for each run; {hint}")
     with placed("--set"):
         experiments = grids.expand(raw)
         check_quantized(given, experiments)
@@ -47,7 +47,7 @@ def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> d
 
 
 def overlap(one: str, other: str) -> bool:
-    """True if one of two settings is the other or is in a table of it.
+    """True if two settings are the same or one is a table that contains the other.
 
     >>> overlap("uplink", "uplink.bits"), overlap("uplink.bits", "uplink.bits"), overlap("uplink.rate", "uplink.bits")
     (True, True, False)
@@ -56,9 +56,11 @@ def overlap(one: str, other: str) -> bool:
 
 
 def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a sweep, which has to list something."""
+    """Settings with a sweep; SettingsError if they have none."""
     if "sweep" not in raw:
-        raise SettingsError("has no table sweep, which lists what differs between runs; `fedshift run` trains one run")
+        raise SettingsError(
+            "has no table named sweep with the settings that differ between runs; `fedshift run` trains one run"
+        )
     return raw
 
 
@@ -68,17 +70,17 @@ def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
     >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
     ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
     """
-    names = dict.fromkeys(uplink_name(one.uplink) for one in grids.expand(raw))
-    found = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
-    return [f"uplink {name}: {', '.join(settings)}" for name, settings in found]
+    names = dict.fromkeys(uplink_name(run.uplink) for run in grids.expand(raw))
+    uplinks = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
+    return [f"uplink {name}: {', '.join(settings)}" for name, settings in uplinks]
 
 
 @contextmanager
 def placed(where: str, assignments: Sequence[str] = ()) -> Iterator[None]:
-    """Say where a wrong setting stands: on the command line, or else in the file or preset."""
+    """Name the origin of a wrong setting in errors: the command line, or else the file or preset."""
     try:
         yield
     except SettingsError as problem:
         assigned = [assignment.partition("=")[0].strip() for assignment in assignments]
-        there = any(str(problem).startswith(key) for key in assigned)
-        raise SettingsError(f"{'--set' if there else where}: {problem}") from None
+        overridden = any(str(problem).startswith(key) for key in assigned)
+        raise SettingsError(f"{'--set' if overridden else where}: {problem}") from None

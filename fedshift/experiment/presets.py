@@ -1,4 +1,4 @@
-"""Experiments by name. A preset with a sweep is a grid of runs."""
+"""Presets: experiments by name. A preset with a sweep is a grid of runs."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "train": {"rounds": 400, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 10, "lr": 0.05},
         "uplink": {"bits": "32+4"},
     },
-    # every value of the paper's main experiment, 32+4 bits with the bare rule
+    # all settings of the paper's main experiment, 32+4 bits, share not limited
     "paper": {
         "name": "paper",
         "data": {"name": "cifar10", "clients": 100, "partition": "shards", "augment": True},

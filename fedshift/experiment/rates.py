@@ -1,4 +1,4 @@
-"""Rates of links and numbers of bytes, as people write them and as they read them."""
+"""Rates of links and numbers of bytes: parsing and formatting."""
 
 import math
 import re
@@ -12,7 +12,7 @@ RATE = re.compile(
 
 
 def rate(text: str) -> float:
-    """Bytes per second, from the command line's --uplink."""
+    """Bytes per second from the value of --uplink."""
     try:
         return parse(text)
     except ValueError as problem:
@@ -20,25 +20,26 @@ def rate(text: str) -> float:
 
 
 def parse(text: str) -> float:
-    """Bytes per second; ValueError where the text is no rate.
+    """Bytes per second; ValueError if the text is not a rate.
 
     >>> parse("1MB/s"), parse("500kB/s"), parse("10Mbit/s"), parse("1e6"), parse("2 MiB/s")
     (1000000.0, 500000.0, 1250000.0, 1000000.0, 2097152.0)
     """
-    found = RATE.fullmatch(text.strip())
+    match = RATE.fullmatch(text.strip())
     try:
-        number = float(found["number"]) if found else 0.0
+        number = float(match["number"]) if match else 0.0
     except ValueError:
         number = 0.0
-    if found is None or not 0 < number < 1e15:
+    if match is None or not 0 < number < 1e15:
         raise ValueError("must be a rate, for example 1MB/s, 500kB/s, 10Mbit/s or 1e6 (bytes per second)")
-    unit = found["unit"] or "B"
+    unit = match["unit"] or "B"
     bits = unit == "b" or unit.lower() in ("bit", "bps")
-    return number * PREFIX[(found["prefix"] or "").lower()] / (8 if bits else 1)
+    return number * PREFIX[(match["prefix"] or "").lower()] / (8 if bits else 1)
 
 
 def said(at: float) -> str:
-    """
+    """Bytes per second as text.
+
     >>> said(1e6), said(1250), said(115.2e6), said(0.5)
     ('1 MB/s', '1.25 kB/s', '115 MB/s', '0.5 B/s')
     """
@@ -49,7 +50,7 @@ def said(at: float) -> str:
 
 
 def megabytes(count: float, digits: int = 2) -> str:
-    """Bytes in MB, with two significant digits where that is below 0.01 MB or rounds to zero.
+    """Bytes in MB, with two significant digits below 0.01 MB or where the value rounds to zero.
 
     >>> megabytes(1_514_000), megabytes(10_000), megabytes(9_900), megabytes(2_040), megabytes(12), megabytes(0)
     ('1.51', '0.01', '0.0099', '0.0020', '0.000012', '0.00')

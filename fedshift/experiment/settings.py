@@ -1,4 +1,4 @@
-"""The settings of an experiment: what a TOML file may say, and what is wrong with one that says something else."""
+"""Settings of an experiment, their validation, and error messages for invalid ones."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ from fedshift.rounds.uplinks import UPLINKS, expanded
 
 
 def _rate(value: Any) -> Any:
-    """Bytes per second, also of "10Mbit/s"."""
+    """Bytes per second from a number or a text like "10Mbit/s"."""
     if isinstance(value, bool):
-        raise ValueError("must be a number")  # Python takes it for one
+        raise ValueError("must be a number")  # a bool is an int in Python
     return parse(value) if isinstance(value, str) else value
 
 
 def _file_name(name: str) -> str:
-    """The name of a run, which is that of its folder as well."""
+    """Name of a run, which is also the name of its folder."""
     if not 1 <= len(name) <= 100 or name in (".", "..") or any(char in "/\\" or ord(char) < 32 for char in name):
         raise ValueError("must be the name of a folder: 1 to 100 characters, no slash, backslash or control character")
     return name
@@ -42,7 +42,7 @@ def _file_name(name: str) -> str:
 
 def _not_boolean(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("must be a number from 0 to 1, or 'uploads'")  # Python takes it for one
+        raise ValueError("must be a number from 0 to 1, or 'uploads'")  # a bool is an int in Python
     return value
 
 
@@ -54,14 +54,14 @@ Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
-SIZES = ("step", "rate", "keep")  # settings of an uplink that only a quantizer uses, and that only some have
+SIZES = ("step", "rate", "keep")  # settings of an uplink that only some quantizers use
 LOWER = {"loss", "error", "errors", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
 HIGHER = {"accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "r2", "iou", "dice", "bleu"}
-Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as the paper writes it
+Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as in the paper
 
 
 def goal_of(metric: str) -> Literal["min", "max"] | None:
-    """The goal that the words of a metric's name tell, None where they tell none or both.
+    """Goal implied by the words in a metric's name; None if they imply none or both.
 
     >>> goal_of("accuracy"), goal_of("mine:mean_absolute_error"), goal_of("mine:close"), goal_of("mine:accuracy_loss")
     ('max', 'min', None, None)
@@ -77,15 +77,15 @@ class Table(BaseModel):
 
 
 class Data(Table):
-    """What is learnt, and who holds which part of it."""
+    """Data set, and its partition among clients."""
 
     name: str = "digits"  # a data set, a path to .npz or .safetensors, or module:function
     clients: Count = 100
     partition: Literal["shards", "dirichlet", "iid", "labels"] = "shards"
-    alpha: Positive = 0.5  # of dirichlet
-    least: Whole = 10  # examples a client, of dirichlet
-    labels: Count = 2  # a client, of labels
-    augment: bool = False  # crop and flip, for images
+    alpha: Positive = 0.5  # concentration, for dirichlet
+    least: Whole = 10  # minimum number of examples per client, for dirichlet
+    labels: Count = 2  # labels per client, for labels
+    augment: bool = False  # random crops and flips of images
 
     @field_validator("name")
     @classmethod
@@ -100,28 +100,27 @@ class Model(Table):
 
 class Algorithm(Table):
     name: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"
-    mu: NotNegative = 0.01  # of fedprox
-    control: Literal["derived", "sent"] = "derived"  # of scaffold
+    mu: NotNegative = 0.01  # for fedprox
+    control: Literal["derived", "sent"] = "derived"  # for scaffold
     weights: Literal["equal", "examples"] = "equal"  # p_k
 
 
 class Shift(Table):
-    """Per filter: filter centring, with share 1 unless given. Per layer: the paper's rule, with the uploads' share.
+    """Per filter: filter centring, with share 1 by default. Per layer: the paper's rule, with the uploads' share.
 
-    `max_share` and `warmup` came with the paper's rule: given without `per`, as in records of earlier versions, they
-    mean `per = "layer"`.
+    `max_share` or `warmup` without `per`, as in records of earlier versions, implies `per = "layer"`.
     """
 
     on: bool = True
     per: Literal["filter", "layer"] = "filter"
-    share: Annotated[Fraction | Literal["uploads"], BeforeValidator(_not_boolean)] = 1.0  # uploads: of quantized ones
-    max_share: Fraction = 0.5  # at most, of share = "uploads"
-    warmup: Whole = 0  # rounds until the whole share is taken
-    tensors: tuple[str, ...] | None = None  # names or patterns; the weights of layers otherwise
+    share: Annotated[Fraction | Literal["uploads"], BeforeValidator(_not_boolean)] = 1.0  # uploads: quantized share
+    max_share: Fraction = 0.5  # upper bound of share = "uploads"
+    warmup: Whole = 0  # rounds until the full share is subtracted
+    tensors: tuple[str, ...] | None = None  # names or patterns (default: weights of layers)
 
     @model_validator(mode="after")
     def _completed(self) -> Self:
-        """Fill in what was not given without counting it as given, so that `changed` fills it in anew."""
+        """Fill in defaults without marking them as set, so that `changed` computes them again."""
         if "per" not in self.model_fields_set and self.model_fields_set & {"max_share", "warmup"}:
             object.__setattr__(self, "per", "layer")
         if "share" not in self.model_fields_set and self.per == "layer":
@@ -131,27 +130,27 @@ class Shift(Table):
 
 class Train(Table):
     rounds: Count = 100
-    cohort: Count = 10  # clients a round
+    cohort: Count = 10  # clients per round
     selection: Literal["uniform", "stratified"] = "uniform"
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # the chance that a drawn client is lost
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a drawn client drops out
     epochs: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 2
     batch: Count = 10
     lr: Positive = 0.05
     schedule: Literal["constant", "decayed", "strongly-convex"] = "constant"
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # of lr, each round, of decayed
-    convexity: Positive = 1.0  # mu of 2 / (mu (gamma + tau))
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # factor of lr per round, for decayed
+    convexity: Positive = 1.0  # mu in 2 / (mu (gamma + tau)), for strongly-convex
     gamma: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: NotNegative = 0.0
-    clip: NotNegative = 0.0  # the largest norm of a gradient; 0 for no limit
+    clip: NotNegative = 0.0  # maximum norm of a gradient; 0: no limit
     loss: str = "cross-entropy"  # or module:function
-    metric: str = ""  # accuracy, loss or module:function; not given: accuracy of cross-entropy, else the loss
-    goal: Literal["min", "max"] | None = None  # whether a lower or a higher metric is better, unless its name says so
-    patience: Count = 5  # rounds in a row without a usable upload before the run stops
+    metric: str = ""  # accuracy, loss or module:function (default: accuracy for cross-entropy, else loss)
+    goal: Literal["min", "max"] | None = None  # min: lower is better (default: from the name of the metric)
+    patience: Count = 5  # consecutive rounds without a usable upload before the run stops
 
     @model_validator(mode="after")
     def _scored(self) -> Self:
-        if not self.metric:  # filled in without counting as given, so that `changed` fills it in anew
+        if not self.metric:  # not marked as set, so that `changed` computes it again
             object.__setattr__(self, "metric", "accuracy" if self.loss == "cross-entropy" else "loss")
         known = goal_of(self.metric)
         if self.metric in ("accuracy", "loss") and self.goal not in (None, known):
@@ -160,7 +159,7 @@ class Train(Table):
 
     @property
     def direction(self) -> Literal["min", "max"] | None:
-        """The goal that is given, or else that of the metric's name; None where neither says."""
+        """Given goal, or else that of the metric's name; None if both are unknown."""
         return self.goal or goal_of(self.metric)
 
     @property
@@ -172,8 +171,8 @@ class Train(Table):
 class Bounds(Table):
     """Limits on one upload, as multiples of the round's median; 0: no limit."""
 
-    norm: NotNegative = BOUND  # of the update; an upload beyond it is left out
-    weight: NotNegative = CAP  # of algorithm.weights = "examples"; a weight beyond it is lowered to it
+    norm: NotNegative = BOUND  # of the update; an upload above it is rejected
+    weight: NotNegative = CAP  # of algorithm.weights = "examples"; a larger weight is reduced to it
 
     @model_validator(mode="after")
     def _not_below_the_median(self) -> Self:
@@ -184,25 +183,25 @@ class Bounds(Table):
 
 
 class Coding(Table):
-    """Quantizer, coder and kind of upload of a client, whatever its bits.
+    """Quantizer, coder and kind of upload of a client, except for its bits.
 
-    The default quantizer is K-means: its nearest codes with feedback, and codes rounded at random without it. A `step`
-    or `rate` without a quantizer means step, `keep` means ternary; both of these set `bits`, unless it is given.
+    The default quantizer is K-means, with nearest codes if there is feedback, and randomly rounded codes otherwise. A
+    `step` or `rate` without a quantizer implies step, and `keep` implies ternary; both set `bits` unless it is given.
     """
 
     quantizer: Literal["kmeans", "kmeans-random", "uniform", "stochastic", "step", "ternary"] = "kmeans"
-    step: Annotated[float, Field(ge=0.01, le=1000)] | None = None  # of step, in units of the root mean square
-    rate: Annotated[float, Field(ge=0.001, le=7)] | None = None  # of step, bits a value: instead of its step
-    keep: Annotated[float, Field(gt=0, le=1)] | None = None  # of ternary, the part of the values that is not zero
+    step: Annotated[float, Field(ge=0.01, le=1000)] | None = None  # for step, in units of the root mean square
+    rate: Annotated[float, Field(ge=0.001, le=7)] | None = None  # for step: bits per value, instead of its step
+    keep: Annotated[float, Field(gt=0, le=1)] | None = None  # for ternary: fraction of nonzero values
     coder: Literal["auto", "bitpack", "zstd", "range"] = "auto"  # auto: range below 4 bits and after step, else bitpack
-    per: Literal["tensor", "channel"] | Count = "tensor"  # or a block of so many values
-    biases: bool = False  # quantized as well: tensors of one axis, which travel exactly otherwise
+    per: Literal["tensor", "channel"] | Count = "tensor"  # or the number of values per block
+    biases: bool = False  # also quantize tensors with one axis, which are exact otherwise
     send: Literal["weights", "updates"] = "weights"
     feedback: bool = False
 
     @model_validator(mode="after")
     def _filled_in(self) -> Self:
-        """What was not given is filled in without counting as given, so that `changed` fills it in anew."""
+        """Fill in defaults without marking them as set, so that `changed` computes them again."""
         given = self.model_fields_set
         if "quantizer" not in given:
             quantizer = "step" if {"step", "rate"} & given else "ternary" if "keep" in given else ""
@@ -221,18 +220,18 @@ class Coding(Table):
         return self
 
     def codec(self, bits: int) -> Codec:
-        """The codec of a client with these bits; ValueError where they do not go with the other settings."""
-        chosen = {"step": self.step, "rate": self.rate, "keep": self.keep}
-        return make_codec(self.quantizer, bits, **chosen, coder=self.coder, per=self.per, biases=self.biases)
+        """Codec of a client with these bits; ValueError if they do not fit the other settings."""
+        sizes = {"step": self.step, "rate": self.rate, "keep": self.keep}
+        return make_codec(self.quantizer, bits, **sizes, coder=self.coder, per=self.per, biases=self.biases)
 
 
 class Link(Coding):
-    """How the clients of one group upload."""
+    """Uplink of one group of clients."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
-    clients: tuple[Whole, ...] | None = None  # or these
+    clients: tuple[Whole, ...] | None = None  # or a list of clients
     bits: Bits = 32
-    bandwidth: Rate | None = None  # bytes a second
+    bandwidth: Rate | None = None  # bytes per second
 
     @model_validator(mode="after")
     def _codable(self) -> Self:
@@ -241,18 +240,18 @@ class Link(Coding):
 
 
 class Uplink(Coding):
-    """How clients upload: all alike, in parts ("32+4"), by fraction, one by one, or in named groups."""
+    """Uplink of all clients: the same for all, in parts ("32+4"), by fraction, per client, or in named groups."""
 
     bits: Bits | Parts | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
-    bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes a second; for each client
+    bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes per second and client
     group: dict[str, Link] = {}
 
     @field_validator("bits", "bandwidth", mode="before")
     @classmethod
     def _whole_numbers(cls, value: Any) -> Any:
-        """TOML has only text for keys: {"32" = 0.5}"""
+        """Convert keys to integers: TOML keys are text, {"32" = 0.5}."""
         if isinstance(value, bool):
-            raise ValueError("must be a number")  # which Python takes for 1
+            raise ValueError("must be a number")  # a bool is an int in Python
         if not isinstance(value, Mapping):
             return value
         return {int(key) if str(key).isdecimal() else key: part for key, part in value.items()}
@@ -261,35 +260,33 @@ class Uplink(Coding):
     def _consistent(self) -> Self:
         for part in self.bits.split("+") if isinstance(self.bits, str) else ():
             if part not in map(str, get_args(Bits)):
-                raise ValueError(f"bits = {self.bits!r}: {part} is none of {BITS}")
+                raise ValueError(f"bits = {self.bits!r}: {part} is not allowed; bits must be {BITS}")
         if isinstance(self.bits, dict) and abs(sum(self.bits.values()) - 1) > 1e-6:
             raise ValueError(f"bits: the fractions add up to {sum(self.bits.values()):g}; they must add up to 1")
         if self.group and not isinstance(self.bits, int):
-            raise ValueError(
-                f"bits = {self.bits!r}: with named groups it must be one number, that of all other clients"
-            )
+            raise ValueError(f"bits = {self.bits!r}: with named groups it must be one number, for all other clients")
         if self.group and sum(link.share or 0.0 for link in self.group.values()) > 1 + 1e-6:
             raise ValueError("group: the shares add up to more than 1")
         for name, link in self.group.items():
             if (link.share is None) == (link.clients is None):
-                raise ValueError(f"group.{name}: needs either a share of the clients or a list of them")
+                raise ValueError(f"group.{name}: must have either a share of the clients or a list of clients")
         check_codable(self)
         return self
 
 
 def widths(coding: Uplink | Link) -> set[int]:
-    """The bits of all clients with this coding.
+    """Set of the bits of all clients with this coding.
 
     >>> sorted(widths(Uplink(bits="32+4")))
     [4, 32]
     """
     bits = coding.bits
-    every = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
-    return {int(one) for one in every}
+    values = bits.split("+") if isinstance(bits, str) else [bits] if isinstance(bits, int) else bits
+    return {int(value) for value in values}
 
 
 def quantizes(coding: Uplink | Link) -> bool:
-    """True if some client with this coding uploads codes of a quantizer.
+    """True if any client with this coding uploads quantized values.
 
     >>> [quantizes(Uplink(bits=bits)) for bits in (32, "32+16", "32+4")]
     [False, False, True]
@@ -298,7 +295,7 @@ def quantizes(coding: Uplink | Link) -> bool:
 
 
 def check_codable(coding: Uplink | Link) -> None:
-    """Refuse bits that the quantizer cannot have."""
+    """Refuse bits that the quantizer does not support."""
     for bits in sorted(widths(coding)):
         try:
             coding.codec(bits)
@@ -308,30 +305,30 @@ def check_codable(coding: Uplink | Link) -> None:
 
 class Engine(Table):
     name: Literal["auto", "sequential", "processes", "batched", "flower"] = "auto"
-    workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one for each core
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one and the engine is batched or auto
-    precision: Literal["fp32", "tf32", "bf16"] = "tf32"  # of a GPU's arithmetic; weights are always float32
-    deterministic: bool = False  # the same bits every time on a GPU, given the same pack
-    pack: Whole = 0  # runs of a sweep that a GPU trains at once; 0: as many as fit
+    workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one per core
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one and the engine is batched or auto
+    precision: Literal["fp32", "tf32", "bf16"] = "tf32"  # of arithmetic on a GPU; weights are always float32
+    deterministic: bool = False  # bit-identical results on a GPU, for the same pack
+    pack: Whole = 0  # number of runs of a sweep that a GPU trains at once; 0: as many as fit
 
 
 class Record(Table):
-    evaluate: Count = 1  # every so many rounds, and after the last
-    checkpoint: Count = 1
-    histograms: Whole = 50  # 0: never
-    frames: Whole = 50  # made by the batched engine to check estimated bytes, also in round 1; 1: always, 0: never
-    memory: Literal["ram", "disk"] = "ram"  # where clients' memory lives between rounds
+    evaluate: Count = 1  # every N rounds, and after the last
+    checkpoint: Count = 1  # every N rounds
+    histograms: Whole = 50  # every N rounds; 0: never
+    frames: Whole = 50  # every N rounds and in round 1, the batched engine checks estimated bytes; 0: never
+    memory: Literal["ram", "disk"] = "ram"  # where clients' memory is kept between rounds
 
 
 class Experiment(Table):
-    """One run. Every setting has a default; `Experiment()` learns digits with 100 clients of full precision.
+    """Settings of one run. Every setting has a default; `Experiment()` trains digits with 100 full-precision clients.
 
     >>> experiment = Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, train={"rounds": 20})
     >>> experiment.uplink.bits, experiment.train.lr
     ({32: 0.5, 4: 0.5}, 0.05)
     """
 
-    name: Annotated[str, AfterValidator(_file_name)] = "run"  # of its folder
+    name: Annotated[str, AfterValidator(_file_name)] = "run"  # also that of its folder
     seed: Annotated[int, Field(ge=0, lt=1 << 63, strict=True)] = 0
     data: Data = Data()
     model: Model = Model()
@@ -353,7 +350,7 @@ class Experiment(Table):
     def _no_nul(cls, raw: Any) -> Any:
         for where, text in _texts(raw):
             if "\0" in text:
-                raise ValueError(f"{where} = {text!r}: no name and no path may contain a NUL character")
+                raise ValueError(f"{where} = {text!r}: names and paths must not contain NUL characters")
         return raw
 
     @model_validator(mode="after")
@@ -362,10 +359,14 @@ class Experiment(Table):
         if self.train.cohort > clients:
             raise ValueError(f"train.cohort = {self.train.cohort}: there are only {clients} clients (data.clients)")
         if isinstance(self.uplink.bits, tuple) and len(self.uplink.bits) != clients:
-            raise ValueError(f"uplink.bits: {len(self.uplink.bits)} numbers for {clients} clients (data.clients)")
+            raise ValueError(
+                f"uplink.bits: {len(self.uplink.bits)} values; must be one per client (data.clients = {clients})"
+            )
         rates = self.uplink.bandwidth
         if isinstance(rates, tuple) and len(rates) != clients:
-            raise ValueError(f"uplink.bandwidth: {len(rates)} numbers for {clients} clients (data.clients)")
+            raise ValueError(
+                f"uplink.bandwidth: {len(rates)} values; must be one per client (data.clients = {clients})"
+            )
         return self
 
     def __init__(self, **settings: Any) -> None:
@@ -375,13 +376,13 @@ class Experiment(Table):
             raise SettingsError(explain(error)) from None
 
     def toml(self) -> str:
-        """Every setting, but of an uplink without quantized uploads not its step, rate or keep: `check_quantized`."""
+        """All settings as TOML, without step, rate and keep of uplinks that do not quantize (see `check_quantized`)."""
         unused = {name: set(SIZES) for name, link in self.uplink.group.items() if not quantizes(link)}
-        own = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
-        return tomli_w.dumps(plain(self.model_dump(exclude_none=True, exclude={"uplink": {**own, "group": unused}})))
+        extra = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
+        return tomli_w.dumps(plain(self.model_dump(exclude_none=True, exclude={"uplink": {**extra, "group": unused}})))
 
     def changed(self, **settings: Any) -> "Experiment":
-        """The same but for these, named with their table: changed(**{"train.rounds": 3})."""
+        """Copy with other values of some settings: changed(**{"train.rounds": 3})."""
         raw: dict[str, Any] = self.model_dump(exclude_unset=True)
         for key, value in settings.items():
             put(raw, key, value)
@@ -389,16 +390,16 @@ class Experiment(Table):
 
 
 def uplink_name(uplink: Uplink) -> str | None:
-    """The name of an uplink that is set up like a named one, at whatever bandwidth.
+    """Name of the named uplink with these settings, apart from the bandwidth; None if there is none.
 
     >>> uplink_name(Experiment(uplink="lean").uplink), uplink_name(Experiment(uplink={"bits": 4}).uplink)
     ('lean', None)
     """
-    alike = uplink.model_copy(update={"bandwidth": None})
-    return next((name for name in UPLINKS if Uplink(**expanded(name)) == alike), None)
+    unlimited = uplink.model_copy(update={"bandwidth": None})
+    return next((name for name in UPLINKS if Uplink(**expanded(name)) == unlimited), None)
 
 
-# what only one choice of another setting uses: setting, choice, value
+# setting -> (other setting, its only value for which the first one is used)
 USED_BY = {
     "train.decay": ("train.schedule", "decayed"),
     "train.convexity": ("train.schedule", "strongly-convex"),
@@ -411,25 +412,26 @@ USED_BY = {
 
 
 def check_used(experiments: Sequence[Experiment]) -> None:
-    """Refuse a setting that was changed and that none of these runs uses; not part of an experiment itself, so that
-    records which hold such a setting stay readable.
+    """Refuse a setting that was changed and that none of these runs uses.
+
+    `Experiment` does not check this itself, so that records with such a setting remain readable.
 
     >>> check_used([Experiment(train={"decay": 0.9})])
     Traceback (most recent call last):
     fedshift.experiment.toml.SettingsError: train.decay = 0.9: has no effect without train.schedule = 'decayed'
     """
-    given = [dotted(one.model_dump()) for one in experiments]
+    given = [dotted(experiment.model_dump()) for experiment in experiments]
     default = dotted(Experiment().model_dump())
     for key, (choice, value) in USED_BY.items():
-        changed = [one[key] for one in given if one[key] != default[key]]
-        if changed and not any(one[choice] == value for one in given):
+        changed = [settings[key] for settings in given if settings[key] != default[key]]
+        if changed and not any(settings[choice] == value for settings in given):
             raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
 
 
 def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -> None:
-    """Refuse a step, rate or keep that was given, by its dotted name, where no run quantizes with it.
+    """Refuse a given step, rate or keep (dotted name) that no run uses for quantization.
 
-    What a named uplink stands for is not given: `--uplink lean --set uplink.bits=32` means exact uploads.
+    Settings of a named uplink do not count as given: `--uplink lean --set uplink.bits=32` means exact uploads.
 
     >>> cast = Experiment(uplink={"bits": 16, "rate": 0.6})
     >>> check_quantized(["uplink.bits", "uplink.rate"], [cast])  # doctest: +ELLIPSIS
@@ -440,20 +442,20 @@ def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -
         table, _, name = key.rpartition(".")
         if name not in SIZES or not f"{table}.".startswith("uplink."):
             continue
-        codings = [_coding(one.uplink, table) for one in experiments]
-        having = [coding for coding in codings if coding and getattr(coding, name) is not None]
-        if having and not any(map(quantizes, having)):
-            seen, bits = getattr(having[0], name), having[0].bits
+        codings = [_coding(experiment.uplink, table) for experiment in experiments]
+        with_value = [coding for coding in codings if coding and getattr(coding, name) is not None]
+        if with_value and not any(map(quantizes, with_value)):
+            seen, bits = getattr(with_value[0], name), with_value[0].bits
             raise SettingsError(f"{key} = {seen}: has no effect with {table}.bits = {bits!r}; leave out one of them")
 
 
 def _coding(uplink: Uplink, table: str) -> Uplink | Link | None:
-    """The coding in a table, None for a group that there is not."""
+    """Coding in a table; None for a group that does not exist."""
     return uplink if table == "uplink" else uplink.group.get(table.removeprefix("uplink.group."))
 
 
 def _texts(raw: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in the settings, keys included, and where it is."""
+    """Name and value of every text in the settings, including keys."""
     if isinstance(raw, str):
         yield where, raw
     elif isinstance(raw, Mapping):
@@ -467,12 +469,21 @@ def _texts(raw: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def explain(error: ValidationError) -> str:
-    """The first thing that is wrong, in one sentence."""
+    """One sentence on the first error."""
     errors = error.errors()
     first = errors[0]
-    if "bandwidth" in first["loc"]:  # of the kinds that were tried, the one that got furthest is what was meant
-        first = max((one for one in errors if "bandwidth" in one["loc"]), key=lambda one: len(one["loc"]))
-    unions = {"int", "str", "float", "tuple", "dict", "literal", "constrained", "function-before"}  # which was tried
+    if "bandwidth" in first["loc"]:  # of the alternatives, the one that matched furthest
+        first = max((item for item in errors if "bandwidth" in item["loc"]), key=lambda item: len(item["loc"]))
+    unions = {
+        "int",
+        "str",
+        "float",
+        "tuple",
+        "dict",
+        "literal",
+        "constrained",
+        "function-before",
+    }  # alternatives
     parts = [str(part) for part in first["loc"] if not any(str(part).startswith(f"{kind}[") for kind in unions)]
     parts = [part for part in parts if part not in {*unions, "[key]"} and not part.startswith("constrained-")]
     where, seen = ".".join(parts), first["input"]
@@ -480,15 +491,15 @@ def explain(error: ValidationError) -> str:
         return _unknown(parts)
     if first["type"] == "value_error":
         message = str(first["ctx"]["error"])
-        if message.startswith("must"):  # of one value
+        if message.startswith("must"):  # about one value
             return f"{where} = {seen!r}: {message}"
         return f"{where}.{message}" if where else message
     if parts == ["shift", "share"]:
         return f"{where} = {seen!r}: must be a number from 0 to 1, or 'uploads'"
     if parts[-1:] == ["per"] and parts != ["shift", "per"]:
-        return f"{where} = {seen!r}: must be 'tensor', 'channel', or how many values share one codebook"
+        return f"{where} = {seen!r}: must be 'tensor', 'channel', or the number of values per block"
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
-        return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one for each client"
+        return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one value per client"
     if parts == ["train", "goal"]:
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
@@ -501,7 +512,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _unknown(parts: Sequence[str]) -> str:
-    """An unknown setting, and the known one most like it."""
+    """Message on an unknown setting, with a similar known one."""
     table: Any = Experiment
     for part in parts[:-1]:
         table = table.model_fields[part].annotation if part in _fields(table) else Link  # in a group of any name

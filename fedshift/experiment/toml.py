@@ -1,4 +1,4 @@
-"""Settings as text: TOML files, `key=value` of the command line, and one laid over the other."""
+"""Settings as text: TOML files, `key=value` of the command line, and merging of both."""
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -9,33 +9,33 @@ from typing import Any
 from fedshift.core.names import printable
 from fedshift.rounds.uplinks import expanded
 
-VALUES = ("bits", "bandwidth")  # settings that may be a table and are one value all the same
-LISTED = 5  # differences that a sentence names
+VALUES = ("bits", "bandwidth")  # settings whose value may be a table
+LISTED = 5  # differences named in a message
 
 
 class SettingsError(ValueError):
-    """What is wrong with a setting: where, what was seen, what is allowed."""
+    """Invalid setting; the message has its name, its value and the allowed values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file, or a SettingsError that names it."""
+    """Read a TOML file; SettingsError if it is not readable."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte-order mark
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not a text file in UTF-8") from None
-    except ValueError as problem:  # also of a number with too many digits
+    except ValueError as problem:  # also raised for numbers with too many digits
         raise SettingsError(f"{path}: not TOML: {problem}") from None
     except RecursionError:
-        raise SettingsError(f"{path}: not settings: its values are nested too deeply") from None
+        raise SettingsError(f"{path}: its values are nested too deeply") from None
     except OSError as problem:
         raise SettingsError(f"{path}: cannot be read: {problem.strerror}") from None
 
 
 def assign(raw: dict[str, Any], assignment: str) -> None:
-    """Put one `table.key=value` of the command line into the settings; a value that is not TOML is text.
+    """Set one `table.key=value` of the command line in the settings; a value that is not TOML is text.
 
     >>> raw = {}
     >>> assign(raw, "uplink.bits={32=0.5, 4=0.5}"); assign(raw, "algorithm.name=scaffold"); raw
@@ -46,7 +46,7 @@ def assign(raw: dict[str, Any], assignment: str) -> None:
         raise SettingsError(f"--set {assignment}: must be key=value, for example train.lr=0.1")
     try:
         parsed = tomllib.loads(f"value = {text}")
-        value = parsed["value"] if len(parsed) == 1 else text.strip()  # a further line may not set something else
+        value = parsed["value"] if len(parsed) == 1 else text.strip()  # further lines must not set other keys
     except ValueError:
         value = text.strip()
     except RecursionError:
@@ -55,9 +55,10 @@ def assign(raw: dict[str, Any], assignment: str) -> None:
 
 
 def put(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a value by its dotted name."""
     *tables, last = key.split(".")
     if not all([*tables, last]):
-        raise SettingsError(f"{key}: a name between dots is missing")
+        raise SettingsError(f"{key}: contains an empty name between dots")
     for table in tables:
         below, raw = raw, raw.setdefault(table, {})
         if table == "uplink" and isinstance(raw, str):
@@ -68,7 +69,7 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables joined; where both say something, what is above counts."""
+    """Merge tables; values of `above` take precedence."""
     joined = dict(below)
     for key, value in above.items():
         if key == "uplink" and isinstance(joined.get(key), str) and isinstance(value, Mapping):
@@ -81,7 +82,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(before: Any, name: str) -> str | dict[str, Any]:
-    """A named uplink instead of the one before, of which only the bandwidth is kept: a name does not say how fast.
+    """Named uplink that replaces the one before; its bandwidth is kept, since a name does not include one.
 
     >>> renamed({"bits": 4, "bandwidth": 1e6}, "exact"), renamed(None, "exact")
     ({'bandwidth': 1000000.0, 'bits': 32}, 'exact')
@@ -92,7 +93,7 @@ def renamed(before: Any, name: str) -> str | dict[str, Any]:
 
 
 def _named(uplink: str) -> dict[str, Any]:
-    """The settings that the name of an uplink stands for, to be changed one by one."""
+    """Settings of a named uplink."""
     try:
         return expanded(uplink)
     except ValueError as problem:
@@ -100,27 +101,27 @@ def _named(uplink: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As TOML has it: text for keys, lists for tuples."""
+    """Convert keys to text and tuples to lists, as TOML requires."""
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name; a table that is one value, like bits, stays whole.
+    """Settings by dotted name; a table that is one value, like bits, is not split.
 
     >>> dotted({"seed": 1, "uplink": {"bits": {"32": 1.0}, "send": "updates"}})
     {'seed': 1, 'uplink.bits': {'32': 1.0}, 'uplink.send': 'updates'}
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in tree.items():
-        whole = not isinstance(value, Mapping) or key in VALUES
-        found |= {prefix + key: value} if whole else dotted(value, f"{prefix}{key}.")
-    return found
+        single = not isinstance(value, Mapping) or key in VALUES
+        result |= {prefix + key: value} if single else dotted(value, f"{prefix}{key}.")
+    return result
 
 
 def _comparable(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name, with empty tables in model.args and the order of groups, which decides who is in which.
+    """Settings by dotted name, with empty tables in model.args and the order of groups, which assigns clients.
 
     >>> _comparable({"model": {"args": {"norm": {}}}, "uplink": {"group": {"b": {"bits": 4}, "a": {"bits": 8}}}})
     {'uplink.group.b.bits': 4, 'uplink.group.a.bits': 8, 'model.args.norm': {}, 'order of uplink.group': ['b', 'a']}
@@ -137,21 +138,21 @@ def _empty(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def differences(then: str, now: str, by_end: Collection[str] = ()) -> str:
-    """Differences between two texts of settings, '' for none; of `by_end` only what follows the colon counts.
+    """Differences between two texts of settings, '' for none; for keys in `by_end`, text before a colon is ignored.
 
     >>> differences("seed = 1\\n[model]\\nname = 'a:f'", "seed = 2\\n[model]\\nname = 'b:f'", ["model.name"])
-    'seed: 1 then, 2 now'
+    'seed: was 1, now 2'
     """
     if then == now:
         return ""
     before, after = (_comparable(tomllib.loads(text)) for text in (then, now))
-    found = []
+    changes = []
     for key in dict.fromkeys([*before, *after]):
-        one, other = (
+        old, new = (
             str(side.get(key)).rpartition(":")[2] if key in by_end else side.get(key) for side in (before, after)
         )
-        if repr(one) != repr(other):  # 1, 1.0 and true are equal, and {32, 4} and {4, 32} assign other clients
+        if repr(old) != repr(new):  # 1, 1.0 and true are equal, and {32, 4} and {4, 32} assign different clients
             was, is_now = (shorten(repr(side[key]), 60) if key in side else "not set" for side in (before, after))
-            found.append(f"{key}: {was} then, {is_now} now")
-    more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
-    return "; ".join(found[:LISTED] + more)
+            changes.append(f"{key}: was {was}, now {is_now}")
+    more = [f"and {len(changes) - LISTED} more"] if len(changes) > LISTED else []
+    return "; ".join(changes[:LISTED] + more)

@@ -1,4 +1,4 @@
-"""How far runs are: bars in a terminal, lines elsewhere, JSON for programs, or nothing."""
+"""Progress of runs: bars in a terminal, lines elsewhere, JSON for programs, or nothing."""
 
 import json
 import math
@@ -16,30 +16,34 @@ from fedshift.experiment.rates import megabytes
 
 EVERY = 2.0  # seconds between lines
 RECORDED = "Recording in {}"
-CROWD = 12  # runs above which the bars of finished ones go
+CROWD = 12  # number of runs above which the bars of finished runs are hidden
 
 
 class Display(Protocol):
+    """Receiver of the events of one or several runs."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *problem: object) -> None: ...
 
     def start(self, folder: Path) -> None:
-        """The first round is about to begin; all is recorded in the folder."""
+        """Called before the first round; all runs are recorded below the folder."""
 
     def add(self, name: str, rounds: int, folder: Path, metric: str = "accuracy") -> int:
-        """A run, which is recorded in the folder and scored by a metric; its number in the display."""
+        """Add a run that is recorded in the folder and scored by a metric; return its number."""
 
-    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None: ...
+    def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
+        """Called after each round of a run."""
 
     def failed(self, run: int, sentence: str) -> None:
-        """A run that ended before its last round, and why."""
+        """Called when a run ends before its last round, with the reason."""
 
-    def tell(self, sentence: str) -> None: ...
+    def tell(self, sentence: str) -> None:
+        """Show a warning or a note."""
 
 
 class Silent:
-    """Nothing but what a user must know."""
+    """Warnings and errors only."""
 
     def __init__(self, errors: Console) -> None:
         self.errors, self.names, self.rounds, self.metrics = errors, list[str](), list[int](), list[str]()
@@ -66,11 +70,11 @@ class Silent:
         self.tell(sentence)
 
     def tell(self, sentence: str) -> None:
-        _say(self.errors, sentence, "yellow")
+        _print(self.errors, sentence, "yellow")
 
 
 class Json(Silent):
-    """One object a round."""
+    """One JSON object per round."""
 
     def __init__(self, errors: Console, write: Callable[[str], None]) -> None:
         super().__init__(errors)
@@ -82,14 +86,14 @@ class Json(Silent):
 
 
 class Lines(Silent):
-    """A line every few seconds, and for the first and the last round."""
+    """One line every few seconds, and for the first and the last round."""
 
     def __init__(self, errors: Console, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(errors)
         self.console, self.now, self.last, self.sent = console, now, 0.0, dict[int, int]()
 
     def start(self, folder: Path) -> None:
-        _say(self.console, RECORDED.format(folder))
+        _print(self.console, RECORDED.format(folder))
 
     def round(self, run: int, number: int, score: float | None, loss: float | None, bytes_up: int) -> None:
         self.sent[run] = self.sent.get(run, 0) + bytes_up
@@ -106,7 +110,7 @@ class Lines(Silent):
 
 
 class Bars(Silent):
-    """A bar for each run that is on."""
+    """One bar per run in progress."""
 
     def __init__(self, errors: Console, console: Console) -> None:
         super().__init__(errors)
@@ -122,7 +126,7 @@ class Bars(Silent):
         self.sent: dict[int, int] = {}
 
     def start(self, folder: Path) -> None:
-        _say(self.progress.console, RECORDED.format(folder))
+        _print(self.progress.console, RECORDED.format(folder))
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -143,22 +147,22 @@ class Bars(Silent):
         self.progress.update(self.tasks[run], completed=number, visible=not crowded)
 
     def tell(self, sentence: str) -> None:
-        _say(self.progress.console, sentence, "yellow")
+        _print(self.progress.console, sentence, "yellow")
 
 
-def _say(console: Console, sentence: str, style: str = "") -> None:
-    """Print a sentence that may quote a user's text."""
+def _print(console: Console, sentence: str, style: str = "") -> None:
+    """Print a sentence that may contain text of a user."""
     text = printable(sentence, keep="\n")
     console.print(text, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def echo(text: object, *, err: bool = False, keep: str = "") -> None:
-    """Print one line of plain text, whatever characters a name in it holds."""
+    """Print one line of plain text; control characters in it are escaped."""
     typer.echo(printable(str(text), keep), err=err)
 
 
 def strict_json(value: object) -> str:
-    """JSON has no NaN and no infinity: null instead; and no control character is printed raw.
+    """JSON with null instead of NaN and infinity, and without raw control characters.
 
     >>> strict_json({"score": float("nan"), "rows": (1, 2.5)})
     '{"score": null, "rows": [1, 2.5]}'
@@ -168,19 +172,20 @@ def strict_json(value: object) -> str:
         if isinstance(part, float) and not math.isfinite(part):
             return None
         if isinstance(part, dict):
-            return {str(key): plain(own) for key, own in part.items()}
-        return [plain(own) for own in part] if isinstance(part, (list, tuple)) else part
+            return {str(key): plain(value) for key, value in part.items()}
+        return [plain(value) for value in part] if isinstance(part, (list, tuple)) else part
 
     return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def shown(score: float | None, loss: float | None, sent: int, metric: str = "accuracy") -> str:
-    """
+    """Score, loss and uploaded bytes as text.
+
     >>> shown(0.875, 0.4321, 1_250_000), shown(0.3, 0.4321, 1_250_000, "mine:mae")
     ('87.5 %, loss 0.432, 1.2 MB up', 'mae 0.3, loss 0.432, 1.2 MB up')
     """
     name = metric.rpartition(":")[2]
-    own = [] if score is None or metric == "loss" else [f"{name} {score:.4g}"]
-    figures = [f"{100 * score:.1f} %"] if score is not None and metric == "accuracy" else own
+    named = [] if score is None or metric == "loss" else [f"{name} {score:.4g}"]
+    figures = [f"{100 * score:.1f} %"] if score is not None and metric == "accuracy" else named
     figures += [] if loss is None else [f"loss {loss:.3f}"]
     return ", ".join([*figures, f"{megabytes(sent, digits=1)} MB up"])

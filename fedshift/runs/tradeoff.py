@@ -1,7 +1,7 @@
-"""Was the compression worth it? Each compressed setting against full precision with the same server rule.
+"""Tradeoff of compression: each compressed setting against full precision with the same server rule.
 
-Three questions: how far the score is from that of full precision, what full precision reaches after the same uploaded
-bytes (simply by running fewer rounds), and how many bytes it takes to reach a target.
+Three comparisons: the difference of the scores, the score of full precision after the same uploaded bytes (that is,
+after fewer rounds), and the bytes needed to reach a target.
 """
 
 import itertools
@@ -32,15 +32,15 @@ from fedshift.runs.summary import (
     words,
 )
 
-NEAR = 0.01  # what a score may fall short of full precision: of accuracy as points, of other metrics as a fraction
-NAMED = 3  # settings that one sentence names
-ANSWERS = 4  # tasks that have their own sentences
+NEAR = 0.01  # allowed loss of score against full precision: in points for accuracy, as a fraction for other metrics
+NAMED = 3  # settings named in one sentence
+ANSWERS = 4  # tasks with sentences of their own
 
 Name = Callable[[Row], str]
 
 
 class Equal(NamedTuple):
-    """Full precision, stopped after as many uploaded bytes as a setting has used."""
+    """Full precision, stopped after the uploaded bytes of a setting."""
 
     score: float
     gain: Paired  # of the setting over it
@@ -49,9 +49,9 @@ class Equal(NamedTuple):
 
 
 def smooth(scores: Sequence[float]) -> list[float]:
-    """Each score as the mean of those around it: up to five on each side, as many before as after at the beginning.
+    """Centred moving average of scores: up to five on each side, fewer at the beginning.
 
-    The last one is the final score of the run, the mean of the last ten.
+    The last value is the final score of the run, the mean of the last ten.
 
     >>> smooth([1.0, 3.0, 8.0, 6.0])
     [1.0, 4.0, 4.5, 4.5]
@@ -62,7 +62,7 @@ def smooth(scores: Sequence[float]) -> list[float]:
 
 
 def score_at(trace: Trace, sent: float) -> float:
-    """Smoothed score of a run after so many uploaded bytes, linear between evaluated rounds; NaN before the first.
+    """Smoothed score of a run after `sent` uploaded bytes, linear between evaluated rounds; NaN before the first.
 
     >>> run = Trace([1, 2, 3], [100, 200, 300], [0.2, 0.6, 0.7])
     >>> [round(score_at(run, sent), 3) for sent in (99, 100, 150, 300, 999)]
@@ -82,10 +82,10 @@ def equal_bytes(row: Row) -> Equal | None:
     if row.full is None or not row.runs:
         return None
     sent = {run.experiment.seed: run.bytes_up for run in row.runs}
-    theirs = {
+    scores = {
         run.experiment.seed: score_at(run.trace, sent.get(run.experiment.seed, row.bytes_up)) for run in row.full.runs
     }
-    known = {seed: score for seed, score in theirs.items() if math.isfinite(score)}
+    known = {seed: score for seed, score in scores.items() if math.isfinite(score)}
     if not known:
         return None
     gain = paired(row.scores, known)
@@ -94,9 +94,9 @@ def equal_bytes(row: Row) -> Equal | None:
 
 
 def target(full: Row) -> float:
-    """Score to reach: that of full precision less 1 point of accuracy, or worse by 1 % of another metric."""
-    room = NEAR if full.experiment.train.metric == "accuracy" else NEAR * abs(full.mean)
-    return full.mean + room if full.experiment.train.lower else full.mean - room
+    """Target score: 1 point of accuracy, or 1 % of another metric, worse than full precision."""
+    margin = NEAR if full.experiment.train.metric == "accuracy" else NEAR * abs(full.mean)
+    return full.mean + margin if full.experiment.train.lower else full.mean - margin
 
 
 def reaches(score: float, goal: float, experiment: Experiment) -> bool:
@@ -117,7 +117,8 @@ def bytes_to(row: Row, goal: float) -> float | None:
 
 
 def size(count: float) -> str:
-    """
+    """Bytes as text.
+
     >>> size(33_160_000), size(107_797_950_000), size(57_920_000)
     ('33.2 MB', '108 GB', '57.9 MB')
     """
@@ -127,23 +128,23 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
-    """One or few sentences for each task; `name` says what a row is called."""
-    groups = tasks(made)
+def answers(table: Sequence[Row], name: Name | None = None) -> list[str]:
+    """Sentences on each task; `name` returns the name of a row."""
+    groups = tasks(table)
     sentences: list[str] = []
     for rows in groups[:ANSWERS]:
-        first, *rest = about(rows, name or namer(made))
-        which = f"{task_name(rows[0], groups)}: " if len(groups) > 1 else ""
-        sentences += [first if first.startswith(which.replace(": ", ", ")) else f"{which}{first}", *rest]
+        first, *rest = about(rows, name or namer(table))
+        prefix = f"{task_name(rows[0], groups)}: " if len(groups) > 1 else ""
+        sentences += [first if first.startswith(prefix.replace(": ", ", ")) else f"{prefix}{first}", *rest]
     more = len(groups) - ANSWERS
     return sentences + (
         [f"The other {more} combinations of data, model and algorithm are in the report's table."] if more > 0 else []
     )
 
 
-def namer(made: Sequence[Row]) -> Name:
+def namer(table: Sequence[Row]) -> Name:
     """Names of rows by the settings in which they differ, those of the uplink first and the shift last."""
-    keys = sorted(made[0].label if made else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
+    keys = sorted(table[0].label if table else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
     short = words(keys)
 
     def name(row: Row) -> str:
@@ -156,13 +157,13 @@ def namer(made: Sequence[Row]) -> Name:
 
 
 def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
-    """What tells a task apart from the others: its data, model, algorithm and metric."""
+    """Name of a task: the data, model, algorithm and metric in which it differs from the others."""
     flats = [described(rows[0].experiment) for rows in groups]
-    own = described(row.experiment)
-    differing = [key for key in own if len({str(flat.get(key)) for flat in flats}) > 1]
+    settings = described(row.experiment)
+    differing = [key for key in settings if len({str(flat.get(key)) for flat in flats}) > 1]
     keys = [key for key in differing if key.startswith(("data.", "model.", "algorithm.", "train.metric"))]
     short = words(keys)
-    return ", ".join(filter(None, (phrase(key, short[key], own[key]) for key in keys))) or metric(row.experiment)
+    return ", ".join(filter(None, (phrase(key, short[key], settings[key]) for key in keys))) or metric(row.experiment)
 
 
 def about(rows: Sequence[Row], name: Name) -> list[str]:
@@ -170,41 +171,41 @@ def about(rows: Sequence[Row], name: Name) -> list[str]:
     finite = [row for row in rows if math.isfinite(row.mean)]
     packed = [row for row in finite if quantized(row.experiment)]
     if not finite:
-        return [f"What the runs came to is no number: {metric(rows[0].experiment)} is infinite or NaN."]
+        return [f"Final scores ({metric(rows[0].experiment)}) are NaN or infinite."]
     if not packed:
         return ["All runs upload in full precision, so there is no compression to judge."]
     judged = [row for row in packed if row.full and math.isfinite(row.full.mean)]
     exact = [row for row in finite if not quantized(row.experiment)]
     sentences = [*_best(judged, exact, name), *_losing(judged, name)] if judged else []
     sentences += _missing([row for row in packed if row.full is None], name)
-    return sentences or ["Full precision came to no number, so whether compression was worth it cannot be said."]
+    return sentences or ["Final scores of full precision are NaN or infinite, so compression cannot be judged."]
 
 
 def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
-    """The fewest bytes among settings about as good as full precision; or else the most gained at equal bytes."""
+    """Sentences on the setting with the fewest bytes near full precision or, without one, the best at equal bytes."""
     experiment = judged[0].experiment
     sign = -1 if experiment.train.lower else 1
     best = max(exact, key=lambda row: sign * row.mean)
-    equal = [(row, equal_bytes(row)) for row in judged]
-    saving = [(row, found) for row, found in equal if (row.fewer or 0) > 1 and (found is None or found.better)]
-    near = [(row, found) for row, found in saving if reaches(row.mean, target(best), experiment)]
+    pairs = [(row, equal_bytes(row)) for row in judged]
+    saving = [(row, equal) for row, equal in pairs if (row.fewer or 0) > 1 and (equal is None or equal.better)]
+    near = [(row, equal) for row, equal in saving if reaches(row.mean, target(best), experiment)]
     if near:
         return _sentences(*min(near, key=lambda pair: (pair[0].bytes_up, -sign * pair[0].mean)), name)
-    gains = [(row, found) for row, found in saving if found]
+    gains = [(row, equal) for row, equal in saving if equal]
     if not saving:
         return ["Compression was not worth it: no setting beats full precision stopped after the same uploaded bytes."]
-    room = "1 point" if experiment.train.metric == "accuracy" else "1 %"
+    margin = "1 point" if experiment.train.metric == "accuracy" else "1 %"
     full = f"full precision ({_score(best.mean, experiment)})"
-    none = f"No compressed setting stays within {room} of {full} and beats it at equal bytes"
+    none = f"No compressed setting stays within {margin} of {full} and beats it at equal bytes"
     if not gains:
         return [f"{none}."]
-    row, found = max(gains, key=lambda pair: sign * pair[1].gain.gain)
-    first, *rest = _sentences(row, found, name)
-    return [f"{none}; the best for its bytes: {first}", *rest]
+    row, equal = max(gains, key=lambda pair: sign * pair[1].gain.gain)
+    first, *rest = _sentences(row, equal, name)
+    return [f"{none}; the best setting at equal bytes: {first}", *rest]
 
 
 def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
-    """Bytes and score of a setting beside those of full precision, with all of its bytes and with as many."""
+    """Bytes and score of a setting, compared with those of full precision, also at equal bytes."""
     full, cost, experiment = row.full, row.cost, row.experiment
     assert full is not None
     assert cost is not None
@@ -220,32 +221,32 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
             f"Full precision stopped after the same uploaded bytes reaches {_score(equal.score, experiment)}."
         )
     goal = target(full)
-    ours, theirs = bytes_to(row, goal), bytes_to(full, goal)
-    if ours and theirs:
-        room = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
-        sentences.append(f"To reach {room} it uploads {size(ours)}, and full precision {size(theirs)}.")
+    sent, full_sent = bytes_to(row, goal), bytes_to(full, goal)
+    if sent and full_sent:
+        score = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
+        sentences.append(f"To reach {score} it uploads {size(sent)}, and full precision {size(full_sent)}.")
     return sentences
 
 
 def room_of(experiment: Experiment) -> str:
-    """How the target differs from the score of full precision."""
+    """Difference of the target from the score of full precision."""
     if experiment.train.metric == "accuracy":
         return "less 1 point"
     return "plus 1 %" if experiment.train.lower else "less 1 %"
 
 
 def _losing(judged: Sequence[Row], name: Name) -> list[str]:
-    """Settings that do no better than fewer rounds in full precision."""
-    lower = [(row, found) for row in judged if (found := equal_bytes(row)) and not found.better]
+    """Sentences on settings that are no better than fewer rounds in full precision."""
+    lower = [(row, equal) for row in judged if (equal := equal_bytes(row)) and not equal.better]
     verbs = {False: ("loses to", "lose to"), True: ("does not beat", "do not beat")}
     sentences = []
     for noise, verb in verbs.items():
-        some = [(row, found) for row, found in lower if found.noise is noise]
+        group = [(row, equal) for row, equal in lower if equal.noise is noise]
         losing = [
-            f"{name(row)} ({_score(row.mean, row.experiment)} against {_score(found.score, row.experiment)})"
-            for row, found in some
+            f"{name(row)} ({_score(row.mean, row.experiment)} against {_score(equal.score, row.experiment)})"
+            for row, equal in group
         ]
-        unknown = any(found.gain.verdict and not found.noise for _, found in some)
+        unknown = any(equal.gain.verdict and not equal.noise for _, equal in group)
         why = "; the difference is within noise" if noise else "; too few seeds to know the noise" if unknown else ""
         if losing:
             rest = f" and {len(losing) - NAMED} more" if len(losing) > NAMED else ""
@@ -257,7 +258,7 @@ def _losing(judged: Sequence[Row], name: Name) -> list[str]:
 
 
 def _missing(alone: Sequence[Row], name: Name) -> list[str]:
-    """Which settings have no full-precision run beside them, and how to add one."""
+    """Sentence on settings without a full-precision run to compare with, and how to add one."""
     if not alone:
         return []
     bits = alone[0].experiment.uplink.bits
@@ -265,10 +266,10 @@ def _missing(alone: Sequence[Row], name: Name) -> list[str]:
         f"--set uplink.bits={'+'.join(['32'] * len(bits.split('+')))}" if isinstance(bits, str) else "--uplink exact"
     )
     rest = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
-    which = "; ".join(map(name, alone[:NAMED]))
+    names = "; ".join(map(name, alone[:NAMED]))
     return [
-        f"There is no finished full-precision run with the same server rule to judge {which}{rest} by; "
-        f"a run with `{exact}` and all other settings alike adds it."
+        "There is no finished full-precision run with the same server rule to compare with "
+        f"{names}{rest}; add a run with `{exact}` and otherwise the same settings."
     ]
 
 

@@ -1,4 +1,4 @@
-"""A cache that is empty, and a CIFAR-10 of 60 images to fetch into it."""
+"""An empty cache, and a CIFAR-10 of 60 images to fetch."""
 
 from pathlib import Path
 

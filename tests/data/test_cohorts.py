@@ -1,4 +1,4 @@
-"""Who trains on what: draws that depend on nothing but the seed, the round and the client."""
+"""Cohorts and plans: draws depend only on the seed, the round and the client."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_epochs_and_rounds_are_shuffled_differently() -> None:
     assert not torch.equal(first.batches, second.batches)
 
 
-def test_a_clients_draws_do_not_depend_on_who_else_trains() -> None:
+def test_draws_of_a_client_do_not_depend_on_other_clients() -> None:
     held = sizes(6, 11, 3, 8)
     together = plan(held, [0, 1, 3])
     for place, client in enumerate([0, 1, 3]):
@@ -87,7 +87,7 @@ def test_the_steps_of_a_schedule_are_counted_over_rounds() -> None:
     assert seen == {1: [[0, 1]], 2: [[2, 3]]}
 
 
-def test_travel_is_the_way_of_a_unit_gradient() -> None:
+def test_travel_is_the_distance_under_a_unit_gradient() -> None:
     held = sizes(7, 3)
     drawn = plan(held, [0, 1])
     for momentum in (0.0, 0.9):
@@ -106,7 +106,7 @@ def test_a_sample_has_no_client_twice(n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, n))
     drawn = sample(rng.key(n, "cohort", k), n, k)
     assert len(drawn) == len(set(drawn)) == k
-    assert all(0 <= one < n for one in drawn)
+    assert all(0 <= client < n for client in drawn)
 
 
 def test_every_client_is_drawn_equally_often() -> None:
@@ -119,11 +119,11 @@ def test_every_client_is_drawn_equally_often() -> None:
 def test_a_client_without_data_is_never_drawn() -> None:
     held = sizes(3, 0, 2, 0, 1)
     assert {k for number in range(50) for k in uniform(held, 2, 0).draw(number)[0]} == {0, 2, 4}
-    with pytest.raises(ValueError, match="cohort=4: only 3 clients hold data"):
+    with pytest.raises(ValueError, match="cohort=4: only 3 clients have data"):
         uniform(held, 4, 0)
 
 
-def test_strata_have_the_same_part_in_every_round() -> None:
+def test_strata_have_the_same_share_in_every_round() -> None:
     held = iid(torch.zeros(200), 100, rng.key(0, "partition"))
     cohorts = stratified(held, torch.arange(100) % 2, 10, 0)
     for number in range(20):

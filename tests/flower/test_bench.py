@@ -87,7 +87,7 @@ def test_quick_bench_as_json() -> None:
     ("package", "said"),
     [
         ("flwr", "fedshift.flower needs flwr: pip install 'flwr[simulation]>=1.41,<1.43'"),
-        ("trustme", "a deployment needs trustme: pip install 'trustme>=1.2'; --quick measures without one"),
+        ("trustme", "a deployment needs trustme: pip install 'trustme>=1.2'; --quick skips it"),
     ],
 )
 def test_without_a_package_a_sentence_names_it_before_anything_is_measured(package: str, said: str) -> None:

@@ -86,7 +86,7 @@ def test_a_simulation_that_is_stopped_and_resumed_ends_in_the_bytes_of_one_proce
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 130, errors
     assert errors.splitlines()[0].startswith("Stopping after this round")
-    assert "goes on after round" in errors.splitlines()[1]
+    assert "resume after round" in errors.splitlines()[1]
     done = subprocess.run([COMMAND, "resume", out, "--quiet"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -44,7 +44,7 @@ def test_a_part_of_a_table_is_run_and_printed_beside_the_paper_s(ran: Path) -> N
     done = fedshift("paper", "table1", "--bits=4", "--algorithms", "fedpaq,fedef", "--rounds", "2", "--out", ran, *SET)
     assert done.exit_code == 0, done.output
     assert "round 2" in done.stdout
-    assert done.stdout.endswith(f"To look at: {ran / 'report.html'}\n")
+    assert done.stdout.endswith(f"Report: {ran / 'report.html'}\n")
     for line in ("FedPAQ     32+4  no ", "Fed-EF     32+4  yes ", "59.7 ± 1.3", "65.5 ± 3.6"):
         assert line in done.stdout
 
@@ -87,7 +87,7 @@ def test_a_run_with_a_published_record_is_not_run_again(tmp_path: Path) -> None:
     done = fedshift("paper", "table1", *flags)
     assert done.exit_code == 0, done.output
     assert done.stdout.count("60.0") >= 2
-    assert "To look at" not in done.stdout
+    assert "Report: " not in done.stdout
 
 
 @pytest.mark.parametrize("flag", [("--rounds", "2"), ("--set", "train.lr=0.1")])
@@ -116,10 +116,10 @@ def test_other_settings_are_refused(ran: Path) -> None:
     [
         (["table1", "--bits", "4", "9"], "--bits 9: must be among"),
         (["table1", "--algorithms", "fedsgd"], "--algorithms fedsgd: must be among"),
-        (["table2", "--algorithms", "fedef"], "paper table2: has no cell with these"),
-        (["table1", "--set", "train.rounds=3"], "--set train.rounds: --rounds changes it"),
-        (["table1", "--set", "shift.on=true"], "--set shift.on: it makes a cell of the table what it is"),
-        (["table1", "--set", "sweep.seed=[3, 4]"], "--set sweep: a table of the paper says which runs there are"),
+        (["table2", "--algorithms", "fedef"], "paper table2: no cell matches these"),
+        (["table1", "--set", "train.rounds=3"], "--set train.rounds: use --rounds instead"),
+        (["table1", "--set", "shift.on=true"], "--set shift.on: it is fixed by the table"),
+        (["table1", "--set", "sweep.seed=[3, 4]"], "--set sweep: the runs of a table of the paper are fixed"),
         (["report", "--markdown", "--results", "typo"], "--results typo: there is no such folder"),
         (["table1", "--set", "train.lrr=1"], "--set: unknown setting 'train.lrr'; did you mean 'lr'?"),
         (["table1", "--set", "data.name=nodata"], "data.name = 'nodata': unknown data set"),

@@ -93,8 +93,8 @@ def test_broadcasts_that_are_not_recorded_leave_one_chart(tmp_path: Path) -> Non
 def test_a_run_alone_says_what_is_missing_and_is_drawn(tmp_path: Path) -> None:
     made = told(tmp_path, (kind("32+4"), 0.7, False))
     assert made.answer == [
-        "There is no finished full-precision run with the same server rule to judge fedavg, 32+4 bits, no shift by; "
-        "a run with `--set uplink.bits=32+32` and all other settings alike adds it."
+        "There is no finished full-precision run with the same server rule to compare with "
+        "fedavg, 32+4 bits, no shift; add a run with `--set uplink.bits=32+32` and otherwise the same settings."
     ]
     assert table(made).rows[0].cells[-3:] == ["nothing to compare with", "", ""]
     assert [len(chart.fields[0].points) for chart in points(made)] == [1, 1]

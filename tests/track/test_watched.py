@@ -74,7 +74,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_ends_well(tmp_path: Pa
 
 
 def test_a_tracker_that_is_not_known_is_said_before_anything_begins(tmp_path: Path) -> None:
-    for name, hint in ("tensorbord", "did you mean 'tensorboard'?"), ("x", "there are tensorboard, mlflow, wandb"):
+    for name, hint in ("tensorbord", "did you mean 'tensorboard'?"), ("x", "known are tensorboard, mlflow, wandb"):
         done = fedshift("run", "--preset", "smoke", "--out", tmp_path / "one", "--track", name)
         assert (done.exit_code, done.stderr) == (2, f"fedshift: --track {name}: no such tracker; {hint}\n")
     assert not (tmp_path / "one").exists()

@@ -95,7 +95,7 @@ def test_an_unfinished_run_is_left_out(tmp_path: Path) -> None:
     done = fedshift("paper", "figures", "7", "--records", "runs")
     assert (done.exit_code, done.stdout) == (2, "")
     why = "runs/half: 5 lines for 8 rounds; the run is not finished"
-    assert done.stderr == f"fedshift: --records runs: holds no finished run ({why})\n"
+    assert done.stderr == f"fedshift: --records runs: contains no finished run ({why})\n"
 
 
 def test_what_cannot_be_drawn_is_said_and_the_others_are_drawn(fresh: Path) -> None:
@@ -120,9 +120,9 @@ def test_what_cannot_be_drawn_is_said_and_the_others_are_drawn(fresh: Path) -> N
         (["two"], "figure two: there is no such figure"),
         (["1", "--format", "jpeg"], "--format jpeg: must be among svg, png, pdf"),
         (["7", "--records", "nowhere"], "--records nowhere: there is no such folder"),
-        (["7", "--records", "empty"], "--records empty: holds no finished run"),
-        (["7", "--records", "empty", "--fresh"], "--fresh: asks for a fresh run, and --records empty"),
-        (["7", "--records", "empty", "--rounds", "20"], "--rounds 20: asks for a fresh run"),
+        (["7", "--records", "empty"], "--records empty: contains no finished run"),
+        (["7", "--records", "empty", "--fresh"], "--fresh: requests a new run, and --records empty"),
+        (["7", "--records", "empty", "--rounds", "20"], "--rounds 20: requests a new run"),
         (["1", "--out", "file"], "--out file: cannot be written to: File exists"),
     ],
 )

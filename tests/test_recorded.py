@@ -10,7 +10,8 @@ import pytest
 from fedshift.core.files import RunError
 from fedshift.paper.publish import publish
 from fedshift.paper.records import Record
-from fedshift.runs.recorded import Broken, Recorded, recorded, sheet
+from fedshift.runs.recorded import Broken, Recorded, recorded
+from fedshift.runs.sheet import sheet
 from fedshift.runs.summary import load
 from tests.report.written import GUESSED, damage, published, settings, write, write_histograms
 from tests.runs import go, small

@@ -1,7 +1,5 @@
 """One small record for each finished run: settings, machine and commit, a line a round with what the tables need."""
 
-import csv
-import io
 import json
 import math
 import shutil
@@ -14,7 +12,7 @@ from fedshift.experiment.toml import plain
 from fedshift.paper.records import Record
 from fedshift.runs.columns import ESTIMATES, column
 from fedshift.runs.record import ABOUT, ROUNDS, SETTINGS, begun, finished
-from fedshift.runs.recorded import PARTS
+from fedshift.runs.sheet import PARTS, csv_lines
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
 DROPPED = ("command",)  # of about.json: where it was run
@@ -41,7 +39,7 @@ def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
     files = {
         SETTINGS: record.experiment.toml().encode(),
         ABOUT: (json.dumps(_about(record), indent=2) + "\n").encode(),
-        ROUNDS: reduced(record).encode(),
+        ROUNDS: reduced(record),
     }
     if begun(place):
         if all((place / name).exists() and (place / name).read_bytes() == content for name, content in files.items()):
@@ -69,7 +67,7 @@ def _about(record: Record) -> dict[str, Any]:
     return about
 
 
-def reduced(record: Record) -> str:
+def reduced(record: Record) -> bytes:
     """The lines of a run with the columns that are kept, their numbers cut short."""
     digits = {
         "round": 4,
@@ -81,15 +79,13 @@ def reduced(record: Record) -> str:
         "share": 4,
         "seconds.round": 3,
     }
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
     checks = [name for name in ESTIMATES if name in record.header and record.column(name)]
-    lines.writerow([*digits, "bytes.up", "bytes.down", *checks])
+    rows: list[list[object]] = [[*digits, "bytes.up", "bytes.down", *checks]]
     for line in record.lines:
         up = sum(int(line[part]) for part in PARTS)
         cells = [short(line[name], n) for name, n in digits.items()]
-        lines.writerow([*cells, up, line["bytes.down"], *(line[name] for name in checks)])
-    return text.getvalue()
+        rows.append([*cells, up, line["bytes.down"], *(line[name] for name in checks)])
+    return csv_lines(rows)
 
 
 def short(text: str, digits: int) -> str:

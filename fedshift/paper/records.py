@@ -12,7 +12,7 @@ from fedshift.experiment.toml import dotted, merge, read
 from fedshift.paper.experiments import BASE, Cell, settings
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS, SETTINGS, about
-from fedshift.runs.recorded import Sheet, Uploaded, sheet
+from fedshift.runs.sheet import Sheet, Uploaded, sheet
 from fedshift.runs.summary import WINDOW
 
 
@@ -53,6 +53,10 @@ class Record:
             self._columns[name] = self._sheet.column(name)
         return self._columns[name]
 
+    def series(self, name: str) -> dict[int, float]:
+        """Measured values by round; rounds without one are left out."""
+        return self._sheet.by_round(name)
+
     @property
     def uploaded(self) -> Uploaded:
         """Bytes sent in each round, corrected where they are estimates."""
@@ -60,7 +64,7 @@ class Record:
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""
-        return [name.removeprefix(f"{figure}.") for name in self.header if name.startswith(f"{figure}.")]
+        return self._sheet.layers(figure)
 
     @property
     def scores(self) -> list[float]:

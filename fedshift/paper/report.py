@@ -14,7 +14,7 @@ from fedshift.paper import beyond, claims, compressed, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
 from fedshift.paper.tables import Listing, compared, listing
 from fedshift.paper.uplinks import Upload, crossover, table3
-from fedshift.runs.recorded import estimates
+from fedshift.runs.sheet import estimates
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
 END = "<!-- up to here -->"

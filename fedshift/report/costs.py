@@ -8,7 +8,8 @@ from fedshift.experiment.rates import said
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
-from fedshift.runs.recorded import Figures, Recorded, estimates
+from fedshift.runs.recorded import Recorded
+from fedshift.runs.sheet import Figures, estimates
 from fedshift.runs.tradeoff import size
 
 UPLINK = "seconds.uplink"

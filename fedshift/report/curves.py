@@ -9,7 +9,8 @@ import numpy as np
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curve
 from fedshift.report.lines import Strand
-from fedshift.runs.recorded import Figures, Recorded
+from fedshift.runs.recorded import Recorded
+from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import WINDOW, directed, metric
 
 POINTS = 25_000  # that all curves of a chart may have together

@@ -9,7 +9,8 @@ from fedshift.report.charts import Axis, Chart, Choice, Curves, Panel, Section
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, by_metric, curve, every, room, score, titled
 from fedshift.report.curves import score_axis as axis
 from fedshift.report.lines import Strand, panels
-from fedshift.runs.recorded import Figures, Recorded
+from fedshift.runs.recorded import Recorded
+from fedshift.runs.sheet import Figures
 
 
 def section(strands: Sequence[Strand]) -> Section:

@@ -11,7 +11,8 @@ from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Strand, panels, rule_of
-from fedshift.runs.recorded import Client, Figures, Recorded
+from fedshift.runs.recorded import Client, Recorded
+from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import NO, WINDOW
 
 ONLY = 0.9  # of a label's examples, or more, lie with one kind of clients: it is theirs

@@ -23,7 +23,7 @@ from fedshift.experiment.toml import dotted
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS
-from fedshift.runs.recorded import PARTS, Estimate, Uploaded, sheet
+from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
 # settings of how a run is computed and recorded, which change its scores by rounding at most

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedshift.core.files import RunError
 from fedshift.paper.figures.records import Panel, Source
-from fedshift.paper.figures.rounds import caption, coloured, plot, series
+from fedshift.paper.figures.rounds import caption, coloured, plot
 from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, Drawn, footnote, legend, sheet
 from fedshift.paper.records import Record
 from fedshift.runs.columns import column
@@ -27,7 +27,7 @@ def across(panels: Sequence[Panel]) -> int:
 def score(record: Record) -> dict[int, float]:
     """Accuracy in percent, or a metric of the user's own as it is."""
     name = column(record.experiment)
-    return {t: (100 if name == "accuracy" else 1) * x for t, x in series(record, name).items()}
+    return {t: (100 if name == "accuracy" else 1) * x for t, x in record.series(name).items()}
 
 
 def draw(source: Source) -> Drawn:

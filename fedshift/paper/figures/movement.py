@@ -1,10 +1,10 @@
 """Figure 9: layer by layer, how far the model moves between rounds (top) and how far clients drift from it (bottom)."""
 
-from functools import partial
+from operator import methodcaller
 
 from fedshift.core.files import RunError
 from fedshift.paper.figures.records import Source
-from fedshift.paper.figures.rounds import caption, coloured, fitting, plot, series
+from fedshift.paper.figures.rounds import caption, coloured, fitting, plot
 from fedshift.paper.figures.style import PAGE, Drawn, footnote, legend, sheet
 
 ROWS = {
@@ -23,7 +23,7 @@ def draw(source: Source) -> Drawn:
     grid = figure.subplots(len(ROWS), len(layers), sharex=True, squeeze=False)
     for row, (name, what) in enumerate(ROWS.items()):
         for axes, layer in zip(grid[row], layers, strict=True):
-            of = partial(series, name=f"{name}.{layer}")
+            of = methodcaller("series", f"{name}.{layer}")
             late = [x for line, colour in coloured(panel) for x in plot(axes, line, of, colour)]
             axes.set_ylim(0, 1.2 * max(late, default=1.0))
             if not row:

@@ -8,7 +8,7 @@ from fedshift.algorithms import Shift, shorter
 from fedshift.core.files import RunError
 from fedshift.core.types import Broadcast, Round
 from fedshift.paper.figures.records import Line, Panel
-from fedshift.paper.figures.rounds import fitting, series
+from fedshift.paper.figures.rounds import fitting
 from fedshift.paper.records import Record
 
 
@@ -30,8 +30,8 @@ class Means(NamedTuple):
 
 def means(record: Record, layer: str) -> list[Means]:
     """From the second round on; the first begins with a mean that no record has."""
-    sent, shares = series(record, f"mean_after.{layer}"), series(record, "share")
-    whole = series(record, f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
+    sent, shares = record.series(f"mean_after.{layer}"), record.series("share")
+    whole = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
     made = []
     for t in sorted(sent.keys() & shares.keys()):
         share = taken(record, t, shares[t])

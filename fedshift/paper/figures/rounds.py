@@ -17,12 +17,6 @@ from fedshift.report.palette import COLOURS
 LAYERS = 5  # as many as there is room for
 
 
-def series(record: Record, name: str) -> dict[int, float]:
-    """What was measured, by round; rounds without it are left out."""
-    record.column(name)  # says what is wrong with it
-    return {int(line["round"]): float(line[name]) for line in record.lines if line[name]}
-
-
 def curve(line: Line, of: Callable[[Record], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
     """Rounds that all runs of a line have, and each run smoothed over its own."""
     each = [of(record) for record in line.records]

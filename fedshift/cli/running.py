@@ -28,8 +28,8 @@ from fedshift.runs.events import Event
 from fedshift.runs.journal import require, require_settings, taken
 from fedshift.runs.progress import Display, echo, strict_json
 from fedshift.runs.record import SWEEP, Folder, begun, finished, settings_of
-from fedshift.runs.sheet import estimates
 from fedshift.runs.run import Run, cores_here, resume
+from fedshift.runs.sheet import estimates
 from fedshift.runs.sweep import Sweep
 from fedshift.runs.tradeoff import answers
 

@@ -94,16 +94,24 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
     beside = path.with_name(path.name + TEMPORARY)
     try:
         beside.unlink(missing_ok=True)  # left by a process that was killed
+        replace(path, content, beside, sync)
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
+
+
+def replace(path: Path, content: bytes, beside: Path, sync: bool = False) -> None:
+    """Write a new file at `beside` and rename it to `path`; an OSError leaves what was at the path."""
+    try:
         with open(beside, "xb") as file:
             file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError as problem:
+    except BaseException:
         with suppress(OSError):  # a folder that cannot be written to has nothing to remove
             beside.unlink()
-        raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
+        raise
 
 
 def remove(folder: Path, pattern: str) -> None:

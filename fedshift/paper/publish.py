@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.files import RunError, write
+from fedshift.core.files import TEMPORARY, RunError, write
 from fedshift.experiment.toml import plain
 from fedshift.paper.records import Record
 from fedshift.runs.columns import ESTIMATES, column
@@ -16,7 +16,6 @@ from fedshift.runs.sheet import PARTS, csv_lines
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
 DROPPED = ("command",)  # of about.json: where it was run
-TEMPORARY = ".unfinished"
 
 
 def runs_under(folders: Iterable[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ from fedshift.core.files import RunError, write
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.figures.records import Source, found, panels
-from fedshift.report.prints import FORMATS, check, check_places, content, styled
+from fedshift.report.style import FORMATS, PAPER, check, check_places, content, styled
 from fedshift.runs.progress import Display, echo
 
 NUMBERS = range(1, 11)
@@ -93,9 +93,8 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
 def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
     """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
     from fedshift.paper.figures import gallery
-    from fedshift.paper.figures.style import STYLE
 
-    with styled(STYLE):
+    with styled(PAPER):
         try:
             made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
         except RunError as problem:

@@ -1,7 +1,8 @@
 """The nouns of a report: what is said, tabled and drawn. The page and the figures on paper draw the same ones."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any, Literal, NamedTuple
 
 Numbers = Sequence[float | None]  # None where nothing was measured
 Dash = Literal["", "dashed", "dotdash"]  # of a line; dots are for what a line was before
@@ -187,3 +188,21 @@ class Report(NamedTuple):
     warnings: list[str]  # what is unfinished, broken or damaged
     lines: list[Line]
     sections: list[Section]
+
+
+def plain(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The nouns of a report as JSON has them, charts, choices and tables with their kind; `number` changes numbers.
+
+    >>> plain([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
+    [0, True, {'a': [None, {'label': 'sent', 'unit': 'B', 'log': False}]}]
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Real):
+        return number(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
+        return kind | {name: plain(part, number) for name, part in value._asdict().items()}
+    if isinstance(value, dict):
+        return {str(name): plain(part, number) for name, part in value.items()}
+    return [plain(part, number) for part in value]

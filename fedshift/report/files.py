@@ -3,13 +3,11 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedshift.core.files import RunError, write
-from fedshift.report import drawn
-from fedshift.report.charts import Chart, Choice, Report, Table
+from fedshift.report.charts import Report, plain
 from fedshift.report.gather import UPLINK, gather
-from fedshift.report.prints import check
+from fedshift.report.style import check
 from fedshift.runs.progress import echo, strict_json
 
 PAGE = "report.html"
@@ -33,7 +31,11 @@ def report(
     if figures:
         check(formats, "--figures")
     made = gather(folders, title=title, uplink=uplink)
-    paths = drawn.draw(made, figures, formats) if figures else []
+    paths: list[Path] = []
+    if figures:
+        from fedshift.report.drawing import draw
+
+        paths = draw(made, figures, formats)
     if page:
         write_page(made, page)
     if as_json:
@@ -74,13 +76,3 @@ def write_page(made: Report, out: Path) -> None:
     except OSError as problem:
         raise RunError(f"{out.parent}: cannot be written to: {problem.strerror or problem}") from None
     write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8
-
-
-def plain(value: Any) -> Any:
-    """Nouns as JSON has them: objects, each part of a section with its kind."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
-        return kind | {key: plain(part) for key, part in value._asdict().items()}
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

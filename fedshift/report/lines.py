@@ -7,7 +7,7 @@ import numpy as np
 
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Curve, Dash, Line, Panel
-from fedshift.report.palette import COLOURS
+from fedshift.report.style import COLOURS
 from fedshift.runs import summary
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.summary import BITS, NO, SHIFT, UPLINK, comparable, described, phrase

@@ -8,8 +8,8 @@ from shutil import copytree
 import pytest
 
 from fedshift.core.files import RunError
-from fedshift.report.charts import Curves, Report, Section
-from fedshift.report.files import plain, write_report
+from fedshift.report.charts import Curves, Report, Section, plain
+from fedshift.report.files import write_report
 from fedshift.report.gather import gather
 from fedshift.runs.progress import strict_json
 from tests.report.written import damage, published, settings, write, write_histograms

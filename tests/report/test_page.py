@@ -13,7 +13,7 @@ import pytest
 import fedshift
 from fedshift.report.charts import Axis, Curve, Curves, Heat, Line, Panel, Report, Row, Section, Table
 from fedshift.report.page import SCRIPTS, STYLES, render
-from fedshift.report.palette import COLOURS
+from fedshift.report.style import COLOURS
 from tests.report import made
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u2028 & \"quoted\" 'so' $title"

@@ -12,7 +12,7 @@ from fedshift.paper.figures.records import Line, Panel, Source
 from fedshift.paper.figures.style import PLAIN, SHIFTED
 from fedshift.paper.records import Record
 from fedshift.report.curves import chosen, moving
-from fedshift.report.palette import COLOURS
+from fedshift.report.style import COLOURS
 
 LAYERS = 5  # as many as there is room for
 

@@ -2,41 +2,17 @@
 
 import textwrap
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.report.palette import COLOURS
+from fedshift.report.style import COLOURS, SMALL
 
 COLUMN, PAGE = 3.5, 7.16  # inches: of one column, and of both with the gap between them
 SHIFTED, PLAIN, SUPERIOR, INFERIOR, UNIFORM, KMEANS = COLOURS[:6]
 EXACT, FAINT, TINT = "0.45", "0.75", "0.93"  # greys: full precision, what is only there to compare with, areas
-SMALL = 6.5
-STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
-    "legend.handlelength": 1.6,
-    "axes.linewidth": 0.5,
-    "xtick.major.width": 0.5,
-    "ytick.major.width": 0.5,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "axes.titlelocation": "left",
-    "lines.linewidth": 1.0,
-    "patch.linewidth": 0.5,
-    "mathtext.fontset": "dejavusans",
-    "savefig.dpi": 300,
-}
 
 
 class Drawn(NamedTuple):

@@ -85,7 +85,7 @@ _NAMES = {
     "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor "
     "Range Step Stochastic Ternary Uniform Zstd",
     "fedshift.data": "Dataset dataset",
-    "fedshift.frame": "Header WireError",
+    "fedshift.wire.frame": "Header WireError",
     "fedshift.rounds.federation": "Outcome",
     "fedshift.runs.run": "Run resume run",
     "fedshift.experiment.settings": "Experiment",

@@ -92,11 +92,20 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
 
 def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
     """Into OUT/figure-N, once for each format; False, and a sentence, where the runs have nothing to draw it from."""
-    from fedshift.paper.figures import gallery
+    from fedshift.paper.figures import curves, fence, partitions, predictions, quantizing, shifting, system, training
 
+    made_here = {
+        1: system.draw,
+        2: quantizing.draw,
+        3: training.draw,
+        4: shifting.draw,
+        6: partitions.main,
+        10: partitions.dirichlet,
+    }
+    recorded = {5: fence.draw, 7: curves.draw_accuracy, 8: predictions.draw, 9: curves.draw_movement}
     with styled(PAPER):
         try:
-            made = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+            made = recorded[number](source) if source and number in RECORDED else made_here[number]()
         except RunError as problem:
             echo(f"fedshift: figure {number}: {problem}", err=True)
             return False

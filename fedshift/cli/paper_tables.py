@@ -10,18 +10,20 @@ from rich.console import Console
 from fedshift.cli import running
 from fedshift.core.files import write
 from fedshift.core.names import printable
+from fedshift.core.tables import Listing
 from fedshift.core.types import Params
+from fedshift.core.units import rough_time
 from fedshift.experiment import grid, overrides
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
 from fedshift.experiment.settings import Shift
 from fedshift.experiment.toml import SettingsError, assign, dotted
-from fedshift.paper import beyond, compressed, experiments, uplinks
+from fedshift.paper import beyond, experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, Choice
 from fedshift.paper.records import Results, finished_runs, merged, published
-from fedshift.paper.tables import Listing, compared, listing
+from fedshift.paper.tables import compared, listing
 from fedshift.runs import sweep
 from fedshift.runs.about import machine
 from fedshift.runs.progress import Display, echo, strict_json
@@ -98,7 +100,7 @@ def estimate(asked: Asked, out: Path, as_json: bool) -> None:
     if as_json:
         echo(strict_json({"runs": len(made), "missing": len(missing), "seconds": seconds}))
         return
-    takes = f"; they take about {duration(seconds)} on this device" if missing else ""
+    takes = f"; they take about {rough_time(seconds)} on this device" if missing else ""
     echo(f"{len(missing)} of {len(made)} runs are missing in {out}{takes}.")
 
 
@@ -129,9 +131,9 @@ def tell(asked: Asked, results: Results, out: Path | None, as_json: bool) -> Non
     listings = list[Listing]()
     for name, cells in asked.tables.items():
         if name == "beyond":
-            listings.append(beyond.listing(experiments.contrasts(asked.choice), results))
+            listings.append(beyond.centring_listing(experiments.contrasts(asked.choice), results))
         elif name == "uplinks":
-            listings.append(compressed.listing(experiments.compressed(asked.choice), results))
+            listings.append(beyond.uplinks_listing(experiments.compressed(asked.choice), results))
         else:
             listings.append(listing(name, cells, results, asked.rounds))
     if as_json:
@@ -235,15 +237,3 @@ def show(parts: Sequence[str | Listing]) -> None:
             console.print(printable(part), highlight=False, soft_wrap=True)
         else:
             console.print(part.drawn(), highlight=False)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(40), duration(400), duration(4e4), duration(4e5)
-    ('40 seconds', '7 minutes', '11.1 hours', '4.6 days')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

@@ -1,7 +1,7 @@
 """Settings as text: TOML files, `key=value` of the command line, and one laid over the other."""
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -99,11 +99,11 @@ def _named(uplink: str) -> dict[str, Any]:
         raise SettingsError(f"uplink = {uplink!r}: {problem}") from None
 
 
-def plain(value: Any) -> Any:
-    """As TOML has it: text for keys, lists for tuples."""
+def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """As TOML and JSON have it: text for keys, lists for tuples; `leaf` changes all other values."""
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): plain(part, leaf) for key, part in value.items()}
+    return [plain(part, leaf) for part in value] if isinstance(value, (list, tuple)) else leaf(value)
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

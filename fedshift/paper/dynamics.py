@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedshift.core.tables import Listing
 from fedshift.paper.experiments import Cell
 from fedshift.paper.records import Record, Results
-from fedshift.paper.tables import Listing
 
 LATE, BLOCK = 100, 10
 SURE = 2.0  # standard errors

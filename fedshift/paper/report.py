@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedshift.core.files import RunError, write
+from fedshift.core.tables import Listing
 from fedshift.experiment.rates import rate
 from fedshift.experiment.toml import SettingsError
-from fedshift.paper import beyond, claims, compressed, dynamics, experiments
+from fedshift.paper import beyond, claims, dynamics, experiments
 from fedshift.paper.records import Record, Results, published
-from fedshift.paper.tables import Listing, compared, listing
+from fedshift.paper.tables import compared, listing
 from fedshift.paper.uplinks import Upload, crossover, table3
 from fedshift.runs.sheet import estimates
 
@@ -52,8 +53,15 @@ def report(folder: Path) -> Report:
     for name in ORDER:
         table = listing(name, cells[name], results)
         made.append((table.title, [*_differences(cells[name], results), table]))
-    made.append((beyond.TITLE, [*beyond.sentences(results), beyond.listing(experiments.contrasts(), results)]))
-    made.append((compressed.TITLE, [compressed.NOTE, compressed.listing(experiments.compressed(), results)]))
+    made.append(
+        (
+            beyond.CENTRING_TITLE,
+            [*beyond.centring_sentences(results), beyond.centring_listing(experiments.contrasts(), results)],
+        )
+    )
+    made.append(
+        (beyond.UPLINKS_TITLE, [beyond.UPLINKS_NOTE, beyond.uplinks_listing(experiments.compressed(), results)])
+    )
     if uploads:
         at = rate(PAPER_RATE)
         able = [one for one in uploads if one.trains]

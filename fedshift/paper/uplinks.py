@@ -11,15 +11,15 @@ from typing import NamedTuple
 import torch
 
 from fedshift.core.names import named
+from fedshift.core.tables import Listing
 from fedshift.core.types import Params
+from fedshift.core.units import megabytes, rate_text
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.links import links
-from fedshift.experiment.rates import megabytes, said
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.paper.published import TABLE3
-from fedshift.paper.tables import Listing
 from fedshift.rounds.engine import one_thread
 from fedshift.runs.summary import UPLINK, phrase, uplink_label
 from fedshift.wire.measure import Row, row, rows, updates, weights
@@ -171,13 +171,13 @@ def table3(uploads: Sequence[Upload], at: float) -> Listing:
                 one.codec,
                 f"{one.bytes / 1e3:,.0f}",
                 f"{1e3 * one.encode:.1f}",
-                time(one.seconds(at)),
+                three_digits(one.seconds(at)),
                 f"{one.slower(exact, at):.2f}",
                 *known,
             )
         )
     columns = "codec", "kB", "encode ms", "seconds", "times slower", "paper KB", "paper ms", "paper's rule"
-    return Listing(f"Table 3: one upload of the paper's CNN at {said(at)}", columns, lines)
+    return Listing(f"Table 3: one upload of the paper's CNN at {rate_text(at)}", columns, lines)
 
 
 class Candidate(NamedTuple):
@@ -220,7 +220,7 @@ def choices(found: Sequence[Candidate], at: float) -> Listing:
         (
             SETTINGS[one.name],
             one.sends,
-            time(one.upload.seconds(at)),
+            three_digits(one.upload.seconds(at)),
             f"{1e3 * one.upload.encode:.1f}",
             f"{one.upload.bytes:,.0f}",
             "0" if one.name == "exact" else f"{one.points:+.1f}",
@@ -229,7 +229,7 @@ def choices(found: Sequence[Candidate], at: float) -> Listing:
         for one in sorted(found, key=lambda one: one.upload.seconds(at))
     ]
     columns = "setting", "clients send", "seconds", "encode ms", "bytes", "points on digits", ""
-    return Listing(f"One upload at {said(at)}, by uplink", columns, lines, 2)
+    return Listing(f"One upload at {rate_text(at)}, by uplink", columns, lines, 2)
 
 
 def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> list[str]:
@@ -246,8 +246,8 @@ def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> 
     cast = next(one for one in uploads if one.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
     if cast.seconds(at) < best.upload.seconds(at):
         sentences.append(
-            f"{cast.codec} (bfloat16) is quicker on such a link: there in {time(cast.seconds(at))} s, with an error of "
-            f"{100 * cast.error:.2g} % of the weights; its accuracy was not measured."
+            f"{cast.codec} (bfloat16) is quicker on such a link: there in {three_digits(cast.seconds(at))} s, "
+            f"with an error of {100 * cast.error:.2g} % of the weights; its accuracy was not measured."
         )
     sentences += [
         f"{SETTINGS[one.name]} is quicker, {_seconds(one, at)}, but {_points(one)}."
@@ -272,7 +272,7 @@ def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> 
 
 
 def _seconds(one: Candidate, at: float) -> str:
-    return f"{time(one.upload.seconds(at))} s"
+    return f"{three_digits(one.upload.seconds(at))} s"
 
 
 def _points(one: Candidate) -> str:
@@ -290,7 +290,7 @@ def plan(uploads: Sequence[Upload], at: float) -> Listing:
     lines = [
         (
             one.codec,
-            time(one.seconds(at)),
+            three_digits(one.seconds(at)),
             f"{1e3 * one.encode:.1f}",
             f"{one.bytes:,.0f}",
             "exact" if one.snr_db is None else f"{one.snr_db:.1f}",
@@ -299,7 +299,7 @@ def plan(uploads: Sequence[Upload], at: float) -> Listing:
         for one in sorted(uploads, key=lambda one: one.seconds(at))
     ]
     columns = "codec", "seconds", "encode ms", "bytes", "SNR dB", "error"
-    return Listing(f"One upload of weights at {said(at)}, by codec", columns, lines)
+    return Listing(f"One upload of weights at {rate_text(at)}, by codec", columns, lines)
 
 
 def frontier_table() -> Listing:
@@ -334,13 +334,14 @@ def crossover(uploads: Sequence[Upload]) -> str:
     (_, slow), *faster = changes(uploads)
     if not faster:
         return f"{slow.codec} is first on every link."
-    turns = ", ".join(f"from {said(at)} on {one.codec}" for at, one in faster)
+    turns = ", ".join(f"from {rate_text(at)} on {one.codec}" for at, one in faster)
     return f"First on the slowest links is {slow.codec}, {turns}."
 
 
-def time(seconds: float) -> str:
-    """
-    >>> time(0.01234), time(4806.2)
+def three_digits(seconds: float) -> str:
+    """Seconds with three significant digits.
+
+    >>> three_digits(0.01234), three_digits(4806.2)
     ('0.0123', '4,806')
     """
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from fedshift.experiment.rates import megabytes
+from fedshift.core.units import megabytes
 from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
@@ -113,11 +113,11 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     rows = []
     for one in strands:
         label = [*one.line.settings.values()] or [one.line.label]
-        rows.append(Row(one.line.key, [*label, *_cells(one, compared)]))
+        rows.append(Row(one.line.key, [*label, *_result_cells(one, compared)]))
     return Table(name, f"{titled(experiment)} at the end{lower}", columns, rows)
 
 
-def _cells(one: Strand, compared: bool) -> list[str]:
+def _result_cells(one: Strand, compared: bool) -> list[str]:
     experiment, row = one.experiment, one.row
     if row is None:
         so_far = [float(score(run)[run.evaluated][-1]) for run in one.runs if run.evaluated.any()]

@@ -190,10 +190,10 @@ class Report(NamedTuple):
     sections: list[Section]
 
 
-def plain(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
+def as_json(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
     """The nouns of a report as JSON has them, charts, choices and tables with their kind; `number` changes numbers.
 
-    >>> plain([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
+    >>> as_json([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
     [0, True, {'a': [None, {'label': 'sent', 'unit': 'B', 'log': False}]}]
     """
     if value is None or isinstance(value, str | bool):
@@ -202,7 +202,7 @@ def plain(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any
         return number(value)
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
-        return kind | {name: plain(part, number) for name, part in value._asdict().items()}
+        return kind | {name: as_json(part, number) for name, part in value._asdict().items()}
     if isinstance(value, dict):
-        return {str(name): plain(part, number) for name, part in value.items()}
-    return [plain(part, number) for part in value]
+        return {str(name): as_json(part, number) for name, part in value.items()}
+    return [as_json(part, number) for part in value]

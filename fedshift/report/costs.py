@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedshift.experiment.rates import said
+from fedshift.core.units import bytes_text, rate_text, seconds_text
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.sheet import Figures, estimates
-from fedshift.runs.tradeoff import size
 
 UPLINK = "seconds.uplink"
 PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}
@@ -35,21 +34,21 @@ def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
         return []
     least, most = min(sizes.values()), max(sizes.values())
 
-    def told(count: float) -> str:
-        return f"{size(count)}, {time(count / rate)} on one link of {said(rate)} for all"
+    def sent_in(count: float) -> str:
+        return f"{bytes_text(count)}, {seconds_text(count / rate)} on one link of {rate_text(rate)} for all"
 
     def which(count: float) -> str:
-        alike = [label for label, other in sizes.items() if size(other) == size(count)]
+        alike = [label for label, other in sizes.items() if bytes_text(other) == bytes_text(count)]
         return common(alike, [label for label in sizes if label not in alike])
 
     guessed = estimates(run.uploaded.estimate for one in strands if one.row for run in one.runs)
     further = [guessed] if guessed else []
-    if size(least) == size(most):
-        return [f"A run sends {told(least)}.", *further]
+    if bytes_text(least) == bytes_text(most):
+        return [f"A run sends {sent_in(least)}.", *further]
     much = f"{most / least:.3g} times as much" if least else "most"
     return [
-        f"Runs with {which(least)} send the least: {told(least)}.",
-        f"Those with {which(most)} send {much}: {told(most)}.",
+        f"Runs with {which(least)} send the least: {sent_in(least)}.",
+        f"Those with {which(most)} send {much}: {sent_in(most)}.",
         *further,
     ]
 
@@ -69,17 +68,6 @@ def common(labels: Sequence[str], others: Sequence[str]) -> str:
             return ", ".join(kept)
     more = len(labels) - 1
     return labels[0] + (f" (and {more} more line{'s' * (more > 1)})" if more else "")
-
-
-def time(seconds: float) -> str:
-    """
-    >>> time(26.5), time(3104), time(86238)
-    ('26.5 s', '51.7 min', '24 h')
-    """
-    for unit, much in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * much:
-            return f"{seconds / much:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curves]:

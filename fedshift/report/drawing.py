@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedshift.core.files import RunError, write
-from fedshift.experiment.rates import said
+from fedshift.core.units import BYTES, SECONDS, Units, rate_text, unit
 from fedshift.report.charts import (
     Axis,
     Chart,
@@ -39,13 +39,7 @@ WIDE = 3.2  # inches, of a panel
 TALL = 2.2
 ACROSS = 3  # panels side by side
 LETTERS = 13  # of a legend, an inch
-# units from large to small, each with its size and the largest value from which on it is used
-UNITS = {
-    "B": (("GB", 1e9, 1e9), ("MB", 1e6, 1e6), ("kB", 1e3, 1e3), ("B", 1.0, 0.0)),
-    "s": (("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 0.5), ("ms", 1e-3, 0.0)),
-    "%": (("%", 0.01, 0.0),),
-    "": (("", 1.0, 0.0),),
-}
+UNITS: dict[str, Units] = {"B": BYTES, "s": SECONDS, "%": (("%", 0.01, 0.0),), "": (("", 1.0, 0.0),)}
 GREY = "#777777"
 FOG = 0.5  # of all bands that lie upon one another
 BAR = 0.24  # inches
@@ -78,8 +72,8 @@ def scale(axis: Axis, largest: float) -> Scale:
     >>> scale(Axis("accuracy", "%"), 0.9)
     Scale(size=0.01, label='accuracy, %')
     """
-    unit, size, _ = next(one for one in UNITS[axis.unit] if largest >= one[2])
-    return Scale(size, f"{axis.label}, {unit}" if unit else axis.label)
+    name, size = unit(largest, UNITS[axis.unit])
+    return Scale(size, f"{axis.label}, {name}" if name else axis.label)
 
 
 def sheet(title: str, panels: int = 1, wide: float = WIDE, tall: float = TALL) -> tuple[Figure, list[Axes]]:
@@ -124,7 +118,7 @@ def curves(chart: Curves, lines: Mapping[str, Line]) -> Figure:
         if chart.level is not None:
             axes.axhline(chart.level / up.size, color=GREY, linewidth=0.8, linestyle=(0, (1, 1)))
         axes.set_title(panel.title, loc="left")
-        axes.set_xlabel(across.label + (f" at {said(chart.rate)}" if chart.rate else ""))
+        axes.set_xlabel(across.label + (f" at {rate_text(chart.rate)}" if chart.rate else ""))
         axes.margins(x=0.01)
         if chart.x.log:
             axes.set_xscale("log")

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from fedshift.experiment.rates import megabytes
+from fedshift.core.units import megabytes
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Choice, Field, Point, Points, Row, Section, Table
 from fedshift.report.curves import by_metric, cut, score_axis, titled
@@ -125,7 +125,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     ]
     by_row = {id(one.row): one for one in strands if one.row}
     merits = summary.merits([one.row for one in strands if one.row])
-    listed = [(by_row[id(row)], _cells(row, optimal)) for row, optimal in merits]
+    listed = [(by_row[id(row)], _setting_cells(row, optimal)) for row, optimal in merits]
     listed += [(one, _unfinished(one)) for one in strands if one.row is None]
     labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in listed]
     rows = [Row(one.line.key, [*label, *cells]) for (one, cells), label in zip(listed, labels, strict=True)]
@@ -143,7 +143,7 @@ def _caption(experiment: Experiment) -> str:
     )
 
 
-def _cells(row: summary.Row, optimal: bool) -> list[str]:
+def _setting_cells(row: summary.Row, optimal: bool) -> list[str]:
     experiment, cost = row.experiment, row.cost
     spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
     full = row.full or (None if quantized(experiment) else row)

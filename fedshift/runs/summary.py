@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
@@ -17,7 +16,8 @@ from rich.table import Column, Table
 from fedshift.codecs.named import WIDTH, default_coder
 from fedshift.core.files import RunError
 from fedshift.core.names import printable
-from fedshift.experiment.rates import megabytes
+from fedshift.core.tables import titled
+from fedshift.core.units import megabytes
 from fedshift.experiment.settings import Experiment, Link, Shift, Uplink, quantizes, uplink_name, widths
 from fedshift.experiment.toml import dotted
 from fedshift.rounds.uplinks import UPLINKS
@@ -527,12 +527,7 @@ def _drawn(
     seeds = sorted({seed for row in made for seed in row.scores})
     listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     about = f"{experiment.train.rounds} rounds, {listed}"
-    drawn = Table(
-        title=f"{printable(title)}: {about}" if title else about,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-    )
+    drawn = titled(f"{printable(title)}: {about}" if title else about)
     for head in heads:
         drawn.add_column(printable(head), overflow="fold")
     metrics = list(dict.fromkeys(printable(metric(row.experiment)) for row in made))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fedshift.core.units import bytes_text
 from fedshift.experiment.settings import Experiment
 from fedshift.runs.summary import (
     BITS,
@@ -116,17 +117,6 @@ def bytes_to(row: Row, goal: float) -> float | None:
     return None
 
 
-def size(count: float) -> str:
-    """
-    >>> size(33_160_000), size(107_797_950_000), size(57_920_000)
-    ('33.2 MB', '108 GB', '57.9 MB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
 def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
     """One or few sentences for each task; `name` says what a row is called."""
     groups = tasks(made)
@@ -211,9 +201,10 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
     unit = " points" if experiment.train.metric == "accuracy" else quality(cost.gain, experiment)
     verdict = f", {cost.verdict}" if cost.verdict else ""
     sentences = [
-        f"{name(row)} uploads {size(row.bytes_up)} instead of {size(full.bytes_up)} ({times(row.fewer)} times fewer) "
-        f"and reaches {_score(row.mean, experiment)} (full precision with the same server rule: "
-        f"{_score(full.mean, experiment)}; difference {much(cost.gain, experiment)}{unit}{verdict})."
+        f"{name(row)} uploads {bytes_text(row.bytes_up)} instead of {bytes_text(full.bytes_up)} "
+        f"({times(row.fewer)} times fewer) and reaches {_score(row.mean, experiment)} "
+        f"(full precision with the same server rule: {_score(full.mean, experiment)}; "
+        f"difference {much(cost.gain, experiment)}{unit}{verdict})."
     ]
     if equal:
         sentences.append(
@@ -223,7 +214,7 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
     ours, theirs = bytes_to(row, goal), bytes_to(full, goal)
     if ours and theirs:
         room = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
-        sentences.append(f"To reach {room} it uploads {size(ours)}, and full precision {size(theirs)}.")
+        sentences.append(f"To reach {room} it uploads {bytes_text(ours)}, and full precision {bytes_text(theirs)}.")
     return sentences
 
 

@@ -11,8 +11,7 @@ import torch
 
 from fedshift import Params
 from fedshift.bench import deployed, flower
-from fedshift.bench.deployed import Counted
-from fedshift.bench.relay import Relay
+from fedshift.bench.deployed import Counted, Relay
 from fedshift.flower.testing.bench import CLIENTS, on_grid
 
 COMMAND = "from fedshift.cli import app; app()"

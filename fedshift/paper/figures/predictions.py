@@ -11,8 +11,8 @@ from fedshift.core.files import RunError
 from fedshift.experiment.links import links
 from fedshift.experiment.settings import Experiment
 from fedshift.paper.dynamics import LATE, Blocks, blocks, odd_share
+from fedshift.paper.figures.curves import coloured
 from fedshift.paper.figures.records import Line, Panel, Source
-from fedshift.paper.figures.rounds import coloured
 from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, Drawn, footnote, letter, sheet
 
 TICKS = 20  # labels that are named: there is no room for a hundred

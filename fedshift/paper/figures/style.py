@@ -8,7 +8,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.report.style import COLOURS, SMALL
+from fedshift.report.style import COLOURS
+from fedshift.report.style import SMALL as SMALL
 
 COLUMN, PAGE = 3.5, 7.16  # inches: of one column, and of both with the gap between them
 SHIFTED, PLAIN, SUPERIOR, INFERIOR, UNIFORM, KMEANS = COLOURS[:6]

@@ -11,10 +11,9 @@ from fedshift.algorithms import shorter
 from fedshift.core.files import RunError
 from fedshift.paper.experiments import dirichlet, mixed
 from fedshift.paper.figures import fence, predictions
-from fedshift.paper.figures.curves import across, score
-from fedshift.paper.figures.ratios import Means, means, ratios, spread, taken
+from fedshift.paper.figures.curves import across, curve, score
+from fedshift.paper.figures.fence import Means, means, ratios, spread, taken
 from fedshift.paper.figures.records import Source, found, panels
-from fedshift.paper.figures.rounds import curve
 from fedshift.paper.publish import publish
 from fedshift.paper.records import Record
 from tests.paper.written import write

@@ -21,7 +21,7 @@ from fedshift.flower.app.processes import ProcessError
 from fedshift.flower.app.superlink import SuperLink
 from fedshift.flower.testing.bench import APP, ARRAYS, PLAIN, TIMEOUT
 from fedshift.flower.testing.certificates import server_certificate, supernode_key
-from fedshift.flower.testing.deployment import Node
+from fedshift.flower.testing.deployment import SuperNode
 
 NODES, ROUNDS = 2, 3
 UPLINKS = {PLAIN: "fp32, as Flower sends it", "paper": "4 bit, QuantizeMod", "lean": "lean, QuantizeMod"}
@@ -42,7 +42,7 @@ Tick = Callable[[str], None]
 CHUNK = 1 << 16
 
 
-class Counted(NamedTuple):
+class Traffic(NamedTuple):
     """Bytes at the level of TCP, TLS included."""
 
     up: float  # from one node to the server, a round
@@ -123,7 +123,7 @@ def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
             seen = copy.copy(link)  # as the node sees it
             seen.port = relay.port
             security = ["--root-certificates", str(tls.ca), "--auth-supernode-private-key", str(key.private)]
-            node = Node(seen, f"node-{i}", {"partition-id": i}, security)
+            node = SuperNode(seen, f"node-{i}", {"partition-id": i}, security)
             stack.callback(node.kill)
             node.start()
         found = {}
@@ -137,7 +137,7 @@ def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
     return bars(found), [row(what, found[uplink], waiting) for uplink, what in UPLINKS.items()]
 
 
-def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Counted:
+def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Traffic:
     """All that nodes sent from the start of a run to its end, over rounds and nodes; nothing is subtracted."""
     before, begin = [(relay.up, relay.connections) for relay in relays], time.monotonic()
     status, log = link.wait(link.run(app, {"uplink": uplink}), TIMEOUT)
@@ -147,10 +147,10 @@ def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Cou
     up = sum(relay.up - first for relay, (first, _) in zip(relays, before, strict=True))
     connections = sum(relay.connections - first for relay, (_, first) in zip(relays, before, strict=True))
     seconds = (time.monotonic() - begin) / ROUNDS
-    return Counted(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
+    return Traffic(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
 
 
-def bars(found: Mapping[str, Counted]) -> list[Bar]:
+def bars(found: Mapping[str, Traffic]) -> list[Bar]:
     plain, paper, lean = (found[uplink] for uplink in UPLINKS)
     few, fewer, above = paper.up / plain.up, lean.up / plain.up, lean.up - lean.arrays
     return [
@@ -160,7 +160,7 @@ def bars(found: Mapping[str, Counted]) -> list[Bar]:
     ]
 
 
-def row(what: str, counted: Counted, waiting: float) -> tuple[str, ...]:
+def row(what: str, counted: Traffic, waiting: float) -> tuple[str, ...]:
     """One line of the table; `waiting` is what an idle node sends, in bytes per second."""
     polls = waiting * counted.seconds
     figures = counted.up, counted.arrays, polls, counted.up - counted.arrays - polls

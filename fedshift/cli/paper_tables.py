@@ -16,12 +16,12 @@ from fedshift.core.units import rough_time
 from fedshift.experiment import grid, overrides
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
-from fedshift.experiment.settings import Shift
+from fedshift.experiment.settings import ShiftSettings
 from fedshift.experiment.toml import SettingsError, assign, dotted
 from fedshift.paper import beyond, experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
-from fedshift.paper.experiments import Cell, Choice
+from fedshift.paper.experiments import Cell, CellChoice
 from fedshift.paper.records import Results, finished_runs, merged, published
 from fedshift.paper.tables import compared, listing
 from fedshift.runs import sweep
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     """A table, or a part of it, and how it is run."""
 
     table: str
-    choice: Choice
+    choice: CellChoice
     seeds: int
     rounds: int | None
     assignments: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
         ]
         rows = [one._asdict() | {"seconds": one.seconds(at), "error": one.error} for one in uploads]
         codecs = sorted(rows, key=lambda row: row["seconds"])
-        shift = Shift().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
+        shift = ShiftSettings().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
         echo(strict_json({"rate": at, "uplinks": named, "codecs": codecs, "shift": shift, "advice": advice}))
         return
     show([uplinks.choices(found, at)])
@@ -221,7 +221,7 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
     show([uplinks.plan(uploads, at)])
 
 
-def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upload]:
+def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.CodecUpload]:
     """Every codec, with a word on what is going on."""
     with Console(stderr=True).status("") as status:
         return uplinks.measure(params, times, repeats, lambda name: status.update(f"measuring {name} ..."))

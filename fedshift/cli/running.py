@@ -27,7 +27,7 @@ from fedshift.runs.checkpoint import Checkpoints
 from fedshift.runs.events import Event
 from fedshift.runs.journal import require, require_settings, taken
 from fedshift.runs.progress import Display, echo, strict_json
-from fedshift.runs.record import SWEEP, Folder, begun, finished, settings_of
+from fedshift.runs.record import SWEEP, RunFolder, begun, finished, settings_of
 from fedshift.runs.run import Run, cores_here, resume
 from fedshift.runs.sheet import estimates
 from fedshift.runs.sweep import Sweep
@@ -75,7 +75,7 @@ def go_on(folder: Path, display: Display, as_json: bool, minutes: float | None =
     elif finished(folder):
         experiment = settings_of(folder)
         require_settings(folder, experiment)
-        with Folder(folder) as whole:
+        with RunFolder(folder) as whole:
             whole.tidy()
         echo(f"{folder}: this run is finished.", err=True)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
@@ -207,7 +207,7 @@ def frontier(
         grid(raw, out or Path("runs") / f"frontier-{Path(name).stem}", display, as_json, minutes)
 
 
-def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
+def conclude(results: Sequence[summary.RunResult], of: Sequence[Experiment], out: Path, as_json: bool) -> None:
     """The table, what it says, where the rest is, and whether compression was worth it; `of`: runs there should be."""
     rows, experiment = summary.rows(results, of), of[0]
     answer = answers(rows) if len(rows) > 1 else []
@@ -233,7 +233,7 @@ def conclude(results: Sequence[summary.Result], of: Sequence[Experiment], out: P
         console.print(printable(sentence), highlight=False)
 
 
-def _json(row: summary.Row) -> dict[str, Any]:
+def _json(row: summary.SummaryRow) -> dict[str, Any]:
     """A row for programs: `gain` is the difference of the metrics, whatever the goal; `full`: from full precision."""
     train, cost = row.experiment.train, row.cost
     fields = {key: value for key, value in row._asdict().items() if key not in ("experiment", "runs", "full")}

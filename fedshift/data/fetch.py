@@ -20,7 +20,7 @@ import torch
 
 from fedshift.data import cache
 from fedshift.data.catalog import DataError, Entry, find
-from fedshift.data.files import LARGEST, Folder, look, places, unpack
+from fedshift.data.files import LARGEST, FileFolder, look, places, unpack
 from fedshift.data.formats import Arrays, parse, verify
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all (0 where that is not known)
@@ -60,7 +60,7 @@ def local(entry: Entry, source: Path) -> tuple[Arrays, str]:
     raise DataError(wrong or f"{source}: {entry.name} is not in it; it must be {entry.accepts}")
 
 
-def whole(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
+def whole(entry: Entry, folders: Iterable[FileFolder]) -> tuple[Arrays, str] | None:
     """The data set, verified, and what that means; None if no folder holds its files."""
     for folder in folders:
         try:
@@ -89,7 +89,7 @@ def from_home(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
     got = {PurePosixPath(urlsplit(url).path).name: _get(url, progress) for url in entry.home}
     host = urlsplit(entry.home[0]).netloc
     if entry.layout == "idx":
-        folders = [Folder(host, {name: partial(bytes, data) for name, data in got.items()})]
+        folders = [FileFolder(host, {name: partial(bytes, data) for name, data in got.items()})]
     else:
         folders = [folder for name, data in got.items() for folder in unpack(data, f"{host}: {name}")]
     if found := whole(entry, folders):

@@ -27,7 +27,7 @@ DEPTH = 3  # levels of folders below a source in which to look
 BROKEN = (OSError, EOFError, RecursionError, tarfile.TarError, zlib.error)
 
 
-class Folder(NamedTuple):
+class FileFolder(NamedTuple):
     """Files that lie together."""
 
     where: str
@@ -45,12 +45,12 @@ def places(source: Path, archives: tuple[str, ...]) -> list[Path]:
     return folders + [folder / name for folder in folders for name in archives if (folder / name).is_file()]
 
 
-def look(place: Path) -> list[Folder]:
+def look(place: Path) -> list[FileFolder]:
     """The folder, or every folder of the archive."""
     if not place.is_dir():
         return unpack(_read(place), str(place))
     try:
-        return [Folder(str(place), {p.name: partial(_read, p) for p in place.iterdir() if p.is_file()})]
+        return [FileFolder(str(place), {p.name: partial(_read, p) for p in place.iterdir() if p.is_file()})]
     except OSError as error:
         raise DataError(f"{place}: cannot be read ({error.strerror})") from error
 
@@ -67,7 +67,7 @@ class Member(tarfile.TarInfo):
         return member
 
 
-def unpack(data: bytes, where: str) -> list[Folder]:
+def unpack(data: bytes, where: str) -> list[FileFolder]:
     """Every folder of a tar archive, gzipped or not."""
     found: dict[str, dict[str, Callable[[], bytes]]] = {}
     mode: Literal["r:gz", "r:"] = "r:gz" if data.startswith(GZIP) else "r:"
@@ -88,7 +88,7 @@ def unpack(data: bytes, where: str) -> list[Folder]:
     except BROKEN as error:
         raise DataError(f"{where}: the archive is damaged ({error})") from error
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    return [Folder(f"{where}:{folder}", files, md5) for folder, files in found.items()]
+    return [FileFolder(f"{where}:{folder}", files, md5) for folder, files in found.items()]
 
 
 def gunzip(data: bytes, most: int) -> bytes:

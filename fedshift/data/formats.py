@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedshift.data import files as limits
 from fedshift.data.catalog import DataError, Entry
-from fedshift.data.files import Folder, gunzip
+from fedshift.data.files import FileFolder, gunzip
 
 Bytes = NDArray[np.uint8]
 Arrays = tuple[Bytes, Bytes, Bytes, Bytes]  # x (n, C, H, W), y (n,), test_x, test_y
@@ -44,7 +44,7 @@ class Copy(NamedTuple):
     names: list[str]  # the files it was read from
 
 
-def parse(entry: Entry, folder: Folder) -> Copy | None:
+def parse(entry: Entry, folder: FileFolder) -> Copy | None:
     """None if the files are not there."""
     for read, names in spellings(entry):
         if all(name in folder.files for name in names):
@@ -60,7 +60,7 @@ def parse(entry: Entry, folder: Folder) -> Copy | None:
     return None
 
 
-def _contents(folder: Folder, names: list[str]) -> list[bytes]:
+def _contents(folder: FileFolder, names: list[str]) -> list[bytes]:
     contents: list[bytes] = []
     for name in names:
         contents.append(folder.files[name]())
@@ -69,7 +69,7 @@ def _contents(folder: Folder, names: list[str]) -> list[bytes]:
     return contents
 
 
-def check_published(entry: Entry, folder: Folder, contents: Mapping[str, bytes]) -> None:
+def check_published(entry: Entry, folder: FileFolder, contents: Mapping[str, bytes]) -> None:
     """Pickles are read only if they, or the archive in which they lie, are the published ones."""
     if entry.files and folder.md5 not in entry.files.values():
         for name, data in contents.items():
@@ -99,7 +99,7 @@ def spellings(entry: Entry) -> Iterator[tuple[Reader, list[str]]]:
         yield png, [*(f"{part}.png" for part in entry.parts), "train_lables.json", "test_lables.json"]  # their spelling
 
 
-def verify(entry: Entry, folder: Folder, copy: Copy) -> str:
+def verify(entry: Entry, folder: FileFolder, copy: Copy) -> str:
     """Raises unless the copy is the data set; returns what was checked, the most that can be."""
     shapes = [a.shape for a in copy.arrays]
     wanted = [(entry.train, *entry.shape), (entry.train,), (entry.test, *entry.shape), (entry.test,)]
@@ -146,9 +146,9 @@ def python(entry: Entry, files: list[bytes]) -> Arrays:
     x, y = [], []
     for data, n in zip(files, counts(entry), strict=True):
         check_pickle(data, n, pixels)
-        batch = Plain(data).load()
+        batch = PlainUnpickler(data).load()
         stored, labels = batch[b"data"], batch[label]
-        if not isinstance(stored, Stored) or not isinstance(labels, list):
+        if not isinstance(stored, StoredArray) or not isinstance(labels, list):
             raise DataError("damaged: its data must be an array and its labels a list")
         x.append(stored.array)
         y.append(np.frombuffer(bytes(labels), np.uint8))
@@ -173,7 +173,7 @@ def check_pickle(data: bytes, n: int, pixels: int) -> None:
             raise DataError(f"a pickle whose step {number} is number {argument:,} of its memo")
 
 
-class Plain(pickle.Unpickler):
+class PlainUnpickler(pickle.Unpickler):
     """Numbers, texts, lists, dictionaries and arrays; nothing else can be named, so nothing else is run."""
 
     def __init__(self, data: bytes) -> None:
@@ -183,7 +183,7 @@ class Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return lambda kind, shape, dtype: Stored()  # filled in by the pickle's next step
+                return lambda kind, shape, dtype: StoredArray()  # filled in by the pickle's next step
             case ("numpy", "ndarray"):
                 return None  # only ever handed to _reconstruct
             case ("numpy", "dtype"):
@@ -210,7 +210,7 @@ class Kind:
         """Byte order and alignment, which bytes do not have."""
 
 
-class Stored:
+class StoredArray:
     """A pickled array of bytes, built from its parts by none of numpy's own code for that."""
 
     array: Bytes

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedshift.experiment.settings import Bits, Coding, Experiment, Link
+from fedshift.experiment.settings import Bits, CodingSettings, Experiment, LinkSettings
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Group
 from fedshift.rounds.uplink import Uplink
@@ -16,11 +16,11 @@ from fedshift.rounds.uplink import Uplink
 def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     """The groups of clients that upload alike, and the group of each client (N,)."""
     said, clients = experiment.uplink, experiment.data.clients
-    common = said.model_dump(include=set(Coding.model_fields))
+    common = said.model_dump(include=set(CodingSettings.model_fields))
 
     def link(bits: Bits, name: str) -> Group:
         every = said.bandwidth.get(bits) if isinstance(said.bandwidth, dict) else said.bandwidth
-        return group_of(name, Link(**common, bits=bits, bandwidth=None if isinstance(every, tuple) else every))
+        return group_of(name, LinkSettings(**common, bits=bits, bandwidth=None if isinstance(every, tuple) else every))
 
     if isinstance(said.bits, tuple):
         kinds = sorted(set(said.bits), reverse=True)
@@ -79,7 +79,7 @@ def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:
     return group
 
 
-def group_of(name: str, link: Link) -> Group:
+def group_of(name: str, link: LinkSettings) -> Group:
     return Group(name, Uplink(link.codec(link.bits), link.send == "updates", link.feedback), link.bandwidth)
 
 

@@ -72,11 +72,11 @@ def goal_of(metric: str) -> Literal["min", "max"] | None:
     return None if lower == higher else "min" if lower else "max"
 
 
-class Table(BaseModel):
+class SettingsTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Data(Table):
+class DataSettings(SettingsTable):
     """What is learnt, and who holds which part of it."""
 
     name: str = "digits"  # a data set, a path to .npz or .safetensors, or module:function
@@ -93,19 +93,19 @@ class Data(Table):
         return str(Path(name).absolute()) if name.endswith((".npz", ".safetensors")) else name
 
 
-class Model(Table):
+class ModelSettings(SettingsTable):
     name: str = "mlp"  # mlp, paper-cnn, or module:function
     args: dict[str, Any] = {}
 
 
-class Algorithm(Table):
+class AlgorithmSettings(SettingsTable):
     name: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"
     mu: NotNegative = 0.01  # of fedprox
     control: Literal["derived", "sent"] = "derived"  # of scaffold
     weights: Literal["equal", "examples"] = "equal"  # p_k
 
 
-class Shift(Table):
+class ShiftSettings(SettingsTable):
     """Per filter: filter centring, with share 1 unless given. Per layer: the paper's rule, with the uploads' share.
 
     `max_share` and `warmup` came with the paper's rule: given without `per`, as in records of earlier versions, they
@@ -129,7 +129,7 @@ class Shift(Table):
         return self
 
 
-class Train(Table):
+class TrainSettings(SettingsTable):
     rounds: Count = 100
     cohort: Count = 10  # clients a round
     selection: Literal["uniform", "stratified"] = "uniform"
@@ -169,7 +169,7 @@ class Train(Table):
         return self.direction == "min"
 
 
-class Bounds(Table):
+class BoundsSettings(SettingsTable):
     """Limits on one upload, as multiples of the round's median; 0: no limit."""
 
     norm: NotNegative = BOUND  # of the update; an upload beyond it is left out
@@ -183,7 +183,7 @@ class Bounds(Table):
         return self
 
 
-class Coding(Table):
+class CodingSettings(SettingsTable):
     """Quantizer, coder and kind of upload of a client, whatever its bits.
 
     The default quantizer is K-means: its nearest codes with feedback, and codes rounded at random without it. A `step`
@@ -226,7 +226,7 @@ class Coding(Table):
         return make_codec(self.quantizer, bits, **chosen, coder=self.coder, per=self.per, biases=self.biases)
 
 
-class Link(Coding):
+class LinkSettings(CodingSettings):
     """How the clients of one group upload."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
@@ -240,12 +240,12 @@ class Link(Coding):
         return self
 
 
-class Uplink(Coding):
+class UplinkSettings(CodingSettings):
     """How clients upload: all alike, in parts ("32+4"), by fraction, one by one, or in named groups."""
 
     bits: Bits | Parts | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
     bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes a second; for each client
-    group: dict[str, Link] = {}
+    group: dict[str, LinkSettings] = {}
 
     @field_validator("bits", "bandwidth", mode="before")
     @classmethod
@@ -277,10 +277,10 @@ class Uplink(Coding):
         return self
 
 
-def widths(coding: Uplink | Link) -> set[int]:
+def widths(coding: UplinkSettings | LinkSettings) -> set[int]:
     """The bits of all clients with this coding.
 
-    >>> sorted(widths(Uplink(bits="32+4")))
+    >>> sorted(widths(UplinkSettings(bits="32+4")))
     [4, 32]
     """
     bits = coding.bits
@@ -288,16 +288,16 @@ def widths(coding: Uplink | Link) -> set[int]:
     return {int(one) for one in every}
 
 
-def quantizes(coding: Uplink | Link) -> bool:
+def quantizes(coding: UplinkSettings | LinkSettings) -> bool:
     """True if some client with this coding uploads codes of a quantizer.
 
-    >>> [quantizes(Uplink(bits=bits)) for bits in (32, "32+16", "32+4")]
+    >>> [quantizes(UplinkSettings(bits=bits)) for bits in (32, "32+16", "32+4")]
     [False, False, True]
     """
     return min(widths(coding)) <= 8
 
 
-def check_codable(coding: Uplink | Link) -> None:
+def check_codable(coding: UplinkSettings | LinkSettings) -> None:
     """Refuse bits that the quantizer cannot have."""
     for bits in sorted(widths(coding)):
         try:
@@ -306,7 +306,7 @@ def check_codable(coding: Uplink | Link) -> None:
             raise ValueError(f"quantizer = {coding.quantizer!r} with bits = {bits}: {problem}") from None
 
 
-class Engine(Table):
+class EngineSettings(SettingsTable):
     name: Literal["auto", "sequential", "processes", "batched", "flower"] = "auto"
     workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one for each core
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one and the engine is batched or auto
@@ -315,7 +315,7 @@ class Engine(Table):
     pack: Whole = 0  # runs of a sweep that a GPU trains at once; 0: as many as fit
 
 
-class Record(Table):
+class RecordSettings(SettingsTable):
     evaluate: Count = 1  # every so many rounds, and after the last
     checkpoint: Count = 1
     histograms: Whole = 50  # 0: never
@@ -323,7 +323,7 @@ class Record(Table):
     memory: Literal["ram", "disk"] = "ram"  # where clients' memory lives between rounds
 
 
-class Experiment(Table):
+class Experiment(SettingsTable):
     """One run. Every setting has a default; `Experiment()` learns digits with 100 clients of full precision.
 
     >>> experiment = Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, train={"rounds": 20})
@@ -333,15 +333,15 @@ class Experiment(Table):
 
     name: Annotated[str, AfterValidator(_file_name)] = "run"  # of its folder
     seed: Annotated[int, Field(ge=0, lt=1 << 63, strict=True)] = 0
-    data: Data = Data()
-    model: Model = Model()
-    algorithm: Algorithm = Algorithm()
-    shift: Shift = Shift()
-    train: Train = Train()
-    bounds: Bounds = Bounds()
-    uplink: Uplink = Uplink()
-    engine: Engine = Engine()
-    record: Record = Record()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    shift: ShiftSettings = ShiftSettings()
+    train: TrainSettings = TrainSettings()
+    bounds: BoundsSettings = BoundsSettings()
+    uplink: UplinkSettings = UplinkSettings()
+    engine: EngineSettings = EngineSettings()
+    record: RecordSettings = RecordSettings()
 
     @field_validator("uplink", mode="before")
     @classmethod
@@ -388,14 +388,14 @@ class Experiment(Table):
         return Experiment(**raw)
 
 
-def uplink_name(uplink: Uplink) -> str | None:
+def uplink_name(uplink: UplinkSettings) -> str | None:
     """The name of an uplink that is set up like a named one, at whatever bandwidth.
 
     >>> uplink_name(Experiment(uplink="lean").uplink), uplink_name(Experiment(uplink={"bits": 4}).uplink)
     ('lean', None)
     """
     alike = uplink.model_copy(update={"bandwidth": None})
-    return next((name for name in UPLINKS if Uplink(**expanded(name)) == alike), None)
+    return next((name for name in UPLINKS if UplinkSettings(**expanded(name)) == alike), None)
 
 
 # what only one choice of another setting uses: setting, choice, value
@@ -447,7 +447,7 @@ def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -
             raise SettingsError(f"{key} = {seen}: has no effect with {table}.bits = {bits!r}; leave out one of them")
 
 
-def _coding(uplink: Uplink, table: str) -> Uplink | Link | None:
+def _coding(uplink: UplinkSettings, table: str) -> UplinkSettings | LinkSettings | None:
     """The coding in a table, None for a group that there is not."""
     return uplink if table == "uplink" else uplink.group.get(table.removeprefix("uplink.group."))
 
@@ -504,7 +504,9 @@ def _unknown(parts: Sequence[str]) -> str:
     """An unknown setting, and the known one most like it."""
     table: Any = Experiment
     for part in parts[:-1]:
-        table = table.model_fields[part].annotation if part in _fields(table) else Link  # in a group of any name
+        table = (
+            table.model_fields[part].annotation if part in _fields(table) else LinkSettings
+        )  # in a group of any name
     inside = [name for name, known in Experiment.model_fields.items() if parts[-1] in _fields(known.annotation)]
     hint = f"did you mean '{inside[0]}.{parts[-1]}'?" if inside else suggest(parts[-1], _fields(table))
     return f"unknown setting '{'.'.join(parts)}'; {hint}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedshift.core.tables import Listing
 from fedshift.paper.experiments import ROUNDS, Cell, Compressed, Contrast, all_quantized, mixed
-from fedshift.paper.records import Record, Results
+from fedshift.paper.records import FinishedRun, Results
 from fedshift.paper.tables import NOT_RUN
 from fedshift.runs import summary
 from fedshift.runs.summary import WINDOW
@@ -32,7 +32,7 @@ UPLINKS_COLUMNS = (
 )
 
 
-class Paired(NamedTuple):
+class SeedGains(NamedTuple):
     """Differences of the same seeds."""
 
     gains: list[float]
@@ -46,12 +46,12 @@ class Paired(NamedTuple):
         return f"{statistics.fmean(self.gains):+.1f}{each}"
 
 
-def paired(ours: Cell, theirs: Cell, results: Results) -> Paired:
+def paired(ours: Cell, theirs: Cell, results: Results) -> SeedGains:
     a, b = results.scores(ours), results.scores(theirs)
-    return Paired([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+    return SeedGains([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
 
 
-def rounds_to(record: Record, score: float) -> int | None:
+def rounds_to(record: FinishedRun, score: float) -> int | None:
     """The round that ends the first ten rounds whose mean is at least this score; None if there is none."""
     scores = record.scores
     means = (statistics.fmean(scores[end - WINDOW : end]) for end in range(WINDOW, len(scores) + 1))

@@ -16,7 +16,7 @@ from fedshift.paper.dynamics import early_ratios, layer_ratios, leaning
 from fedshift.paper.experiments import TITLES, Cell, dirichlet, mixed
 from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results
-from fedshift.paper.uplinks import Upload, changes
+from fedshift.paper.uplinks import CodecUpload, changes
 from fedshift.runs.summary import ONE_SEED, difference
 
 NOT_TESTED = "not tested"
@@ -163,7 +163,7 @@ def gaps(results: Results, bits: Sequence[int]) -> Iterator[tuple[Cell, float]]:
                     yield dirichlet("uniform", alpha, n, shift), difference(uniform, kmeans)[0]
 
 
-def advice(results: Results, uploads: Sequence[Upload]) -> Verdict:
+def advice(results: Results, uploads: Sequence[CodecUpload]) -> Verdict:
     """Yes when of the two 4-bit K-means is there first on slow links and 8-bit uniform on fast ones, and in Table 2 the
     latter is never more than two points below 8-bit K-means, 4-bit uniform always more than ten below 4-bit K-means.
     """
@@ -277,7 +277,7 @@ CLAIMS: list[tuple[str, Callable[[Results], Verdict]]] = [
 ]
 
 
-def answers(results: Results, uploads: Sequence[Upload] = ()) -> list[Answer]:
+def answers(results: Results, uploads: Sequence[CodecUpload] = ()) -> list[Answer]:
     """All of them; `uploads` are the codecs as they were measured."""
     made = [Answer(claim, *(function(results) or (NOT_TESTED,))) for claim, function in CLAIMS]
     verdict = advice(results, uploads) or (NOT_TESTED,)

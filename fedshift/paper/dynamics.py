@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedshift.core.tables import Listing
 from fedshift.paper.experiments import Cell
-from fedshift.paper.records import Record, Results
+from fedshift.paper.records import FinishedRun, Results
 
 LATE, BLOCK = 100, 10
 SURE = 2.0  # standard errors
@@ -62,7 +62,7 @@ def blocks(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(late[i : i + BLOCK]) for i in range(0, len(late), BLOCK)]
 
 
-def odd_share(record: Record) -> list[float]:
+def odd_share(record: FinishedRun) -> list[float]:
     """How much of the test set is predicted to be of an odd label, which quantized clients hold, round after round."""
     labels = record.layers("predicted")
     odd = [record.column(f"predicted.{label}") for label in labels if int(label) % 2]
@@ -77,7 +77,7 @@ def leaning(results: Results, cell: Cell) -> Blocks | None:
     return Blocks(values) if values else None
 
 
-def late(record: Record, figure: str, rounds: slice = slice(-LATE, None)) -> dict[str, float]:
+def late(record: FinishedRun, figure: str, rounds: slice = slice(-LATE, None)) -> dict[str, float]:
     """Mean size of a figure over the last hundred rounds, layer by layer."""
     return {
         layer: statistics.fmean(map(abs, record.column(f"{figure}.{layer}")[rounds])) for layer in record.layers(figure)

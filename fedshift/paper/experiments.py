@@ -41,7 +41,7 @@ class Cell:
     rounds: int = ROUNDS
 
 
-class Choice(NamedTuple):
+class CellChoice(NamedTuple):
     """A part of a table."""
 
     bits: tuple[int, ...] = BITS
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
         return [tuple(bits for bits in pack if bits in self.bits) for pack in FIRST]
 
 
-EVERYTHING = Choice()
+EVERYTHING = CellChoice()
 
 
 def mixed(algorithm: str, bits: int, shift: bool) -> Cell:
@@ -73,7 +73,7 @@ def mixed(algorithm: str, bits: int, shift: bool) -> Cell:
     return Cell(name, (TITLES[algorithm], written, _yes(shift)), merge(ALGORITHMS[algorithm], changed), published)
 
 
-def table1(choice: Choice = EVERYTHING) -> list[Cell]:
+def table1(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """FedAvg, then 4 and 8 bits for each algorithm, then the bits between."""
     cells = [mixed("fedavg", 32, False)] if "fedavg" in choice.algorithms and False in choice.shifts else []
     named = [algorithm for algorithm in ALGORITHMS if algorithm in choice.algorithms and algorithm != "fedavg"]
@@ -99,7 +99,7 @@ def dirichlet(quantizer: str, alpha: float, bits: int, shift: bool) -> Cell:
     return Cell(name, (title, f"{alpha:g}", f"32+{bits}", _yes(shift)), changed, published)
 
 
-def table2(choice: Choice = EVERYTHING) -> list[Cell]:
+def table2(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [
         dirichlet(quantizer, alpha, bits, shift)
         for pack in choice.bits_in_order
@@ -111,7 +111,7 @@ def table2(choice: Choice = EVERYTHING) -> list[Cell]:
     ]
 
 
-def ablations(choice: Choice = EVERYTHING) -> list[Cell]:
+def ablations(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """What the paper does not say: where the gain comes from, and what else could be done."""
     plain, shifted = {"on": False}, {"on": True}
     cells = [
@@ -142,7 +142,7 @@ class Contrast(NamedTuple):
     filter: Cell
 
 
-def contrasts(choice: Choice = EVERYTHING) -> list[Contrast]:
+def contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
     """Comparisons of filter centring, in the order in which they are worth running."""
     extra = {cell.name: cell for cell in ablations()}
     pairs = [("fedavg", "two labels", mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"])]
@@ -174,7 +174,7 @@ def all_quantized() -> Cell:
     return replace(filtered(plain), rounds=200)
 
 
-def beyond(choice: Choice = EVERYTHING) -> list[Cell]:
+def beyond(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Filter centring, which the paper does not have, and the cells it is compared with."""
     found = contrasts(choice)
     kinds = [[one.filter for one in found], [one.layer for one in found]] if True in choice.shifts else []
@@ -191,7 +191,7 @@ class Compressed(NamedTuple):
     exact: Cell  # full precision with the same server rule
 
 
-def compressed(choice: Choice = EVERYTHING) -> list[Compressed]:
+def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     """Uplinks beside full precision with the same server rule, in the order in which they are worth running."""
     plain, nearest = mixed("fedavg", 32, False), mixed("fedpaq", 4, False)
     centred, random = filtered(plain), rounded_at_random(nearest)
@@ -244,7 +244,7 @@ def rounded_at_random(nearest: Cell) -> Cell:
     return Cell(f"{nearest.name}_random", nearest.label, merge(nearest.settings, changed))
 
 
-def uplinks(choice: Choice = EVERYTHING) -> list[Cell]:
+def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Uplinks that the paper does not have, and the cells they are compared with."""
     return [one.cell for one in compressed(choice)]
 
@@ -279,7 +279,7 @@ def sweep(runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[st
     return merge(merge(BASE, over), {"name": "paper", "sweep": {"runs": listed}})
 
 
-def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: Choice = EVERYTHING) -> Choice:
+def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: CellChoice = EVERYTHING) -> CellChoice:
     """What the flags ask for; nothing asks for everything."""
     if bad := [text for text in bits if text not in map(str, BITS)]:
         raise SettingsError(f"--bits {bad[0]}: must be among {', '.join(map(str, BITS))}")
@@ -287,7 +287,7 @@ def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: 
         raise SettingsError(f"--algorithms {bad[0]}: must be among {', '.join(ALGORITHMS)}")
     if shift not in ("both", "on", "off"):
         raise SettingsError(f"--shift {shift}: must be both, on or off")
-    return Choice(tuple(map(int, bits)) or default.bits, tuple(algorithms) or default.algorithms, shift)
+    return CellChoice(tuple(map(int, bits)) or default.bits, tuple(algorithms) or default.algorithms, shift)
 
 
 def _yes(shift: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedshift.core.files import TEMPORARY, RunError, write
 from fedshift.experiment.toml import plain
-from fedshift.paper.records import Record
+from fedshift.paper.records import FinishedRun
 from fedshift.runs.columns import ESTIMATES, column
 from fedshift.runs.record import ABOUT, ROUNDS, SETTINGS, begun, finished
 from fedshift.runs.sheet import PARTS, csv_lines
@@ -33,7 +33,7 @@ def runs_under(folders: Iterable[Path]) -> list[Path]:
 
 def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
     """Where the record of a run is, and whether it is new; another one in its place is left alone unless forced."""
-    record = Record(run)
+    record = FinishedRun(run)
     place = to / run.resolve().name
     files = {
         SETTINGS: record.experiment.toml().encode(),
@@ -61,12 +61,12 @@ def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
     return place, True
 
 
-def _about(record: Record) -> dict[str, Any]:
+def _about(record: FinishedRun) -> dict[str, Any]:
     about: dict[str, Any] = plain({key: value for key, value in record.about.items() if key not in DROPPED})
     return about
 
 
-def reduced(record: Record) -> bytes:
+def reduced(record: FinishedRun) -> bytes:
     """The lines of a run with the columns that are kept, their numbers cut short."""
     digits = {
         "round": 4,

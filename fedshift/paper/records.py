@@ -16,7 +16,7 @@ from fedshift.runs.sheet import Sheet, Uploaded, sheet
 from fedshift.runs.summary import WINDOW
 
 
-class Record:
+class FinishedRun:
     """One finished run: its settings, what it ran on, and a line for each round."""
 
     def __init__(self, folder: Path, rounds: int | None = None) -> None:
@@ -89,12 +89,12 @@ class Results:
 
     def __init__(
         self,
-        records: Mapping[str, Mapping[int, Record]],
-        short: Sequence[tuple[Record, Record]] = (),
+        records: Mapping[str, Mapping[int, FinishedRun]],
+        short: Sequence[tuple[FinishedRun, FinishedRun]] = (),
     ) -> None:
         self.records, self.short = records, short
 
-    def of(self, cell: Cell) -> dict[int, Record]:
+    def of(self, cell: Cell) -> dict[int, FinishedRun]:
         return dict(self.records.get(cell.name, {}))
 
     def scores(self, cell: Cell) -> dict[int, float]:
@@ -106,17 +106,17 @@ class Results:
         return statistics.fmean(scores) if scores else None
 
     @property
-    def all(self) -> list[Record]:
+    def all(self) -> list[FinishedRun]:
         return [record for seeds in self.records.values() for record in seeds.values()]
 
 
 def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
     """What is in a folder of published records, and the names of those that are of no cell."""
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
-    found: dict[str, dict[int, Record]] = {}
-    others: list[Record] = []
+    found: dict[str, dict[int, FinishedRun]] = {}
+    others: list[FinishedRun] = []
     for path in sorted(folder.glob(f"*/{SETTINGS}")):
-        record = Record(path.parent)
+        record = FinishedRun(path.parent)
         cell = known.get(identity(record.experiment))
         if cell is None:
             others.append(record)
@@ -127,7 +127,7 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         seeds[seed] = record
     whole = {(endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
     pairs = [(one, whole.get((endless(one), one.experiment.seed))) for one in others]
-    short = [(one, Record(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
+    short = [(one, FinishedRun(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
     return Results(found, short), [one.folder.name for one, other in pairs if not other]
 
 
@@ -138,16 +138,16 @@ def merged(first: Results, second: Results) -> Results:
     return Results(records, first.short)
 
 
-def endless(record: Record) -> str:
+def endless(record: FinishedRun) -> str:
     """What a run is but for its seed and its rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))
 
 
 def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:
     """Those of these runs that have come to their end."""
-    found: dict[str, dict[int, Record]] = {}
+    found: dict[str, dict[int, FinishedRun]] = {}
     for cell, seed, folder in runs:
-        found.setdefault(cell.name, {})[seed] = Record(folder)
+        found.setdefault(cell.name, {})[seed] = FinishedRun(folder)
     return Results(found)
 
 

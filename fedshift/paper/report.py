@@ -12,9 +12,9 @@ from fedshift.core.tables import Listing
 from fedshift.experiment.rates import rate
 from fedshift.experiment.toml import SettingsError
 from fedshift.paper import beyond, claims, dynamics, experiments
-from fedshift.paper.records import Record, Results, published
+from fedshift.paper.records import FinishedRun, Results, published
 from fedshift.paper.tables import compared, listing
-from fedshift.paper.uplinks import Upload, crossover, table3
+from fedshift.paper.uplinks import CodecUpload, crossover, table3
 from fedshift.runs.sheet import estimates
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
@@ -24,7 +24,7 @@ ORDER = ("table1", "ablations", "table2")
 PAPER_RATE = "1MB/s"
 
 
-class Report(NamedTuple):
+class PaperReport(NamedTuple):
     """Sections of text and tables, in the order of a page."""
 
     sections: list[tuple[str, list[str | Listing]]]
@@ -42,7 +42,7 @@ class Report(NamedTuple):
         }
 
 
-def report(folder: Path) -> Report:
+def report(folder: Path) -> PaperReport:
     """From the records in a folder alone; the same records give the same report."""
     cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks")}
     results, others = published(folder, [cell for some in cells.values() for cell in some])
@@ -71,7 +71,7 @@ def report(folder: Path) -> Report:
         made.append((f"Table 3: one upload of the paper's CNN at {PAPER_RATE}", ["Not run."]))
     drawn = experiments.figures()
     figures = [part(drawn, results) for part in (dynamics.curves, dynamics.predictions, dynamics.movement)]
-    return Report(made + [(figure.title, [figure]) for figure in figures])
+    return PaperReport(made + [(figure.title, [figure]) for figure in figures])
 
 
 def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
@@ -115,7 +115,7 @@ def _precisions(results: Results) -> list[str | Listing]:
     return ["The same runs, the same draws, in two precisions:", Listing("", columns, lines, 1)]
 
 
-def precision(record: Record) -> str:
+def precision(record: FinishedRun) -> str:
     """Of its arithmetic; a CPU has but one."""
     return record.experiment.engine.precision if "gpu" in record.about else "fp32"
 
@@ -139,19 +139,19 @@ def _differences(cells: Sequence[experiments.Cell], results: Results) -> list[st
     return [f"{said} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
 
 
-def codecs(folder: Path) -> tuple[list[Upload], str]:
+def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
     """The codecs as they were measured when Table 3 was published; none when it was not."""
     path = folder / CODECS
     if not path.exists():
         return [], ""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        return [Upload(**one) for one in told["uploads"]], str(told["machine"]["cpu"])
+        return [CodecUpload(**one) for one in told["uploads"]], str(told["machine"]["cpu"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{path}: is not what `fedshift paper table3 --to` writes: {problem}") from None
 
 
-def publish_codecs(folder: Path, uploads: Sequence[Upload], machine: dict[str, str]) -> Path:
+def publish_codecs(folder: Path, uploads: Sequence[CodecUpload], machine: dict[str, str]) -> Path:
     """Table 3 among the published records."""
     about = {key: value for key, value in machine.items() if key != "command"}
     rows = [one._asdict() | {"encode": float(f"{one.encode:.3g}")} for one in uploads]
@@ -164,7 +164,7 @@ def publish_codecs(folder: Path, uploads: Sequence[Upload], machine: dict[str, s
     return folder / CODECS
 
 
-def rewritten(page: str, made: Report, where: str) -> str:
+def rewritten(page: str, made: PaperReport, where: str) -> str:
     """A page with its generated part made anew."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)

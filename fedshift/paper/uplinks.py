@@ -22,7 +22,7 @@ from fedshift.models import MODELS
 from fedshift.paper.published import TABLE3
 from fedshift.rounds.engine import one_thread
 from fedshift.runs.summary import UPLINK, phrase, uplink_label
-from fedshift.wire.measure import Row, row, rows, updates, weights
+from fedshift.wire.measure import CodecRow, row, rows, updates, weights
 
 MOST = 4_000_000  # weights that are encoded to measure; of a larger model, as many times that as it has
 # K-means at 4 bits (20 dB on the paper's CNN) trains as well as the paper says; uniform codes at 5 bits (18 dB)
@@ -36,7 +36,7 @@ CENTRING = (
 )
 
 
-class Measured(NamedTuple):
+class UplinkScore(NamedTuple):
     """Outcome of one uplink on a task: means over seeds."""
 
     accuracy: float  # percent, mean of the last ten rounds
@@ -47,29 +47,29 @@ class Measured(NamedTuple):
 
 
 # digits: `fedshift frontier --seeds 3`, 150 rounds, seeds 0, 1, 2; two cores of a Xeon, commits 30708f0, steps 5aee64c
-MEASURED: dict[str, Measured] = {
-    "exact": Measured(94.185, 0.486, 57.924, 0.000, 0.000),
-    "uniform-8": Measured(94.176, 0.486, 15.324, -0.009, 0.040),
-    "random-4": Measured(93.991, 0.350, 8.388, -0.194, 0.365),
-    "random-4-updates": Measured(94.139, 0.472, 8.388, -0.046, 0.040),
-    "random-2-updates": Measured(94.009, 0.407, 3.039, -0.176, 0.261),
-    "kmeans-2-feedback": Measured(94.028, 0.502, 3.195, -0.157, 0.105),
-    "step-1": Measured(94.148, 0.515, 2.235, -0.037, 0.105),
-    "lean": Measured(93.954, 0.512, 1.510, -0.231, 0.261),
-    "step-0.6-no-feedback": Measured(94.009, 0.690, 1.512, -0.176, 0.641),
-    "step-0.3": Measured(93.481, 0.624, 0.966, -0.704, 1.188),
-    "step-0.15": Measured(92.926, 0.393, 0.695, -1.259, 0.626),
-    "step-0.08": Measured(91.296, 0.556, 0.569, -2.889, 1.317),
-    "ternary-0.05": Measured(93.602, 0.403, 0.958, -0.583, 0.207),
-    "extreme": Measured(93.111, 0.300, 0.646, -1.074, 0.863),
-    "ternary-0.01": Measured(91.583, 0.619, 0.518, -2.602, 2.471),
+MEASURED: dict[str, UplinkScore] = {
+    "exact": UplinkScore(94.185, 0.486, 57.924, 0.000, 0.000),
+    "uniform-8": UplinkScore(94.176, 0.486, 15.324, -0.009, 0.040),
+    "random-4": UplinkScore(93.991, 0.350, 8.388, -0.194, 0.365),
+    "random-4-updates": UplinkScore(94.139, 0.472, 8.388, -0.046, 0.040),
+    "random-2-updates": UplinkScore(94.009, 0.407, 3.039, -0.176, 0.261),
+    "kmeans-2-feedback": UplinkScore(94.028, 0.502, 3.195, -0.157, 0.105),
+    "step-1": UplinkScore(94.148, 0.515, 2.235, -0.037, 0.105),
+    "lean": UplinkScore(93.954, 0.512, 1.510, -0.231, 0.261),
+    "step-0.6-no-feedback": UplinkScore(94.009, 0.690, 1.512, -0.176, 0.641),
+    "step-0.3": UplinkScore(93.481, 0.624, 0.966, -0.704, 1.188),
+    "step-0.15": UplinkScore(92.926, 0.393, 0.695, -1.259, 0.626),
+    "step-0.08": UplinkScore(91.296, 0.556, 0.569, -2.889, 1.317),
+    "ternary-0.05": UplinkScore(93.602, 0.403, 0.958, -0.583, 0.207),
+    "extreme": UplinkScore(93.111, 0.300, 0.646, -1.074, 0.863),
+    "ternary-0.01": UplinkScore(91.583, 0.619, 0.518, -2.602, 2.471),
 }
 SOURCE = "digits, 150 rounds, 3 seeds"
 # uplinks that a plan compares -> how settings name them
 SETTINGS = {name: f'uplink = "{name}"' for name in ("exact", "lean", "extreme")} | {"random-4": "uplink.bits = 4"}
 
 
-class Upload(NamedTuple):
+class CodecUpload(NamedTuple):
     """One codec: what it takes to get a model to the server, and what is lost on the way."""
 
     codec: str
@@ -80,7 +80,7 @@ class Upload(NamedTuple):
     def seconds(self, rate: float) -> float:
         """encode + bytes / rate
 
-        >>> Upload("KMeans(4)", 1e6, 0.5, 20.0).seconds(1e6)
+        >>> CodecUpload("KMeans(4)", 1e6, 0.5, 20.0).seconds(1e6)
         1.5
         """
         return self.encode + self.bytes / rate
@@ -88,7 +88,7 @@ class Upload(NamedTuple):
     def slower(self, exact: float, rate: float) -> float:
         """(t32 - encode) / t, for t32 = exact / rate; the paper's own figures give its 7.78.
 
-        >>> f"{Upload('KMeans(4)', 1.059e6, 0.179, None).slower(8.421e6, 1e6):.2f}"
+        >>> f"{CodecUpload('KMeans(4)', 1.059e6, 0.179, None).slower(8.421e6, 1e6):.2f}"
         '7.78'
         """
         return (exact / rate - self.encode) / (self.bytes / rate)
@@ -126,22 +126,22 @@ def model(name: str | None, count: int | None) -> tuple[Params, float]:
 
 def measure(
     params: Params, times: float = 1.0, repeats: int = 3, tick: Callable[[str], None] = lambda name: None
-) -> list[Upload]:
+) -> list[CodecUpload]:
     """Every codec on these weights, on one core of this machine."""
     with one_thread():
         return [upload(row, times) for row in rows(params, repeats, tick)]
 
 
-def upload(row: Row, times: float = 1.0) -> Upload:
-    return Upload(row.codec, row.bytes * times, row.encode_ms * times / 1e3, row.snr_db)
+def upload(row: CodecRow, times: float = 1.0) -> CodecUpload:
+    return CodecUpload(row.codec, row.bytes * times, row.encode_ms * times / 1e3, row.snr_db)
 
 
-def changes(uploads: Sequence[Upload]) -> list[tuple[float, Upload]]:
+def changes(uploads: Sequence[CodecUpload]) -> list[tuple[float, CodecUpload]]:
     """From which rate on which codec is first: the lower envelope of lines in 1 / rate, from slow links to fast.
 
     Of 10 bytes in 2 s and 40 bytes in 1 s, 30 bytes take a second at 30 bytes/s:
 
-    >>> small, quick = Upload("small", 10, 2.0, None), Upload("quick", 40, 1.0, None)
+    >>> small, quick = CodecUpload("small", 10, 2.0, None), CodecUpload("quick", 40, 1.0, None)
     >>> [(rate, one.codec) for rate, one in changes([small, quick])]
     [(0.0, 'small'), (30.0, 'quick')]
     """
@@ -156,7 +156,7 @@ def changes(uploads: Sequence[Upload]) -> list[tuple[float, Upload]]:
         found.append((crossing[best.codec], best))
 
 
-def table3(uploads: Sequence[Upload], at: float) -> Listing:
+def table3(uploads: Sequence[CodecUpload], at: float) -> Listing:
     """Time, size and the rule for every codec, beside the paper's."""
     exact = next(one.bytes for one in uploads if one.codec == "Identity")
     lines = []
@@ -164,7 +164,7 @@ def table3(uploads: Sequence[Upload], at: float) -> Listing:
         theirs = TABLE3.get(one.codec)
         known: tuple[str, ...] = ("", "", "")
         if theirs:
-            rule = Upload(one.codec, theirs.bytes, theirs.seconds, None).slower(TABLE3["Identity"].bytes, at)
+            rule = CodecUpload(one.codec, theirs.bytes, theirs.seconds, None).slower(TABLE3["Identity"].bytes, at)
             known = f"{theirs.kilobytes + theirs.side:,.0f}", f"{1e3 * theirs.seconds:,.0f}", f"{rule:.2f}"
         lines.append(
             (
@@ -184,7 +184,7 @@ class Candidate(NamedTuple):
     """An uplink that clients can be set to."""
 
     name: str  # in GRID and MEASURED
-    upload: Upload
+    upload: CodecUpload
     sends: str
 
     @property
@@ -232,7 +232,7 @@ def choices(found: Sequence[Candidate], at: float) -> Listing:
     return Listing(f"One upload at {rate_text(at)}, by uplink", columns, lines, 2)
 
 
-def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> list[str]:
+def advice(found: Sequence[Candidate], uploads: Sequence[CodecUpload], at: float) -> list[str]:
     """Which uplink to take on a link of this rate, and what that rests on."""
     best, by_name = recommended(found, at), {one.name: one for one in found}
     exact, plain = by_name["exact"], by_name["random-4"]
@@ -277,7 +277,7 @@ def _seconds(one: Candidate, at: float) -> str:
 
 def _points(one: Candidate) -> str:
     """
-    >>> _points(Candidate("exact", Upload("exact", 1.0, 0.0, None), "weights"))
+    >>> _points(Candidate("exact", CodecUpload("exact", 1.0, 0.0, None), "weights"))
     'on digits its accuracy was that of exact uploads'
     """
     if f"{abs(one.points):.1f}" == "0.0":
@@ -285,7 +285,7 @@ def _points(one: Candidate) -> str:
     return f"on digits it {'lost' if one.points < 0 else 'gained'} {abs(one.points):.1f} points"
 
 
-def plan(uploads: Sequence[Upload], at: float) -> Listing:
+def plan(uploads: Sequence[CodecUpload], at: float) -> Listing:
     """Codecs in the order in which they reach the server."""
     lines = [
         (
@@ -329,7 +329,7 @@ def frontier_table() -> Listing:
     return Listing("Digits", columns, lines, 2)
 
 
-def crossover(uploads: Sequence[Upload]) -> str:
+def crossover(uploads: Sequence[CodecUpload]) -> str:
     """From which rate on which codec is first, in a sentence."""
     (_, slow), *faster = changes(uploads)
     if not faster:

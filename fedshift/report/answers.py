@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedshift.core.units import megabytes
-from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
+from fedshift.report.charts import Band, Interval, Intervals, Section, Table, TableRow
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
 from fedshift.runs import summary
@@ -113,7 +113,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     rows = []
     for one in strands:
         label = [*one.line.settings.values()] or [one.line.label]
-        rows.append(Row(one.line.key, [*label, *_result_cells(one, compared)]))
+        rows.append(TableRow(one.line.key, [*label, *_result_cells(one, compared)]))
     return Table(name, f"{titled(experiment)} at the end{lower}", columns, rows)
 
 

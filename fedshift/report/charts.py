@@ -8,7 +8,7 @@ Numbers = Sequence[float | None]  # None where nothing was measured
 Dash = Literal["", "dashed", "dotdash"]  # of a line; dots are for what a line was before
 
 
-class Line(NamedTuple):
+class LegendLine(NamedTuple):
     """Runs that differ in nothing but their seed: one entry of the legend, shown or hidden as a whole."""
 
     key: str
@@ -134,7 +134,7 @@ class Heat(NamedTuple):
     marks: list[str]  # a word for each column, such as the group a label belongs to, or ''
 
 
-class Steps(NamedTuple):
+class HistogramPanel(NamedTuple):
     """Histograms with bins in common: the first one filled, others as outlines."""
 
     title: str
@@ -147,7 +147,7 @@ class Histograms(NamedTuple):
     title: str
     caption: str
     x: Axis
-    panels: list[Steps]
+    panels: list[HistogramPanel]
 
 
 Chart = Curves | Intervals | Points | Stacks | Heat | Histograms
@@ -161,7 +161,7 @@ class Choice(NamedTuple):
     of: list[tuple[str, Chart]]
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     line: str  # or ''
     cells: list[str]
 
@@ -170,7 +170,7 @@ class Table(NamedTuple):
     name: str
     title: str
     columns: list[str]
-    rows: list[Row]
+    rows: list[TableRow]
     folded: bool = False  # only its title is shown until it is asked for
     caption: str = ""
 
@@ -186,14 +186,14 @@ class Report(NamedTuple):
     title: str
     about: str  # '9 runs of 150 rounds, seeds 0, 1, 2'
     warnings: list[str]  # what is unfinished, broken or damaged
-    lines: list[Line]
+    lines: list[LegendLine]
     sections: list[Section]
 
 
-def as_json(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
+def to_json(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
     """The nouns of a report as JSON has them, charts, choices and tables with their kind; `number` changes numbers.
 
-    >>> as_json([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
+    >>> to_json([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
     [0, True, {'a': [None, {'label': 'sent', 'unit': 'B', 'log': False}]}]
     """
     if value is None or isinstance(value, str | bool):
@@ -202,7 +202,7 @@ def as_json(value: Any, number: Callable[[Any], Any] = lambda value: value) -> A
         return number(value)
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
-        return kind | {name: as_json(part, number) for name, part in value._asdict().items()}
+        return kind | {name: to_json(part, number) for name, part in value._asdict().items()}
     if isinstance(value, dict):
-        return {str(name): as_json(part, number) for name, part in value.items()}
-    return [as_json(part, number) for part in value]
+        return {str(name): to_json(part, number) for name, part in value.items()}
+    return [to_json(part, number) for part in value]

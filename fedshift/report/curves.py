@@ -20,23 +20,23 @@ AVERAGE = "Moving average over ten evaluated rounds, of fewer at the beginning; 
 BAND = "Band: from the lowest seed to the highest."
 
 
-class Measured(NamedTuple):
+class MeasuredRounds(NamedTuple):
     """One figure of one run."""
 
     rounds: Figures
     values: Figures
 
 
-Measure = Callable[[Recorded], Measured]
+Measure = Callable[[Recorded], MeasuredRounds]
 
 
 def every(name: str) -> Measure:
     """A column, in every round that has it."""
 
-    def measure(run: Recorded) -> Measured:
+    def measure(run: Recorded) -> MeasuredRounds:
         values = run.figure(name)
         there = ~np.isnan(values)
-        return Measured(run.rounds[there].astype(float), values[there])
+        return MeasuredRounds(run.rounds[there].astype(float), values[there])
 
     return measure
 
@@ -44,8 +44,8 @@ def every(name: str) -> Measure:
 def averaged(of: Callable[[Recorded], Figures]) -> Measure:
     """The mean of the last ten evaluated rounds, at each of them."""
 
-    def measure(run: Recorded) -> Measured:
-        return Measured(run.rounds[run.evaluated].astype(float), moving(of(run)[run.evaluated]))
+    def measure(run: Recorded) -> MeasuredRounds:
+        return MeasuredRounds(run.rounds[run.evaluated].astype(float), moving(of(run)[run.evaluated]))
 
     return measure
 

@@ -22,7 +22,7 @@ from fedshift.report.charts import (
     Heat,
     Histograms,
     Intervals,
-    Line,
+    LegendLine,
     Panel,
     Points,
     Report,
@@ -103,7 +103,7 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def curves(chart: Curves, lines: Mapping[str, Line]) -> Figure:
+def curves(chart: Curves, lines: Mapping[str, LegendLine]) -> Figure:
     """A panel beside the other, with limits in common unless they are apart."""
     figure, found = sheet(chart.title, len(chart.panels))
     drawn = [curve for panel in chart.panels for curve in panel.curves]
@@ -132,19 +132,19 @@ def curves(chart: Curves, lines: Mapping[str, Line]) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, curve: Curve, line: Line | None, across: Scale, up: Scale, fog: float) -> None:
+def _curve(axes: Axes, curve: Curve, line: LegendLine | None, across: Scale, up: Scale, fog: float) -> None:
     ink, x = colour(line.colour) if line else GREY, across.of(curve.x)
     axes.plot(x, up.of(curve.y), color=ink, linestyle=_dashes(curve, line), linewidth=0.9 if curve.dashed else 1.2)
     if curve.low and curve.high:
         axes.fill_between(x, up.of(curve.low), up.of(curve.high), color=ink, alpha=fog, linewidth=0)
 
 
-def _dashes(curve: Curve, line: Line | None) -> Dashes:
+def _dashes(curve: Curve, line: LegendLine | None) -> Dashes:
     """Dots for what a line was before, because a line without the shift is dashed already."""
     return ":" if curve.dashed else DASHES[line.dash if line else ""]
 
 
-def _entry(curve: Curve, line: Line | None, panel: Panel) -> Line2D:
+def _entry(curve: Curve, line: LegendLine | None, panel: Panel) -> Line2D:
     """Of the legend: without what the panel's title says, and one for all that is dotted."""
     if curve.dashed or line is None:
         return stroke(curve.label, GREY, ":" if curve.dashed else "-")
@@ -152,7 +152,7 @@ def _entry(curve: Curve, line: Line | None, panel: Panel) -> Line2D:
     return stroke(", ".join(parts) or line.label, colour(line.colour), _dashes(curve, line))
 
 
-def points(chart: Points, lines: Mapping[str, Line]) -> Figure:
+def points(chart: Points, lines: Mapping[str, LegendLine]) -> Figure:
     """A panel for each task; Pareto-optimal points are ringed and joined."""
     figure, found = sheet(chart.title, len(chart.fields), tall=1.3 * TALL)
     up = scale(chart.y, max((abs(point.y) for field in chart.fields for point in field.points), default=0.0))
@@ -203,7 +203,7 @@ def histograms(chart: Histograms) -> Figure:
     return figure
 
 
-def intervals(chart: Intervals, lines: Mapping[str, Line]) -> Figure:
+def intervals(chart: Intervals, lines: Mapping[str, LegendLine]) -> Figure:
     """Seeds as strokes, their mean as a mark that tells the shift, and the standard deviation as a bar."""
     rows = sum(bool(heading) + len(bands) for heading, bands in chart.bands)
     figure, (axes,) = sheet(chart.title, 1, 1.6 * WIDE, BAR * rows + 0.8)
@@ -247,7 +247,7 @@ def _mark(dash: Dash, label: str) -> Line2D:
     )
 
 
-def stacks(chart: Stacks, lines: Mapping[str, Line]) -> Figure:
+def stacks(chart: Stacks, lines: Mapping[str, LegendLine]) -> Figure:
     figure, (axes,) = sheet(chart.title, 1, 1.6 * WIDE, BAR * len(chart.stacks) + 0.8)
     across = scale(chart.x, max((sum(stack.values) for stack in chart.stacks), default=0.0))
     places, left = range(len(chart.stacks)), [0.0] * len(chart.stacks)
@@ -329,7 +329,7 @@ def charts(report: Report) -> Iterable[Chart]:
                 yield part
 
 
-def figure(chart: Chart, lines: Mapping[str, Line]) -> Figure:
+def figure(chart: Chart, lines: Mapping[str, LegendLine]) -> Figure:
     """One chart, drawn."""
     match chart:
         case Curves():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.core.files import RunError, write
-from fedshift.report.charts import Report
+from fedshift.report.charts import Report, to_json
 from fedshift.report.gather import UPLINK, gather
 from fedshift.report.style import check
 from fedshift.runs.progress import echo, strict_json
@@ -39,7 +39,7 @@ def report(
     if page:
         write_page(made, page)
     if as_json:
-        echo(strict_json(as_json(made)))
+        echo(strict_json(to_json(made)))
     elif page:
         echo(str(page))
         if figures:

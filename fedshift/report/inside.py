@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedshift.report import labels
-from fedshift.report.charts import Axis, Chart, Choice, Curve, Curves, Histograms, Panel, Section, Steps
+from fedshift.report.charts import Axis, Chart, Choice, Curve, Curves, HistogramPanel, Histograms, Panel, Section
 from fedshift.report.curves import (
     AVERAGE,
     BAND,
@@ -185,8 +185,8 @@ def _histograms(run: Recorded, number: int, name: str, label: str) -> Histograms
     )
 
 
-def _steps(held: Weights) -> Steps:
+def _steps(held: Weights) -> HistogramPanel:
     of = held.histogram
     edges = np.linspace(of.low, of.high, len(of.before) + 1)
     counts = [("before the quantizer", of.before), ("after", of.after)]
-    return Steps(of.layer, [cut(float(edge), 6) or 0.0 for edge in edges], [*counts])
+    return HistogramPanel(of.layer, [cut(float(edge), 6) or 0.0 for edge in edges], [*counts])

@@ -11,7 +11,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Strand, panels, rule_of
-from fedshift.runs.recorded import Client, Recorded
+from fedshift.runs.recorded import ClientRecord, Recorded
 from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import NO, WINDOW
 
@@ -41,7 +41,7 @@ def bits(experiment: Experiment, group: str) -> int:
     return int(found[1]) if found else said.bits if isinstance(said.bits, int) else 32
 
 
-def marks(experiment: Experiment, clients: Sequence[Client]) -> list[str]:
+def marks(experiment: Experiment, clients: Sequence[ClientRecord]) -> list[str]:
     """Whose each label is; nobody's where all clients upload alike."""
     labels = np.array([client.labels for client in clients if len(client.labels) == len(clients[0].labels)])
     if not labels.size:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedshift.experiment.settings import Experiment
-from fedshift.report.charts import Curve, Dash, Line, Panel
+from fedshift.report.charts import Curve, Dash, LegendLine, Panel
 from fedshift.report.style import COLOURS
 from fedshift.runs import summary
 from fedshift.runs.recorded import Recorded
@@ -22,9 +22,9 @@ FIRST = (ALGORITHM, "data.name", "model.name", UPLINK, BITS)  # of a label; the 
 class Strand(NamedTuple):
     """A line and the runs behind it, one for each seed: finished ones, or else those that are on their way."""
 
-    line: Line
+    line: LegendLine
     runs: list[Recorded]
-    row: summary.Row | None  # what came of it; None while none of its runs is finished
+    row: summary.SummaryRow | None  # what came of it; None while none of its runs is finished
     heading: str  # lines under one are alike in it: 'fedprox'
     band: str  # and what else they are, but for the shift: '32+4 bits'
     panel: str  # the heading, where one drawing cannot hold all lines
@@ -74,7 +74,7 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
     return Grouped(_coloured(_ordered(made)), varying, doubles)
 
 
-def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Row | None]:
+def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.SummaryRow | None]:
     """What came of each, in their order."""
     done = [counts(one.runs[0]) for one in made]
     results = [outcome(run) for one, there in zip(made, done, strict=True) if there for run in one.runs]
@@ -82,7 +82,7 @@ def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Row 
     return [next(found) if there else None for there in done]
 
 
-def outcome(run: Recorded) -> summary.Result:
+def outcome(run: Recorded) -> summary.RunResult:
     there, sent = run.evaluated, run.uploaded
     trace = summary.Trace(*(x[there].tolist() for x in (run.rounds, np.cumsum(sent.up), run.scores)))
     return summary.result(run.experiment, trace, sent, float(run.down.sum()))
@@ -121,7 +121,7 @@ def _strand(
     words = summary.words(varying)
     phrases = {key: phrase(key, words.get(key, ""), flat.get(key)) for key in named}
     rest = [text for key, text in phrases.items() if text and key not in (split or ALGORITHM, SHIFT)]
-    line = Line(
+    line = LegendLine(
         key="",
         label=", ".join([*filter(None, phrases.values()), *([] if done else ["unfinished"])]) or "plain",
         settings={words[key]: value for key, value in summary.label(runs[0].experiment, varying).items()},

@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from fedshift import __version__
-from fedshift.report.charts import Chart, Choice, Curves, Line, Report, Row, Section, Table, as_json
+from fedshift.report.charts import Chart, Choice, Curves, LegendLine, Report, Section, Table, TableRow, to_json
 
 STYLES = ["page.css", "legend.css", "charts.css"]
 SCRIPTS = [  # in this order, as one script
@@ -167,7 +167,7 @@ class Markup:
             return f'<details class="table" id="{anchor}"><summary>{title}</summary>{caption}{whole}</details>'
         return f'<div class="table" id="{anchor}">{title}{caption}{whole}</div>'
 
-    def _row(self, row: Row, classes: list[str]) -> str:
+    def _row(self, row: TableRow, classes: list[str]) -> str:
         line = f' data-line="{self._known[row.line]}"' if row.line in self._known else ""
         told = [
             (escape(cell), "long" if len(cell) > LONG else kind) for cell, kind in zip(row.cells, classes, strict=True)
@@ -178,11 +178,11 @@ class Markup:
 
     def _id(self, name: str) -> str:
         """A name that can stand in an address, and that no other place on the page has."""
-        as_json = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "part"
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "part"
         number = 2
-        found = as_json
+        found = slug
         while found in self._ids:
-            found, number = f"{as_json}-{number}", number + 1
+            found, number = f"{slug}-{number}", number + 1
         self._ids.add(found)
         return found
 
@@ -193,11 +193,11 @@ def _numeric(table: Table, place: int) -> bool:
     return bool(told) and all(NUMERIC.fullmatch(cell) for cell in told)
 
 
-def embedded(lines: Sequence[Line], charts: Sequence[Chart]) -> str:
+def embedded(lines: Sequence[LegendLine], charts: Sequence[Chart]) -> str:
     """No text of a user's can end the script element, or begin a comment in it."""
     shared: dict[tuple[float, ...], int] = {}
     drawn = [_chart(chart, shared) for chart in charts]
-    whole = {"lines": as_json(lines, rounded), "charts": drawn, "shared": [list(x) for x in shared]}
+    whole = {"lines": to_json(lines, rounded), "charts": drawn, "shared": [list(x) for x in shared]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character, escaped in ESCAPES.items():
         text = text.replace(character, escaped)
@@ -221,7 +221,7 @@ def rounded(value: float) -> float | int | None:
 
 def _chart(chart: Chart, shared: dict[tuple[float, ...], int]) -> dict[str, Any]:
     """Many curves have the same x: those are told once, and curves name their place."""
-    whole: dict[str, Any] = as_json(chart, rounded)
+    whole: dict[str, Any] = to_json(chart, rounded)
     if isinstance(chart, Curves):
         for panel in whole["panels"]:
             panel["curves"] = [_curve(curve, shared) for curve in panel["curves"]]

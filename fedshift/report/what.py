@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.experiment.settings import Experiment
-from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
+from fedshift.report.charts import Axis, Choice, Heat, Section, Table, TableRow
 from fedshift.report.curves import chosen
 from fedshift.report.labels import bits, marks
 from fedshift.report.lines import Grouped, counts, rule_of
 from fedshift.runs import summary
-from fedshift.runs.recorded import Broken, Client, Recorded
+from fedshift.runs.recorded import Broken, ClientRecord, Recorded
 from fedshift.runs.summary import comparable
 
 CLIENTS = 120  # rows that a drawing of clients may have
@@ -64,8 +64,8 @@ def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken])
         varying = summary.label(run.experiment, grouped.varying).values()
         line = lines.get(run.folder)
         ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
-        rows.append(Row(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
-    rows += [Row("", [named[one.folder], *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
+        rows.append(TableRow(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
+    rows += [TableRow("", [named[one.folder], *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
     return Table("runs", "Runs", ["run", *words.values(), "seed", "status"], rows, folded=len(rows) > 20)
 
 
@@ -78,7 +78,7 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
             found.setdefault(key, {})[summary.shown(value) if value is not None else ""] = None
     other = (*summary.apart([run.experiment for run in runs])[0], "seed", "name")
     same = {key: next(iter(values)) for key, values in found.items() if len(values) == 1 and key not in other}
-    rows = [Row("", [key, value]) for key, value in same.items() if value]
+    rows = [TableRow("", [key, value]) for key, value in same.items() if value]
     return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)
 
 
@@ -86,7 +86,7 @@ def shifted(runs: Sequence[Recorded]) -> list[Table]:
     """The tensors that were shifted and by which rule, as far as records name them."""
     known = [(rule_of(run.experiment), run.about.get("shifted")) for run in runs if run.experiment.shift.on]
     named = [(rule, ", ".join(map(str, names)) or "none") for rule, names in known if isinstance(names, list)]
-    rows = [Row("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
+    rows = [TableRow("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
     return [Table("shifted", "Shifted tensors", ["shift", "tensors", "runs"], rows, folded=True)] if rows else []
 
 
@@ -95,13 +95,13 @@ def versions(runs: Sequence[Recorded]) -> list[Table]:
     for key in ABOUT:
         found = Counter(str(run.about[key]) for run in runs if key in run.about)
         for value, count in found.items():
-            rows.append(Row("", [key if key != "data" else "checksum of the data", value, str(count)]))
+            rows.append(TableRow("", [key if key != "data" else "checksum of the data", value, str(count)]))
     return [Table("versions", "Versions and machine", ["what", "value", "runs"], rows, folded=True)] if rows else []
 
 
 def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
     """Who holds which labels: a field for each way in which they are held."""
-    found: dict[str, tuple[Recorded, list[Client]]] = {}
+    found: dict[str, tuple[Recorded, list[ClientRecord]]] = {}
     for run in runs:
         known = [client for client in run.clients if client.labels]
         if known:
@@ -122,7 +122,7 @@ def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
     return [Choice("clients", "Labels of each client", made)]
 
 
-def _heat(experiment: Experiment, clients: Sequence[Client], name: str, title: str) -> Heat:
+def _heat(experiment: Experiment, clients: Sequence[ClientRecord], name: str, title: str) -> Heat:
     """Clients in the order of their groups, those of most bits first; every so many of a great many."""
     classes = len(clients[0].labels)
     order = {group: -bits(experiment, group) for group in dict.fromkeys(client.group for client in clients)}

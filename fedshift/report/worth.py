@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fedshift.core.units import megabytes
 from fedshift.experiment.settings import Experiment
-from fedshift.report.charts import Axis, Choice, Field, Point, Points, Row, Section, Table
+from fedshift.report.charts import Axis, Choice, Field, Point, Points, Section, Table, TableRow
 from fedshift.report.curves import by_metric, cut, score_axis, titled
 from fedshift.report.lines import Grouped, Strand
 from fedshift.runs import summary, tradeoff
@@ -74,7 +74,7 @@ def charts(strands: Sequence[Strand], end: str) -> list[Points | Choice]:
 
 
 def _chart(
-    strands: Sequence[Strand], like: Points, across: Callable[[summary.Row], float | None]
+    strands: Sequence[Strand], like: Points, across: Callable[[summary.SummaryRow], float | None]
 ) -> Points | Choice | None:
     """A field for each task; one task at a time where there are very many."""
     keys = {id(one.row): one.line.key for one in strands}
@@ -128,7 +128,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     listed = [(by_row[id(row)], _setting_cells(row, optimal)) for row, optimal in merits]
     listed += [(one, _unfinished(one)) for one in strands if one.row is None]
     labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in listed]
-    rows = [Row(one.line.key, [*label, *cells]) for (one, cells), label in zip(listed, labels, strict=True)]
+    rows = [TableRow(one.line.key, [*label, *cells]) for (one, cells), label in zip(listed, labels, strict=True)]
     title = f"{titled(experiment)}, bytes, and full precision beside them"
     return Table(name, title, columns, rows, caption=_caption(experiment))
 
@@ -143,7 +143,7 @@ def _caption(experiment: Experiment) -> str:
     )
 
 
-def _setting_cells(row: summary.Row, optimal: bool) -> list[str]:
+def _setting_cells(row: summary.SummaryRow, optimal: bool) -> list[str]:
     experiment, cost = row.experiment, row.cost
     spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
     full = row.full or (None if quantized(experiment) else row)
@@ -171,7 +171,7 @@ def _difference(cost: summary.Paired, experiment: Experiment) -> str:
     return f"{points} ({low} to {high})"
 
 
-def _equal(row: summary.Row) -> str:
+def _equal(row: summary.SummaryRow) -> str:
     if row.full is None:
         return ""
     found = tradeoff.equal_bytes(row)

@@ -66,7 +66,7 @@ class Ram:
             self.held[client] = memory
 
 
-class Stored:
+class StoredMemory:
     """In files, and in RAM as well where `keep` says so."""
 
     def __init__(self, folder: Path, run: str, keep: bool = True) -> None:
@@ -79,7 +79,7 @@ class Stored:
     @classmethod
     def restored(
         cls, folder: Path, run: str, number: int = 0, needed: Mapping[int, Version] | None = None, keep: bool = True
-    ) -> "Stored":
+    ) -> "StoredMemory":
         """The memory that the checkpoint of round `number` needs; what was written later is removed."""
         memory = cls(folder, run, keep)
         memory.newest = dict(needed or {})

@@ -82,7 +82,7 @@ class Json(Silent):
         self.write(strict_json(figures))
 
 
-class Lines(Silent):
+class LineDisplay(Silent):
     """A line every few seconds, and for the first and the last round."""
 
     def __init__(self, errors: Console, console: Console, now: Callable[[], float] = time.monotonic) -> None:

@@ -27,13 +27,13 @@ from fedshift.experiment.toml import SettingsError, read
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.runs.columns import ESTIMATES, client_header, client_rows, header, row
 from fedshift.runs.identity import SETTINGS as SETTINGS  # of a run directory like the names below
-from fedshift.runs.identity import Identity
+from fedshift.runs.identity import RunIdentity
 from fedshift.runs.sheet import cells, csv_lines
 
 SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "rounds.csv"
 
 
-class Folder:
+class RunFolder:
     """A run directory that nobody else writes to while it is open."""
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class Folder:
             (self.path / LOCK).unlink(missing_ok=True)
         self.close()
 
-    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: Identity) -> None:
+    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: RunIdentity) -> None:
         """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
         write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
         write(self.clients, csv_lines([client_header(fed), *client_rows(fed)]))
@@ -133,7 +133,7 @@ class Folder:
             told = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
             self._append(self.histograms, "".join(told).encode())
 
-    def finish(self, params: Params, identity: Identity) -> None:
+    def finish(self, params: Params, identity: RunIdentity) -> None:
         """The model; what was only there to go on from goes."""
         content, digest = seal(separate(params), {})
         identity._replace(model=digest).write(
@@ -203,7 +203,7 @@ def finished(path: Path) -> bool:
         _, digest = unseal(path / MODEL, content_of(path / MODEL))
     except RunError:
         return False
-    known = Identity.read(path)
+    known = RunIdentity.read(path)
     return known is None or known.model == digest
 
 

@@ -25,7 +25,7 @@ CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
 TEXT = {"failed", "group"}  # columns that hold no numbers
 
 
-class Client(NamedTuple):
+class ClientRecord(NamedTuple):
     number: int
     group: str
     examples: int
@@ -55,7 +55,7 @@ class Recorded:
     about: dict[str, Any]
     rounds: NDArray[np.int64]  # (n,) in order
     figures: dict[str, Figures]  # (n,) by column
-    clients: list[Client]
+    clients: list[ClientRecord]
     weights: list[Weights]
     lost: dict[str, int]  # damaged lines, by file
     ended: bool  # its model is there
@@ -154,7 +154,7 @@ def _by_round(rounds: Sheet, most: int) -> tuple[NDArray[np.int64], dict[str, Fi
     return np.array(ordered, dtype=np.int64), columns
 
 
-def _clients(path: Path) -> tuple[list[Client], int]:
+def _clients(path: Path) -> tuple[list[ClientRecord], int]:
     """The clients, none where that is not recorded, and how many lines are lost."""
     if not path.exists():
         return [], 0
@@ -166,7 +166,7 @@ def _clients(path: Path) -> tuple[list[Client], int]:
     for cells in lines.lines:
         try:
             number, group, examples, *labels = cells
-            found.append(Client(int(number), group, int(examples), [int(count) for count in labels]))
+            found.append(ClientRecord(int(number), group, int(examples), [int(count) for count in labels]))
         except ValueError:
             continue
     return found, lines.lost + len(lines.lines) - len(found)

@@ -17,7 +17,7 @@ from fedshift.runs.summary import (
     UPLINK,
     WINDOW,
     Paired,
-    Row,
+    SummaryRow,
     Trace,
     described,
     mean_of,
@@ -37,7 +37,7 @@ NEAR = 0.01  # what a score may fall short of full precision: of accuracy as poi
 NAMED = 3  # settings that one sentence names
 ANSWERS = 4  # tasks that have their own sentences
 
-Name = Callable[[Row], str]
+Name = Callable[[SummaryRow], str]
 
 
 class Equal(NamedTuple):
@@ -78,7 +78,7 @@ def score_at(trace: Trace, sent: float) -> float:
     return curve[-1][1]
 
 
-def equal_bytes(row: Row) -> Equal | None:
+def equal_bytes(row: SummaryRow) -> Equal | None:
     """Full precision with the same server rule at the bytes of this row, seed by seed where both have the seed."""
     if row.full is None or not row.runs:
         return None
@@ -94,7 +94,7 @@ def equal_bytes(row: Row) -> Equal | None:
     return Equal(mean_of([*known.values()]), gain, better, gain.verdict == "within noise")
 
 
-def target(full: Row) -> float:
+def target(full: SummaryRow) -> float:
     """Score to reach: that of full precision less 1 point of accuracy, or worse by 1 % of another metric."""
     room = NEAR if full.experiment.train.metric == "accuracy" else NEAR * abs(full.mean)
     return full.mean + room if full.experiment.train.lower else full.mean - room
@@ -104,7 +104,7 @@ def reaches(score: float, goal: float, experiment: Experiment) -> bool:
     return score <= goal if experiment.train.lower else score >= goal
 
 
-def bytes_to(row: Row, goal: float) -> float | None:
+def bytes_to(row: SummaryRow, goal: float) -> float | None:
     """Uploaded bytes up to the first evaluated round whose smoothed score, mean over seeds, reaches the goal."""
     curves = [
         dict(zip(run.trace.rounds, zip(run.trace.bytes_up, smooth(run.trace.scores), strict=True), strict=True))
@@ -117,7 +117,7 @@ def bytes_to(row: Row, goal: float) -> float | None:
     return None
 
 
-def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
+def answers(made: Sequence[SummaryRow], name: Name | None = None) -> list[str]:
     """One or few sentences for each task; `name` says what a row is called."""
     groups = tasks(made)
     sentences: list[str] = []
@@ -131,12 +131,12 @@ def answers(made: Sequence[Row], name: Name | None = None) -> list[str]:
     )
 
 
-def namer(made: Sequence[Row]) -> Name:
+def namer(made: Sequence[SummaryRow]) -> Name:
     """Names of rows by the settings in which they differ, those of the uplink first and the shift last."""
     keys = sorted(made[0].label if made else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
     short = words(keys)
 
-    def name(row: Row) -> str:
+    def name(row: SummaryRow) -> str:
         flat = described(row.experiment)
         return ", ".join(filter(None, (phrase(key, short[key], flat.get(key)) for key in keys))) or phrase(
             UPLINK, "", flat[UPLINK]
@@ -145,7 +145,7 @@ def namer(made: Sequence[Row]) -> Name:
     return name
 
 
-def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
+def task_name(row: SummaryRow, groups: Sequence[Sequence[SummaryRow]]) -> str:
     """What tells a task apart from the others: its data, model, algorithm and metric."""
     flats = [described(rows[0].experiment) for rows in groups]
     own = described(row.experiment)
@@ -155,7 +155,7 @@ def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
     return ", ".join(filter(None, (phrase(key, short[key], own[key]) for key in keys))) or metric(row.experiment)
 
 
-def about(rows: Sequence[Row], name: Name) -> list[str]:
+def about(rows: Sequence[SummaryRow], name: Name) -> list[str]:
     """Sentences on the rows of one task."""
     finite = [row for row in rows if math.isfinite(row.mean)]
     packed = [row for row in finite if quantized(row.experiment)]
@@ -170,7 +170,7 @@ def about(rows: Sequence[Row], name: Name) -> list[str]:
     return sentences or ["Full precision came to no number, so whether compression was worth it cannot be said."]
 
 
-def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
+def _best(judged: Sequence[SummaryRow], exact: Sequence[SummaryRow], name: Name) -> list[str]:
     """The fewest bytes among settings about as good as full precision; or else the most gained at equal bytes."""
     experiment = judged[0].experiment
     sign = -1 if experiment.train.lower else 1
@@ -193,7 +193,7 @@ def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
     return [f"{none}; the best for its bytes: {first}", *rest]
 
 
-def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
+def _sentences(row: SummaryRow, equal: Equal | None, name: Name) -> list[str]:
     """Bytes and score of a setting beside those of full precision, with all of its bytes and with as many."""
     full, cost, experiment = row.full, row.cost, row.experiment
     assert full is not None
@@ -225,7 +225,7 @@ def room_of(experiment: Experiment) -> str:
     return "plus 1 %" if experiment.train.lower else "less 1 %"
 
 
-def _losing(judged: Sequence[Row], name: Name) -> list[str]:
+def _losing(judged: Sequence[SummaryRow], name: Name) -> list[str]:
     """Settings that do no better than fewer rounds in full precision."""
     lower = [(row, found) for row in judged if (found := equal_bytes(row)) and not found.better]
     verbs = {False: ("loses to", "lose to"), True: ("does not beat", "do not beat")}
@@ -247,7 +247,7 @@ def _losing(judged: Sequence[Row], name: Name) -> list[str]:
     return sentences
 
 
-def _missing(alone: Sequence[Row], name: Name) -> list[str]:
+def _missing(alone: Sequence[SummaryRow], name: Name) -> list[str]:
     """Which settings have no full-precision run beside them, and how to add one."""
     if not alone:
         return []

@@ -17,7 +17,7 @@ from fedshift.paper.experiments import (
 )
 from fedshift.paper.experiments import beyond as cells_of
 from fedshift.paper.experiments import compressed as rows
-from fedshift.paper.records import Record, Results
+from fedshift.paper.records import FinishedRun, Results
 from tests.paper.written import read, write
 
 FEDAVG = contrasts()[0]
@@ -43,8 +43,8 @@ def test_only_the_algorithms_and_shifts_that_are_asked_for_are_run() -> None:
 def test_rounds_to_a_score_end_the_first_ten_whose_mean_reaches_it(tmp_path: Path) -> None:
     """Of 0.5 in rounds 1..20 and 0.7 afterwards, ten rounds reach 0.68 with nine of the latter: round 29."""
     folder = write(tmp_path, FEDAVG.plain, [0.5] * 20 + [0.7] * 780)
-    assert beyond.rounds_to(Record(folder), 68.0) == 29
-    assert beyond.rounds_to(Record(folder), 71.0) is None
+    assert beyond.rounds_to(FinishedRun(folder), 68.0) == 29
+    assert beyond.rounds_to(FinishedRun(folder), 71.0) is None
 
 
 def test_gains_are_those_of_the_same_seeds(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from shutil import copytree
 import pytest
 
 from fedshift.core.files import RunError
-from fedshift.report.charts import Curves, Report, Section, as_json
+from fedshift.report.charts import Curves, Report, Section, to_json
 from fedshift.report.files import write_report
 from fedshift.report.gather import gather
 from fedshift.runs.progress import strict_json
@@ -155,7 +155,7 @@ def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:
         ("scaffold", 8),
     ]
     assert len({line.colour for line in made.lines}) == 4
-    assert len(strict_json(as_json(made))) < 3_000_000
+    assert len(strict_json(to_json(made))) < 3_000_000
 
 
 def test_what_cannot_be_reported_gets_a_sentence(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedshift.core.files import RunError
-from fedshift.paper.figures.records import Line, Panel, Source
-from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, PLAIN, SHIFTED, Drawn, footnote, legend, sheet
-from fedshift.paper.records import Record
+from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
+from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, PLAIN, SHIFTED, DrawnFigure, footnote, legend, sheet
+from fedshift.paper.records import FinishedRun
 from fedshift.report.curves import chosen, moving
 from fedshift.report.style import COLOURS
 from fedshift.runs.columns import column
@@ -25,7 +25,7 @@ ROWS = {
 }
 
 
-def curve(line: Line, of: Callable[[Record], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
+def curve(line: SeedLine, of: Callable[[FinishedRun], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
     """Rounds that all runs of a line have, and each run smoothed over its own."""
     each = [of(record) for record in line.records]
     rounds = sorted(set.intersection(*(set(one) for one in each)))
@@ -37,14 +37,14 @@ def fitting(layers: list[str]) -> list[str]:
     return [layers[i] for i in chosen(len(layers), LAYERS)]
 
 
-def coloured(panel: Panel) -> list[tuple[Line, str]]:
+def coloured(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
     """The lines of a panel with their colours, which are the same in all figures."""
     plain = [(panel.plain, PLAIN)] if panel.plain else []
     return [*plain, *zip(panel.shifted, itertools.cycle((SHIFTED, *COLOURS[2:])), strict=False)]
 
 
 def plot(
-    axes: Axes, line: Line, of: Callable[[Record], dict[int, float]], colour: str, style: str = "-"
+    axes: Axes, line: SeedLine, of: Callable[[FinishedRun], dict[int, float]], colour: str, style: str = "-"
 ) -> list[float]:
     """The mean over seeds, and all of them between its edges; what it is like beyond the first tenth of the rounds.
 
@@ -60,14 +60,14 @@ def plot(
     return [x for t, x in zip(rounds, means, strict=True) if 10 * t > rounds[-1] and math.isfinite(x)]
 
 
-def caption(source: Source, panels: Sequence[Panel], more: str = "") -> str:
+def caption(source: Source, panels: Sequence[ShiftPanel], more: str = "") -> str:
     """What lines and bands are, below curves."""
     bands = any(len(line.records) > 1 for panel in panels for line in panel.lines)
     means = "mean over seeds of ten-round moving averages, bands: all seeds" if bands else "ten-round moving average"
     return f"{source.about(panels)}; {means}; the beginning cut off{more}"
 
 
-def across(panels: Sequence[Panel]) -> int:
+def across(panels: Sequence[ShiftPanel]) -> int:
     """How many panels stand side by side: one for each number of bits where every row has the same ones."""
     rows: dict[tuple[str, str], list[str]] = {}
     for one in panels:
@@ -78,13 +78,13 @@ def across(panels: Sequence[Panel]) -> int:
     return {6: 3, 7: 4, 8: 4}.get(len(panels), min(len(panels), 5))
 
 
-def score(record: Record) -> dict[int, float]:
+def score(record: FinishedRun) -> dict[int, float]:
     """Accuracy in percent, or a metric of the user's own as it is."""
     name = column(record.experiment)
     return {t: (100 if name == "accuracy" else 1) * x for t, x in record.series(name).items()}
 
 
-def draw_accuracy(source: Source) -> Drawn:
+def draw_accuracy(source: Source) -> DrawnFigure:
     panels, wide = source.panels, across(source.panels)
     if len(panels) > PANELS:
         raise RunError(f"{source.folder}: its runs make {len(panels)} panels, and figure 7 has room for {PANELS}")
@@ -118,10 +118,10 @@ def draw_accuracy(source: Source) -> Drawn:
         grid[0, 0].set_ylim(min(late) - room / 2, max(late) + room)
     legend(figure, grid.flat)
     footnote(figure, caption(source, panels))
-    return Drawn(figure, source.drawn(panels))
+    return DrawnFigure(figure, source.drawn(panels))
 
 
-def draw_movement(source: Source) -> Drawn:
+def draw_movement(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
     every = panel.lines[0].records[0].layers("step")
     if not every:
@@ -142,4 +142,4 @@ def draw_movement(source: Source) -> Drawn:
     legend(figure, grid.flat)
     some = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
     footnote(figure, f"{panel.title}. {caption(source, [panel], some)}")
-    return Drawn(figure, source.drawn([panel]))
+    return DrawnFigure(figure, source.drawn([panel]))

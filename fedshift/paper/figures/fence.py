@@ -23,9 +23,9 @@ from fedshift.core.types import Broadcast, Params, Round
 from fedshift.data.datasets import load
 from fedshift.experiment.settings import Experiment
 from fedshift.paper.figures.curves import coloured, fitting
-from fedshift.paper.figures.records import Line, Panel, Source
-from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, Drawn, footnote, letter, sheet
-from fedshift.paper.records import Record
+from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
+from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, DrawnFigure, footnote, letter, sheet
+from fedshift.paper.records import FinishedRun
 from fedshift.runs.run import Run
 
 LEAST, MOST = -1.0, 4.0  # ratios shown
@@ -55,7 +55,7 @@ def fence(share: float) -> float:
     return 2 / (2 - share)
 
 
-class Step(NamedTuple):
+class LayerStep(NamedTuple):
     """One layer in one round, from its weights: what the theorem speaks of, and what there is of it."""
 
     share: float
@@ -82,7 +82,7 @@ class Watch:
         return out, state
 
 
-def steps() -> list[Step]:
+def steps() -> list[LayerStep]:
     """Every layer in every round of a small run on digits, in float64 so that differences are not lost in rounding."""
     digits, watch = load("digits"), Watch()
     digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
@@ -101,18 +101,18 @@ def steps() -> list[Step]:
     ]
 
 
-def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> Step:
+def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> LayerStep:
     """From w^t, w^{t+1} and w_hat^{t+1}.
 
     >>> step(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]), 0.5)
-    Step(share=0.5, ratio=2.0, gain=2.0)
+    LayerStep(share=0.5, ratio=2.0, gain=2.0)
     """
     before, after = float(start.mean()), float(average.mean())
     apart = float((average - start).square().sum() - (shifted - start).square().sum())
-    return Step(share, after / before, apart / (share * start.numel() * before**2))
+    return LayerStep(share, after / before, apart / (share * start.numel() * before**2))
 
 
-class Means(NamedTuple):
+class LayerMeans(NamedTuple):
     """A layer in a round: its mean before and after aggregation, and the share that is taken or would be."""
 
     share: float
@@ -128,7 +128,7 @@ class Means(NamedTuple):
         return shorter(self.share, self.before, self.after)
 
 
-def means(record: Record, layer: str) -> list[Means]:
+def means(record: FinishedRun, layer: str) -> list[LayerMeans]:
     """From the second round on; the first begins with a mean that no record has."""
     sent, shares = record.series(f"mean_after.{layer}"), record.series("share")
     whole = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
@@ -137,11 +137,11 @@ def means(record: Record, layer: str) -> list[Means]:
         share = taken(record, t, shares[t])
         if sent.get(t - 1) and (whole or share < 1):
             kept = 1 - share if record.experiment.shift.on else 1.0
-            made.append(Means(share, sent[t - 1], whole[t] if whole else sent[t] / kept))
+            made.append(LayerMeans(share, sent[t - 1], whole[t] if whole else sent[t] / kept))
     return made
 
 
-def taken(record: Record, number: int, share: float) -> float:
+def taken(record: FinishedRun, number: int, share: float) -> float:
     """The share of the mean that the rule takes when quantized uploads have this one; without it, their own.
 
     A published record has this to work the mean before the shift out from the mean after it.
@@ -160,9 +160,9 @@ class Spread(NamedTuple):
     shorter: float
 
 
-def spread(rounds: Sequence[Means]) -> Spread:
+def spread(rounds: Sequence[LayerMeans]) -> Spread:
     """
-    >>> spread([Means(0.5, 1.0, 1.0), Means(0.5, 1.0, 2.0)]).shorter
+    >>> spread([LayerMeans(0.5, 1.0, 1.0), LayerMeans(0.5, 1.0, 2.0)]).shorter
     0.5
     """
     if len(rounds) < 2:
@@ -177,7 +177,7 @@ class Ratios(NamedTuple):
     lines: dict[str, list[Spread]]  # by 'without shift', 'with shift': one for each layer
 
 
-def ratios(panel: Panel) -> Ratios:
+def ratios(panel: ShiftPanel) -> Ratios:
     """Of the runs of a panel, without the shift and with it."""
     per_layer = [line for line in panel.shifted if line.experiment.shift.per == "layer"]
     lines = [line for line in (panel.plain, *per_layer[:1]) if line]
@@ -196,11 +196,11 @@ def ratios(panel: Panel) -> Ratios:
     return Ratios(statistics.median(shares), layers, {name: list(map(spread, some)) for name, some in seen.items()})
 
 
-def _means(line: Line, layer: str) -> list[Means]:
+def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
     return [one for record in line.records for one in means(record, layer)]
 
 
-def draw(source: Source) -> Drawn:
+def draw(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
     told, measured = ratios(panel), steps()
     rows = sum(len(some) for some in told.lines.values())
@@ -213,10 +213,10 @@ def draw(source: Source) -> Drawn:
     footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([panel])}")
     right = sum(one.right for one in measured)
     checked = f"the theorem right in {right} of {len(measured)} steps of a small run on digits"
-    return Drawn(figure, f"{checked}; {source.drawn([panel])}")
+    return DrawnFigure(figure, f"{checked}; {source.drawn([panel])}")
 
 
-def _curve(axes: Axes, measured: list[Step]) -> None:
+def _curve(axes: Axes, measured: list[LayerStep]) -> None:
     share = measured[0].share
     x = np.linspace(LEAST, MOST, 301)
     _fence(axes, share)
@@ -232,7 +232,7 @@ def _curve(axes: Axes, measured: list[Step]) -> None:
     letter(axes, "a", f"what the shift does to a step, I/K = {share:g}")
 
 
-def _rounds(axes: Axes, told: Ratios, panel: Panel) -> None:
+def _rounds(axes: Axes, told: Ratios, panel: ShiftPanel) -> None:
     """Where the rounds of the records lie: 5 to 95 % of them thin, the middle half thick, a dot at the median."""
     _fence(axes, told.share)
     colours = {line.label: colour for line, colour in coloured(panel)}

@@ -9,7 +9,18 @@ from fedshift.data.partition import Partition
 from fedshift.experiment.build import split
 from fedshift.experiment.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe
-from fedshift.paper.figures.style import INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, TINT, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.style import (
+    INFERIOR,
+    PAGE,
+    SHIFTED,
+    SMALL,
+    SUPERIOR,
+    TINT,
+    DrawnFigure,
+    footnote,
+    letter,
+    sheet,
+)
 from fedshift.paper.published import ALPHAS
 
 FEW = 10  # clients of figure 10
@@ -43,7 +54,7 @@ def mixes(data: Dataset, clients: int = FEW) -> dict[float, Tensor]:
     return made
 
 
-def main() -> Drawn:
+def main() -> DrawnFigure:
     """Figure 6: shards, all clients of both groups."""
     data = examples()
     held, lossy = groups(data)
@@ -62,10 +73,10 @@ def main() -> Drawn:
     axes[0].text(1, 1.03, dot, transform=axes[0].transAxes, ha="right", va="bottom", fontsize=SMALL)
     source = f"the main partition of {_about(data)} over {len(held)} clients, each example with two of them"
     footnote(figure, source)
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
-def dirichlet() -> Drawn:
+def dirichlet() -> DrawnFigure:
     """Figure 10: shares of each label drawn at random, for three alphas."""
     data = examples()
     made = mixes(data)
@@ -88,7 +99,7 @@ def dirichlet() -> Drawn:
     figure.legend(loc="outside lower center", ncols=3, title="examples of a label", title_fontsize=SMALL)
     source = f"{_about(data)} over {FEW} clients"
     footnote(figure, source)
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
 def _dots(axes: Axes, held: Tensor, colour: str, widest: float, most: int) -> None:

@@ -12,8 +12,8 @@ from fedshift.experiment.links import links
 from fedshift.experiment.settings import Experiment
 from fedshift.paper.dynamics import LATE, Blocks, blocks, odd_share
 from fedshift.paper.figures.curves import coloured
-from fedshift.paper.figures.records import Line, Panel, Source
-from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
+from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, DrawnFigure, footnote, letter, sheet
 
 TICKS = 20  # labels that are named: there is no room for a hundred
 
@@ -26,7 +26,7 @@ class Shares(NamedTuple):
     of: list[float]  # one for each label
 
 
-def shares(line: Line) -> list[float]:
+def shares(line: SeedLine) -> list[float]:
     labels = line.records[0].layers("predicted")
     if not labels:
         raise RunError(f"{line.records[0].folder}: predicts no labels, which figure 8 is about")
@@ -43,12 +43,12 @@ def split_by_parity(experiment: Experiment) -> bool:
     return not any(lossy[0::2]) and all(lossy[1::2])
 
 
-def lines(panel: Panel) -> list[tuple[Line, str]]:
+def lines(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
     """Full precision first, where there is such a line."""
     return [*([(panel.exact, EXACT)] if panel.exact else []), *coloured(panel)[:2]]
 
 
-def draw(source: Source) -> Drawn:
+def draw(source: Source) -> DrawnFigure:
     panel = source.pair
     told = [Shares(line.label, colour, shares(line)) for line, colour in lines(panel)]
     odd = split_by_parity(panel.lines[0].experiment)
@@ -63,7 +63,7 @@ def draw(source: Source) -> Drawn:
     first = panel.lines[0].records[0]
     seen = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
     footnote(figure, f"{source.about([panel])}; mean of the last {seen} evaluated round{'s' * (seen > 1)}")
-    return Drawn(figure, source.drawn([panel]))
+    return DrawnFigure(figure, source.drawn([panel]))
 
 
 def _bars(axes: Axes, told: Sequence[Shares], odd: bool) -> None:
@@ -84,7 +84,7 @@ def _bars(axes: Axes, told: Sequence[Shares], odd: bool) -> None:
     axes.legend(loc="upper left", ncols=len(told), borderpad=0, borderaxespad=0.2)
 
 
-def _odd(axes: Axes, panel: Panel) -> None:
+def _odd(axes: Axes, panel: ShiftPanel) -> None:
     """The labels of quantized clients together, with the standard error of ten-round means."""
     for i, (line, colour) in enumerate(lines(panel)):
         late = {

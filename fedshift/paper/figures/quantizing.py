@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedshift.codecs import Uniform
 from fedshift.models import PaperCNN
-from fedshift.paper.figures.style import EXACT, FAINT, PAGE, SHIFTED, SMALL, TINT, Drawn, letter, sheet
+from fedshift.paper.figures.style import EXACT, FAINT, PAGE, SHIFTED, SMALL, TINT, DrawnFigure, letter, sheet
 
 BITS = (8, 4)
 
 
-class Coded(NamedTuple):
+class CodedWeights(NamedTuple):
     """Q(w) and DeQ(Q(w)) of some weights."""
 
     bits: int
@@ -58,7 +58,7 @@ def kernel(seed: int = 0) -> Tensor:
         return PaperCNN().conv1.weight.detach()[0, 0].flatten()
 
 
-def coded(w: Tensor, bits: int) -> Coded:
+def coded(w: Tensor, bits: int) -> CodedWeights:
     """
     >>> one = coded(torch.tensor([0.0, 0.9, 2.0, 3.0]), 2)
     >>> one.codes, one.decoded, one.step, one.bytes
@@ -67,10 +67,10 @@ def coded(w: Tensor, bits: int) -> Coded:
     codes, side = Uniform(bits).encode(w[None])
     decoded = Uniform(bits).decode(codes, side)
     low, high = side[0].tolist()
-    return Coded(bits, w.tolist(), codes[0].tolist(), decoded[0].tolist(), low, high)
+    return CodedWeights(bits, w.tolist(), codes[0].tolist(), decoded[0].tolist(), low, high)
 
 
-def draw() -> Drawn:
+def draw() -> DrawnFigure:
     w = kernel()
     figure = sheet(PAGE, 2.75)
     axes = figure.subplots(2, len(BITS), sharex=True, sharey="row", height_ratios=[2.2, 1])
@@ -81,10 +81,10 @@ def draw() -> Drawn:
     axes[0, 0].set_ylabel("weight")
     axes[1, 0].set_ylabel("error")
     axes[0, 0].legend(loc="upper left", ncols=2, borderpad=0, bbox_to_anchor=(0.0, 1.02))
-    return Drawn(figure, f"{len(w)} weights of the paper's CNN, quantized here")
+    return DrawnFigure(figure, f"{len(w)} weights of the paper's CNN, quantized here")
 
 
-def _values(axes: Axes, one: Coded, which: str) -> None:
+def _values(axes: Axes, one: CodedWeights, which: str) -> None:
     places = range(1, len(one.weights) + 1)
     axes.plot(places, one.weights, "o", color=FAINT, markersize=4.5, markeredgewidth=0, label="weight, 32 bits")
     axes.plot(places, one.decoded, "_", color=SHIFTED, markersize=7, markeredgewidth=1.3, label="after DeQ(Q(w))")
@@ -100,7 +100,7 @@ def _values(axes: Axes, one: Coded, which: str) -> None:
             axes.axhline(one.value_of(code), color=TINT, linewidth=0.6, zorder=0)
 
 
-def _errors(axes: Axes, one: Coded) -> None:
+def _errors(axes: Axes, one: CodedWeights) -> None:
     places = range(1, len(one.weights) + 1)
     half, worst = one.step / 2, max(map(abs, one.errors))
     axes.axhspan(-half, half, color=TINT, linewidth=0, zorder=0)

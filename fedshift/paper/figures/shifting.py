@@ -13,7 +13,18 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment.build import named_model, split
 from fedshift.experiment.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe, trained
-from fedshift.paper.figures.style import EXACT, FAINT, INFERIOR, PAGE, SHIFTED, SUPERIOR, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.style import (
+    EXACT,
+    FAINT,
+    INFERIOR,
+    PAGE,
+    SHIFTED,
+    SUPERIOR,
+    DrawnFigure,
+    footnote,
+    letter,
+    sheet,
+)
 from fedshift.wire.mean import Mean
 from fedshift.wire.writer import pack, unpack
 
@@ -22,7 +33,7 @@ BINS = 90
 SIDE: dict[int, Literal["bottom", "top"]] = {1: "bottom", -1: "top"}
 
 
-class Round(NamedTuple):
+class RoundUploads(NamedTuple):
     """A layer of each upload as the server reads it, of their average, and of that shifted."""
 
     layer: str
@@ -54,7 +65,7 @@ def uploads(data: Dataset, epochs: int = EPOCHS) -> list[tuple[bytes, Params]]:
     return made
 
 
-def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> Round:
+def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> RoundUploads:
     """What the server makes of frames; without a layer, that whose mean is furthest from zero for its spread."""
     total = Mean(like)
     lossy = [total.add(frame).lossy for frame in frames]
@@ -63,10 +74,10 @@ def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> R
     weights = {name: average[name] for name in layers(average)}
     layer = layer or max(weights, key=lambda name: abs(mean(weights[name])) / float(weights[name].std()))
     read = [unpack(frame, like)[layer] for frame in frames]
-    return Round(layer, read, lossy, average[layer], moved[layer], share)
+    return RoundUploads(layer, read, lossy, average[layer], moved[layer], share)
 
 
-def draw() -> Drawn:
+def draw() -> DrawnFigure:
     data = examples()
     made = uploads(data)
     told = aggregated([frame for frame, _ in made], made[0][1])
@@ -98,7 +109,7 @@ def draw() -> Drawn:
     seen = f"{TITLES[data.name]}, {recipe(data).model.name}, {EPOCHS} local epoch"
     source = f"one round of {len(told.uploads)} clients trained here: {seen}"
     footnote(figure, source)
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
 def _ridge(axes: Axes, w: Tensor, row: int, reach: float, colour: str) -> None:
@@ -111,7 +122,7 @@ def _ridge(axes: Axes, w: Tensor, row: int, reach: float, colour: str) -> None:
     axes.plot([mean(w)] * 2, [row, row + 0.85], color=colour, linewidth=1)
 
 
-def _means(axes: Axes, told: Round) -> None:
+def _means(axes: Axes, told: RoundUploads) -> None:
     """The means alone, on a scale of their own; rows as in the panel beside it."""
     before, after = mean(told.average), mean(told.shifted)
     for x, lossy in zip(told.means, told.lossy, strict=True):

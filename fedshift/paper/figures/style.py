@@ -16,7 +16,7 @@ SHIFTED, PLAIN, SUPERIOR, INFERIOR, UNIFORM, KMEANS = COLOURS[:6]
 EXACT, FAINT, TINT = "0.45", "0.75", "0.93"  # greys: full precision, what is only there to compare with, areas
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     figure: Figure
     source: str  # what it was drawn from
 

@@ -9,7 +9,7 @@ from fedshift.experiment.links import links
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.settings import Experiment
 from fedshift.models import PaperCNN
-from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, Drawn, sheet
+from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, DrawnFigure, sheet
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.writer import EXACT as AS_IT_IS
 from fedshift.wire.writer import size
@@ -66,7 +66,7 @@ def system() -> System:
     return System(clients, experiment.train.epochs, weights, superior, inferior, size(AS_IT_IS, like))
 
 
-def draw() -> Drawn:
+def draw() -> DrawnFigure:
     told = system()
     figure = sheet(PAGE, PAGE * HIGH / WIDE)
     axes = figure.add_subplot()
@@ -76,7 +76,7 @@ def draw() -> Drawn:
     _server(axes, told)
     _back(axes, told)
     source = f"the preset paper, {told.weights:,} weights: {told.bytes_up:,} bytes up a round"
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
 def _clients(axes: Axes, told: System) -> None:

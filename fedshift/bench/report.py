@@ -75,7 +75,7 @@ def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> B
 
 
 def measure_only_gpu(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
-    """What the GPU gains, and nothing else."""
+    """Measure the GPU only."""
     bars, listings = measure_gpu(3 if quick else max(3, repeats // 3), tick)
     return BenchResult(machine(), [], bars, tuple(listings))
 

@@ -46,8 +46,8 @@ def figures(
         raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
     source, failed = None, False
     if any(number in RECORDED for number in asked):
-        own = None if fresh or rounds is not None else runs(records)
-        source = own or trained(out, rounds or ROUNDS, display)
+        recorded = None if fresh or rounds is not None else runs(records)
+        source = recorded or trained(out, rounds or ROUNDS, display)
     for number in asked:
         failed |= not draw(number, kinds, out, source)
     if failed:

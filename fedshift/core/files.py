@@ -34,7 +34,7 @@ _held: set[Path] = set()  # folders this process writes to: a lock does not keep
 
 
 class RunError(RuntimeError):
-    """What went wrong with the files of a run, in a sentence."""
+    """Problem with the files of a run, in a sentence."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text, keep="\n"))  # the end of a log may follow the sentence
@@ -182,7 +182,7 @@ def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]
 
 
 def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
-    """What `write_tensors` wrote; a file does not keep the order of tensors."""
+    """Read what `write_tensors` wrote; a file does not keep the order of tensors."""
     content, about = _read(path)
     try:
         return load(content), about

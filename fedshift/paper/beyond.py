@@ -82,17 +82,17 @@ def centring_sentences(results: Results) -> list[str]:
 
 def centring_listing(contrasts: Sequence[Contrast], results: Results) -> Listing:
     """A line per setting: scores with their spread, paired differences, and rounds to a score."""
-    return Listing(CENTRING_TITLE, CENTRING_COLUMNS, [_centring_line(one, results) for one in contrasts], 3)
+    return Listing(CENTRING_TITLE, CENTRING_COLUMNS, [_centring_line(contrast, results) for contrast in contrasts], 3)
 
 
-def _centring_line(one: Contrast, results: Results) -> tuple[str, ...]:
-    cells = (one.plain, one.layer, one.filter)
+def _centring_line(contrast: Contrast, results: Results) -> tuple[str, ...]:
+    cells = (contrast.plain, contrast.layer, contrast.filter)
     seeds = [str(len(results.of(cell))) for cell in cells]
     return (
-        *one.what,
+        *contrast.what,
         seeds[0] if len(set(seeds)) == 1 else "/".join(seeds),
         *(score(cell, results) for cell in cells),
-        *(paired(one.filter, other, results).text for other in (one.plain, one.layer)),
+        *(paired(contrast.filter, other, results).text for other in (contrast.plain, contrast.layer)),
         " / ".join(reached(cell, results) for cell in cells),
     )
 
@@ -106,25 +106,27 @@ def score(cell: Cell, results: Results) -> str:
     return f"{statistics.fmean(scores):.1f}{spread}"
 
 
-def uplinks_listing(some: Sequence[Compressed], results: Results) -> Listing:
+def uplinks_listing(uplinks: Sequence[Compressed], results: Results) -> Listing:
     """A line per uplink: score, paired differences, and bytes."""
-    return Listing(UPLINKS_TITLE, UPLINKS_COLUMNS, [_uplink_line(one, results) for one in some], 2)
+    return Listing(UPLINKS_TITLE, UPLINKS_COLUMNS, [_uplink_line(uplink, results) for uplink in uplinks], 2)
 
 
-def _uplink_line(one: Compressed, results: Results) -> tuple[str, ...]:
-    records = results.of(one.cell).values()
+def _uplink_line(uplink: Compressed, results: Results) -> tuple[str, ...]:
+    records = results.of(uplink.cell).values()
     fedavg = mixed("fedavg", 32, False)
-    gains = [paired(one.cell, other, results).text if one.cell != other else "" for other in (one.exact, fedavg)]
-    line = *one.what, str(len(records)), score(one.cell, results)
+    gains = [
+        paired(uplink.cell, other, results).text if uplink.cell != other else "" for other in (uplink.exact, fedavg)
+    ]
+    line = *uplink.what, str(len(records)), score(uplink.cell, results)
     if not records:
         return *line, *gains[:1], "", *gains[1:], "", "", ""
     up = statistics.fmean(sum(record.uploaded.up) for record in records)
     down = statistics.fmean(sum(record.column("bytes.down")) for record in records)
-    full = [sum(record.uploaded.up) for record in results.of(one.exact).values()]
+    full = [sum(record.uploaded.up) for record in results.of(uplink.exact).values()]
     return (
         *line,
         gains[0],
-        _interval(summary.paired(results.scores(one.cell), results.scores(one.exact))) if gains[0] else "",
+        _interval(summary.paired(results.scores(uplink.cell), results.scores(uplink.exact))) if gains[0] else "",
         gains[1],
         f"{up / 1e9:.3g}",
         summary.times(statistics.fmean(full) / up) if full else "",

@@ -98,16 +98,16 @@ def _ranked(results: Results, bits: int) -> dict[str, float] | None:
 
 
 def _placed(results: Results, bits: Sequence[int], pick: Callable[..., str], name: str) -> Verdict:
-    """Whether an algorithm is the lowest, or the best, at each of these bits."""
+    """Yes when an algorithm is the lowest, or the best, at each of these bits."""
     ranked = {n: scores for n in bits if (scores := _ranked(results, n))}
     if not ranked:
         return None
-    found = {n: pick(scores, key=lambda one: scores[one]) for n, scores in ranked.items()}
+    found = {n: pick(scores, key=lambda algorithm: scores[algorithm]) for n, scores in ranked.items()}
     why = "; ".join(
-        f"32+{n}: " + ", ".join(f"{TITLES[one]} {score:.1f}" for one, score in scores.items())
+        f"32+{n}: " + ", ".join(f"{TITLES[algorithm]} {score:.1f}" for algorithm, score in scores.items())
         for n, scores in ranked.items()
     )
-    return yes(all(one == name for one in found.values())), f"without the shift, {why}"
+    return yes(all(algorithm == name for algorithm in found.values())), f"without the shift, {why}"
 
 
 def fedavg_lowest(results: Results) -> Verdict:
@@ -167,12 +167,12 @@ def advice(results: Results, uploads: Sequence[CodecUpload]) -> Verdict:
     """Yes when of the two 4-bit K-means is there first on slow links and 8-bit uniform on fast ones, and in Table 2 the
     latter is never more than two points below 8-bit K-means, 4-bit uniform always more than ten below 4-bit K-means.
     """
-    two = [one for one in uploads if one.codec in ("Uniform(8)", "KMeans(4)")]
+    two = [upload for upload in uploads if upload.codec in ("Uniform(8)", "KMeans(4)")]
     eight, four = dict(gaps(results, (8,))), dict(gaps(results, (4,)))
     if len(two) < 2 or not eight or not four:
         return None
     turns = changes(two)
-    first = [one.codec for _, one in turns] == ["KMeans(4)", "Uniform(8)"]
+    first = [upload.codec for _, upload in turns] == ["KMeans(4)", "Uniform(8)"]
     least, most = min(eight.values()), max(four.values())
     where = (
         f"K-means is there first below {rate_text(turns[1][0])}"
@@ -225,7 +225,7 @@ def evens_out(results: Results) -> Verdict:
 
 
 def smaller(figure: str) -> Callable[[Results], Verdict]:
-    """Whether a figure is smaller with the shift, in every layer, at 4 and 8 bits."""
+    """Claim whose answer is yes when a figure is smaller with the shift, in every layer, at 4 and 8 bits."""
 
     def claim(results: Results) -> Verdict:
         ratios = {

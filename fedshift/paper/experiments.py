@@ -177,10 +177,16 @@ def all_quantized() -> Cell:
 def beyond(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Filter centring, which the paper does not have, and the cells it is compared with."""
     found = contrasts(choice)
-    kinds = [[one.filter for one in found], [one.layer for one in found]] if True in choice.shifts else []
+    kinds = (
+        [[contrast.filter for contrast in found], [contrast.layer for contrast in found]]
+        if True in choice.shifts
+        else []
+    )
     if True in choice.shifts and "fedpaq" in choice.algorithms:
         kinds.append([all_quantized()])
-    return [cell for cells in (*kinds, [one.plain for one in found] * (False in choice.shifts)) for cell in cells]
+    return [
+        cell for cells in (*kinds, [contrast.plain for contrast in found] * (False in choice.shifts)) for cell in cells
+    ]
 
 
 class Compressed(NamedTuple):
@@ -208,7 +214,7 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
         kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
         found += [Compressed((what, FILTER), filtered(cell), centred) for what, cell in kinds]
         found += [Compressed((what, NO), cell, plain) for what, cell in kinds]
-    return [one for one in found if (one.what[1] == FILTER) in choice.shifts]
+    return [row for row in found if (row.what[1] == FILTER) in choice.shifts]
 
 
 def with_uplink(name: str) -> Cell:
@@ -246,7 +252,7 @@ def rounded_at_random(nearest: Cell) -> Cell:
 
 def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Uplinks that the paper does not have, and the cells they are compared with."""
-    return [one.cell for one in compressed(choice)]
+    return [row.cell for row in compressed(choice)]
 
 
 def figures() -> list[Cell]:
@@ -268,7 +274,7 @@ def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:
 
 
 def settings(cell: Cell, seed: int, rounds: int | None = None) -> dict[str, Any]:
-    """What a run of a cell changes in the base."""
+    """Settings that a run of a cell changes in the base."""
     changed = {"name": run_name(cell, seed, rounds), "seed": seed, "train": {"rounds": rounds or cell.rounds}}
     return merge(cell.settings, changed)
 
@@ -280,7 +286,7 @@ def sweep(runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[st
 
 
 def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: CellChoice = EVERYTHING) -> CellChoice:
-    """What the flags ask for; nothing asks for everything."""
+    """Choice of cells that the flags make; without flags, all of them."""
     if bad := [text for text in bits if text not in map(str, BITS)]:
         raise SettingsError(f"--bits {bad[0]}: must be among {', '.join(map(str, BITS))}")
     if bad := [text for text in algorithms if text not in ALGORITHMS]:

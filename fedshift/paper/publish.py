@@ -32,7 +32,7 @@ def runs_under(folders: Iterable[Path]) -> list[Path]:
 
 
 def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
-    """Where the record of a run is, and whether it is new; another one in its place is left alone unless forced."""
+    """Publish a run; return the folder of its record, and True if that is new. Another record is replaced if forced."""
     record = FinishedRun(run)
     place = to / run.resolve().name
     files = {

@@ -48,7 +48,7 @@ class FinishedRun:
         return self._sheet.header
 
     def column(self, name: str) -> list[float]:
-        """What was measured, round after round; rounds without it are left out."""
+        """Measured values, round after round; rounds without one are left out."""
         if name not in self._columns:
             self._columns[name] = self._sheet.column(name)
         return self._columns[name]
@@ -111,7 +111,7 @@ class Results:
 
 
 def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
-    """What is in a folder of published records, and the names of those that are of no cell."""
+    """Results in a folder of published records, and the names of records that belong to no cell."""
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
     found: dict[str, dict[int, FinishedRun]] = {}
     others: list[FinishedRun] = []
@@ -125,10 +125,10 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
         seeds[seed] = record
-    whole = {(endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
-    pairs = [(one, whole.get((endless(one), one.experiment.seed))) for one in others]
-    short = [(one, FinishedRun(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
-    return Results(found, short), [one.folder.name for one, other in pairs if not other]
+    whole = {(endless(run), run.experiment.seed): run for seeds in found.values() for run in seeds.values()}
+    pairs = [(run, whole.get((endless(run), run.experiment.seed))) for run in others]
+    short = [(run, FinishedRun(other.folder, run.experiment.train.rounds)) for run, other in pairs if other]
+    return Results(found, short), [run.folder.name for run, other in pairs if not other]
 
 
 def merged(first: Results, second: Results) -> Results:
@@ -139,7 +139,7 @@ def merged(first: Results, second: Results) -> Results:
 
 
 def endless(record: FinishedRun) -> str:
-    """What a run is but for its seed and its rounds."""
+    """Identity of a run without its seed and its number of rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))
 
 

@@ -64,7 +64,7 @@ def report(folder: Path) -> PaperReport:
     )
     if uploads:
         at = rate(PAPER_RATE)
-        able = [one for one in uploads if one.trains]
+        able = [upload for upload in uploads if upload.trains]
         table = table3(uploads, at)
         made.append((table.title, [f"Measured on {measured_on}. {crossover(able)}", table]))
     else:
@@ -75,17 +75,17 @@ def report(folder: Path) -> PaperReport:
 
 
 def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
-    """How many runs there are, and what they ran on."""
+    """Number of runs by machine, commit, torch and precision."""
     kinds = Counter((*_where(record.about), precision(record)) for record in results.all)
     lines = [(*kind, str(count)) for kind, count in sorted(kinds.items())]
-    told: list[str | Listing] = ["Nothing yet: every cell below says not run."]
+    parts: list[str | Listing] = ["Nothing yet: every cell below says not run."]
     if lines:
-        told = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
+        parts = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
     if guessed := estimates(record.uploaded.estimate for record in results.all):
-        told.append(guessed)
+        parts.append(guessed)
     if others:
-        told.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
-    return told
+        parts.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
+    return parts
 
 
 def _precisions(results: Results) -> list[str | Listing]:
@@ -126,17 +126,17 @@ def _where(about: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _differences(cells: Sequence[experiments.Cell], results: Results) -> list[str]:
-    """How far ours are from the paper's, in a sentence."""
+    """Differences of our scores from the paper's, in a sentence."""
     lines = [compared(cell, results) for cell in cells]
     done = sum(line.seeds > 0 for line in lines)
-    said = f"{done} of {len(lines)} cells run, {sum(line.seeds for line in lines)} runs of {cells[0].rounds} rounds."
+    text = f"{done} of {len(lines)} cells run, {sum(line.seeds for line in lines)} runs of {cells[0].rounds} rounds."
     ours = [(line.difference, line.cell) for line in lines if line.difference is not None]
     if not ours:
-        return [said]
+        return [text]
     worst, where = max(ours, key=lambda one: abs(one[0]))
     mean = statistics.fmean(one for one, _ in ours)
     label = " ".join(part for part in where.label[:-1]) + " shifted" * (where.label[-1] == "yes")
-    return [f"{said} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
+    return [f"{text} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
 
 
 def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
@@ -145,8 +145,8 @@ def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
     if not path.exists():
         return [], ""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return [CodecUpload(**one) for one in told["uploads"]], str(told["machine"]["cpu"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [CodecUpload(**upload) for upload in content["uploads"]], str(content["machine"]["cpu"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{path}: is not what `fedshift paper table3 --to` writes: {problem}") from None
 
@@ -154,7 +154,7 @@ def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
 def publish_codecs(folder: Path, uploads: Sequence[CodecUpload], machine: dict[str, str]) -> Path:
     """Table 3 among the published records."""
     about = {key: value for key, value in machine.items() if key != "command"}
-    rows = [one._asdict() | {"encode": float(f"{one.encode:.3g}")} for one in uploads]
+    rows = [upload._asdict() | {"encode": float(f"{upload.encode:.3g}")} for upload in uploads]
     rows = [row | {"snr_db": row["snr_db"] and round(row["snr_db"], 2), "bytes": round(row["bytes"])} for row in rows]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -145,34 +145,34 @@ def changes(uploads: Sequence[CodecUpload]) -> list[tuple[float, CodecUpload]]:
     >>> [(rate, one.codec) for rate, one in changes([small, quick])]
     [(0.0, 'small'), (30.0, 'quick')]
     """
-    best = min(uploads, key=lambda one: (one.bytes, one.encode))
+    best = min(uploads, key=lambda upload: (upload.bytes, upload.encode))
     found = [(0.0, best)]
     while True:
-        quicker = [one for one in uploads if one.encode < best.encode]
+        quicker = [upload for upload in uploads if upload.encode < best.encode]
         if not quicker:
             return found
-        crossing = {one.codec: (one.bytes - best.bytes) / (best.encode - one.encode) for one in quicker}
-        best = min(quicker, key=lambda one: (crossing[one.codec], one.encode))
+        crossing = {upload.codec: (upload.bytes - best.bytes) / (best.encode - upload.encode) for upload in quicker}
+        best = min(quicker, key=lambda upload: (crossing[upload.codec], upload.encode))
         found.append((crossing[best.codec], best))
 
 
 def table3(uploads: Sequence[CodecUpload], at: float) -> Listing:
     """Time, size and the rule for every codec, beside the paper's."""
-    exact = next(one.bytes for one in uploads if one.codec == "Identity")
+    exact = next(upload.bytes for upload in uploads if upload.codec == "Identity")
     lines = []
-    for one in uploads:
-        theirs = TABLE3.get(one.codec)
+    for upload in uploads:
+        theirs = TABLE3.get(upload.codec)
         known: tuple[str, ...] = ("", "", "")
         if theirs:
-            rule = CodecUpload(one.codec, theirs.bytes, theirs.seconds, None).slower(TABLE3["Identity"].bytes, at)
+            rule = CodecUpload(upload.codec, theirs.bytes, theirs.seconds, None).slower(TABLE3["Identity"].bytes, at)
             known = f"{theirs.kilobytes + theirs.side:,.0f}", f"{1e3 * theirs.seconds:,.0f}", f"{rule:.2f}"
         lines.append(
             (
-                one.codec,
-                f"{one.bytes / 1e3:,.0f}",
-                f"{1e3 * one.encode:.1f}",
-                three_digits(one.seconds(at)),
-                f"{one.slower(exact, at):.2f}",
+                upload.codec,
+                f"{upload.bytes / 1e3:,.0f}",
+                f"{1e3 * upload.encode:.1f}",
+                three_digits(upload.seconds(at)),
+                f"{upload.slower(exact, at):.2f}",
                 *known,
             )
         )
@@ -210,7 +210,10 @@ def candidates(
 
 def recommended(found: Sequence[Candidate], at: float) -> Candidate:
     """The first to arrive on a link of this rate, of those that lost at most LOST points."""
-    return min((one for one in found if one.points >= -LOST), key=lambda one: one.upload.seconds(at))
+    return min(
+        (candidate for candidate in found if candidate.points >= -LOST),
+        key=lambda candidate: candidate.upload.seconds(at),
+    )
 
 
 def choices(found: Sequence[Candidate], at: float) -> Listing:
@@ -218,23 +221,23 @@ def choices(found: Sequence[Candidate], at: float) -> Listing:
     best = recommended(found, at)
     lines = [
         (
-            SETTINGS[one.name],
-            one.sends,
-            three_digits(one.upload.seconds(at)),
-            f"{1e3 * one.upload.encode:.1f}",
-            f"{one.upload.bytes:,.0f}",
-            "0" if one.name == "exact" else f"{one.points:+.1f}",
-            "recommended" if one is best else "",
+            SETTINGS[candidate.name],
+            candidate.sends,
+            three_digits(candidate.upload.seconds(at)),
+            f"{1e3 * candidate.upload.encode:.1f}",
+            f"{candidate.upload.bytes:,.0f}",
+            "0" if candidate.name == "exact" else f"{candidate.points:+.1f}",
+            "recommended" if candidate is best else "",
         )
-        for one in sorted(found, key=lambda one: one.upload.seconds(at))
+        for candidate in sorted(found, key=lambda candidate: candidate.upload.seconds(at))
     ]
     columns = "setting", "clients send", "seconds", "encode ms", "bytes", "points on digits", ""
     return Listing(f"One upload at {rate_text(at)}, by uplink", columns, lines, 2)
 
 
 def advice(found: Sequence[Candidate], uploads: Sequence[CodecUpload], at: float) -> list[str]:
-    """Which uplink to take on a link of this rate, and what that rests on."""
-    best, by_name = recommended(found, at), {one.name: one for one in found}
+    """Recommended uplink for a link of this rate, and its grounds."""
+    best, by_name = recommended(found, at), {candidate.name: candidate for candidate in found}
     exact, plain = by_name["exact"], by_name["random-4"]
     if best is exact:
         sentences = [f"Take {SETTINGS['exact']}: on this link no other uplink arrives sooner."]
@@ -243,23 +246,23 @@ def advice(found: Sequence[Candidate], uploads: Sequence[CodecUpload], at: float
             f"Take {SETTINGS[best.name]} ({best.sends}): there in {_seconds(best, at)} where exact uploads take "
             f"{_seconds(exact, at)}; {_points(best)}."
         ]
-    cast = next(one for one in uploads if one.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
+    cast = next(upload for upload in uploads if upload.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
     if cast.seconds(at) < best.upload.seconds(at):
         sentences.append(
             f"{cast.codec} (bfloat16) is quicker on such a link: there in {three_digits(cast.seconds(at))} s, "
             f"with an error of {100 * cast.error:.2g} % of the weights; its accuracy was not measured."
         )
     sentences += [
-        f"{SETTINGS[one.name]} is quicker, {_seconds(one, at)}, but {_points(one)}."
-        for one in found
-        if one.upload.seconds(at) < best.upload.seconds(at)
+        f"{SETTINGS[candidate.name]} is quicker, {_seconds(candidate, at)}, but {_points(candidate)}."
+        for candidate in found
+        if candidate.upload.seconds(at) < best.upload.seconds(at)
     ]
     if best is not plain and best is not exact:
         sentences.append(
             f"For clients that cannot keep memory or send updates: {SETTINGS[plain.name]} (4-bit K-means codes of "
             f"weights, rounded at random), there in {_seconds(plain, at)}; {_points(plain)}."
         )
-    quick = [one.upload._replace(codec=SETTINGS[one.name]) for one in found if one.points >= -LOST]
+    quick = [item.upload._replace(codec=SETTINGS[item.name]) for item in found if item.points >= -LOST]
     return [
         *sentences,
         crossover([*quick, cast]),
@@ -271,32 +274,32 @@ def advice(found: Sequence[Candidate], uploads: Sequence[CodecUpload], at: float
     ]
 
 
-def _seconds(one: Candidate, at: float) -> str:
-    return f"{three_digits(one.upload.seconds(at))} s"
+def _seconds(candidate: Candidate, at: float) -> str:
+    return f"{three_digits(candidate.upload.seconds(at))} s"
 
 
-def _points(one: Candidate) -> str:
+def _points(candidate: Candidate) -> str:
     """
     >>> _points(Candidate("exact", CodecUpload("exact", 1.0, 0.0, None), "weights"))
     'on digits its accuracy was that of exact uploads'
     """
-    if f"{abs(one.points):.1f}" == "0.0":
+    if f"{abs(candidate.points):.1f}" == "0.0":
         return "on digits its accuracy was that of exact uploads"
-    return f"on digits it {'lost' if one.points < 0 else 'gained'} {abs(one.points):.1f} points"
+    return f"on digits it {'lost' if candidate.points < 0 else 'gained'} {abs(candidate.points):.1f} points"
 
 
 def plan(uploads: Sequence[CodecUpload], at: float) -> Listing:
     """Codecs in the order in which they reach the server."""
     lines = [
         (
-            one.codec,
-            three_digits(one.seconds(at)),
-            f"{1e3 * one.encode:.1f}",
-            f"{one.bytes:,.0f}",
-            "exact" if one.snr_db is None else f"{one.snr_db:.1f}",
-            "0" if one.snr_db is None else f"{100 * one.error:.2g} %",
+            upload.codec,
+            three_digits(upload.seconds(at)),
+            f"{1e3 * upload.encode:.1f}",
+            f"{upload.bytes:,.0f}",
+            "exact" if upload.snr_db is None else f"{upload.snr_db:.1f}",
+            "0" if upload.snr_db is None else f"{100 * upload.error:.2g} %",
         )
-        for one in sorted(uploads, key=lambda one: one.seconds(at))
+        for upload in sorted(uploads, key=lambda upload: upload.seconds(at))
     ]
     columns = "codec", "seconds", "encode ms", "bytes", "SNR dB", "error"
     return Listing(f"One upload of weights at {rate_text(at)}, by codec", columns, lines)
@@ -306,15 +309,15 @@ def frontier_table() -> Listing:
     """Published figures of the uplinks on digits, from few uploaded bytes to many."""
     full = MEASURED["exact"].megabytes
     lines = []
-    for name, one in sorted(MEASURED.items(), key=lambda item: (item[1].megabytes, item[0])):
-        interval = f"{one.points:+.1f} ({one.points - one.margin:+.1f} to {one.points + one.margin:+.1f})"
+    for name, score in sorted(MEASURED.items(), key=lambda item: (item[1].megabytes, item[0])):
+        interval = f"{score.points:+.1f} ({score.points - score.margin:+.1f} to {score.points + score.margin:+.1f})"
         lines.append(
             (
                 name,
                 phrase(UPLINK, "", uplink_label(Experiment(uplink=GRID[name]))),
-                f"{one.accuracy:.1f} ± {one.spread:.1f}",
-                megabytes(1e6 * one.megabytes),
-                f"{full / one.megabytes:.1f}",
+                f"{score.accuracy:.1f} ± {score.spread:.1f}",
+                megabytes(1e6 * score.megabytes),
+                f"{full / score.megabytes:.1f}",
                 "" if name == "exact" else interval,
             )
         )
@@ -334,7 +337,7 @@ def crossover(uploads: Sequence[CodecUpload]) -> str:
     (_, slow), *faster = changes(uploads)
     if not faster:
         return f"{slow.codec} is first on every link."
-    turns = ", ".join(f"from {rate_text(at)} on {one.codec}" for at, one in faster)
+    turns = ", ".join(f"from {rate_text(at)} on {upload.codec}" for at, upload in faster)
     return f"First on the slowest links is {slow.codec}, {turns}."
 
 

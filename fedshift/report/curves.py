@@ -150,6 +150,6 @@ def score_axis(experiment: Experiment) -> Axis:
 def by_metric(strands: Sequence[Strand]) -> list[tuple[str, list[Strand]]]:
     """Lines that can be drawn into one chart, because their scores are of one kind; with what its name ends in."""
     kinds: dict[str, list[Strand]] = {}
-    for one in strands:
-        kinds.setdefault(directed(one.experiment), []).append(one)
+    for strand in strands:
+        kinds.setdefault(directed(strand.experiment), []).append(strand)
     return [("" if i == 0 else f"-{i + 1}", some) for i, some in enumerate(kinds.values())]

@@ -207,7 +207,9 @@ def intervals(chart: Intervals, lines: Mapping[str, LegendLine]) -> Figure:
     """Seeds as strokes, their mean as a mark that tells the shift, and the standard deviation as a bar."""
     rows = sum(bool(heading) + len(bands) for heading, bands in chart.bands)
     figure, (axes,) = sheet(chart.title, 1, 1.6 * WIDE, BAR * rows + 0.8)
-    values = [x for _, bands in chart.bands for band in bands for one in band.intervals for x in one.seeds.values()]
+    values = [
+        x for _, bands in chart.bands for band in bands for interval in band.intervals for x in interval.seeds.values()
+    ]
     across = scale(chart.x, max(map(abs, values), default=0.0))
     at, ticks, names, bold = 0.0, list[float](), list[str](), set[int]()
     for heading, bands in chart.bands:
@@ -216,12 +218,12 @@ def intervals(chart: Intervals, lines: Mapping[str, LegendLine]) -> Figure:
             ticks, names, at = [*ticks, at], [*names, heading], at + 1
         for band in bands:
             ticks, names = [*ticks, at], [*names, band.label]
-            for i, one in enumerate(band.intervals):
-                line, y = lines[one.line], at + APART * (i - (len(band.intervals) - 1) / 2)
+            for i, interval in enumerate(band.intervals):
+                line, y = lines[interval.line], at + APART * (i - (len(band.intervals) - 1) / 2)
                 ink = colour(line.colour)
                 mark, face = MARKS[line.dash], "white" if line.dash == "dashed" else ink
-                seeds = across.of(one.seeds.values())
-                (mean,), spread = across.of([one.mean]), across.of([one.spread or 0.0])
+                seeds = across.of(interval.seeds.values())
+                (mean,), spread = across.of([interval.mean]), across.of([interval.spread or 0.0])
                 axes.errorbar(mean, y, xerr=spread, color=ink, marker=mark, markersize=5, markerfacecolor=face)
                 axes.plot(seeds, [y] * len(seeds), "|", color=ink, markersize=6, alpha=0.7)
             at += 1

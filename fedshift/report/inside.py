@@ -46,18 +46,18 @@ def scores(strands: Sequence[Strand]) -> list[Curves]:
 
 def averages(strands: Sequence[Strand], of: Callable[[Recorded], Figures]) -> list[Panel]:
     points = room(len(strands))
-    return panels(strands, lambda one: curve(one, averaged(of), points, banded=True))
+    return panels(strands, lambda strand: curve(strand, averaged(of), points, banded=True))
 
 
 def losses(strands: Sequence[Strand]) -> list[Curves]:
-    others = [one for one in strands if one.experiment.train.metric != "loss"]  # of which it is the score
+    others = [strand for strand in strands if strand.experiment.train.metric != "loss"]  # of which it is the score
     found = averages(others, lambda run: run.figure("loss"))
     return [Curves("loss", "Loss", f"{AVERAGE} {BAND}", ROUND, Axis("test loss"), found)] if found else []
 
 
 def errors(strands: Sequence[Strand]) -> list[Curves]:
-    lossy = [one for one in strands if any(np.nansum(run.figure("error")) for run in one.runs)]
-    found = panels(lossy, lambda one: curve(one, every("error"), room(2 * len(lossy)), banded=True))
+    lossy = [strand for strand in strands if any(np.nansum(run.figure("error")) for run in strand.runs)]
+    found = panels(lossy, lambda strand: curve(strand, every("error"), room(2 * len(lossy)), banded=True))
     caption = f"|w - Q(w)| / |w|, mean over the quantized uploads of a round, and over seeds. {BAND}"
     axis = Axis("relative error", "%")
     return [Curves("error", "Quantization error", caption, ROUND, axis, found)] if found else []
@@ -123,21 +123,21 @@ def _layer_chart(
     strands: Sequence[Strand], like: Curves, figure: str, second: tuple[str, str] = ("", "")
 ) -> Curves | Choice | None:
     """A panel for each layer; one layer at a time where there are many, or many lines."""
-    names = list(dict.fromkeys(layer for one in strands for layer in one.runs[0].layers(figure)))
+    names = list(dict.fromkeys(layer for strand in strands for layer in strand.runs[0].layers(figure)))
     points = max(4, room(len(names) * len(strands) * (2 if second[0] else 1)) // SPARE)
 
     def curves(layer: str) -> Callable[[Strand], list[Curve]]:
-        return lambda one: [
-            *curve(one, every(f"{figure}.{layer}"), points),
-            *(_second(one, f"{second[0]}.{layer}", second[1], points) if second[0] else []),
+        return lambda strand: [
+            *curve(strand, every(f"{figure}.{layer}"), points),
+            *(_second(strand, f"{second[0]}.{layer}", second[1], points) if second[0] else []),
         ]
 
     if not names:
         return None
-    if len(names) <= FEW and not any(one.panel for one in strands):
-        drawn = [Panel(layer, [line for one in strands for line in curves(layer)(one)]) for layer in names]
-        told = [panel for panel in drawn if panel.curves]  # a run that has only begun has layers and no rounds
-        return like._replace(panels=told, apart=True) if told else None
+    if len(names) <= FEW and not any(strand.panel for strand in strands):
+        drawn = [Panel(layer, [line for strand in strands for line in curves(layer)(strand)]) for layer in names]
+        filled = [panel for panel in drawn if panel.curves]  # a run that has only begun has layers and no rounds
+        return like._replace(panels=filled, apart=True) if filled else None
     several = [(layer, drawn) for layer in names if (drawn := panels(strands, curves(layer)))]
     if not several:
         return None
@@ -151,25 +151,25 @@ def _layer_chart(
     )
 
 
-def _second(one: Strand, name: str, label: str, points: int) -> list[Curve]:
-    """What it was before; nothing where that is the same: without a shift, or without a quantizer."""
+def _second(strand: Strand, name: str, label: str, points: int) -> list[Curve]:
+    """Curve of the value before; none where both are equal: without a shift, or without a quantizer."""
     kind, _, layer = name.partition(".")
     other = {"mean_before": "mean_after", "drift_coded": "drift"}[kind]
-    same = all(np.array_equal(run.figure(name), run.figure(f"{other}.{layer}"), equal_nan=True) for run in one.runs)
-    return [] if same else curve(one, every(name), points, label=label, dashed=True)
+    same = all(np.array_equal(run.figure(name), run.figure(f"{other}.{layer}"), equal_nan=True) for run in strand.runs)
+    return [] if same else curve(strand, every(name), points, label=label, dashed=True)
 
 
 def weight_charts(strands: Sequence[Strand]) -> list[Choice]:
-    told = [(one, run) for one in strands for run in one.runs[:1] if run.weights]
-    layers = max((len({held.histogram.layer for held in run.weights}) for _, run in told), default=1)
-    most = max(1, HISTOGRAMS // (layers * max(1, len(told))))
+    recorded = [(strand, run) for strand in strands for run in strand.runs[:1] if run.weights]
+    layers = max((len({held.histogram.layer for held in run.weights}) for _, run in recorded), default=1)
+    most = max(1, HISTOGRAMS // (layers * max(1, len(recorded))))
     made: list[tuple[str, Histograms]] = []
-    for one, run in told:
+    for strand, run in recorded:
         rounds = sorted({held.round for held in run.weights})
         kept = [rounds[i] for i in chosen(len(rounds), most)] if most > 1 else rounds[-1:]
         for number in kept:
-            seed = f", seed {run.experiment.seed}" if len(one.line.runs) > 1 else ""
-            label = f"{one.line.label}{seed}, round {number}"
+            seed = f", seed {run.experiment.seed}" if len(strand.line.runs) > 1 else ""
+            label = f"{strand.line.label}{seed}, round {number}"
             made.append((label, _histograms(run, number, f"weights-{len(made) + 1}", label)))
     return [Choice("weights", "Weights before and after the quantizer", [*made])] if made else []
 

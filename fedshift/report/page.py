@@ -169,11 +169,11 @@ class Markup:
 
     def _row(self, row: TableRow, classes: list[str]) -> str:
         line = f' data-line="{self._known[row.line]}"' if row.line in self._known else ""
-        told = [
+        cells = [
             (escape(cell), "long" if len(cell) > LONG else kind) for cell, kind in zip(row.cells, classes, strict=True)
         ]
-        first = "".join(f'<th scope="row" class="{kind}">{cell}</th>' for cell, kind in told[:1])
-        rest = "".join(f'<td class="{kind}">{cell}</td>' for cell, kind in told[1:])
+        first = "".join(f'<th scope="row" class="{kind}">{cell}</th>' for cell, kind in cells[:1])
+        rest = "".join(f'<td class="{kind}">{cell}</td>' for cell, kind in cells[1:])
         return f"<tr{line}>{first}{rest}</tr>"
 
     def _id(self, name: str) -> str:
@@ -189,8 +189,8 @@ class Markup:
 
 def _numeric(table: Table, place: int) -> bool:
     cells = [row.cells[place].strip() for row in table.rows]
-    told = [cell for cell in cells if cell not in ABSENT]
-    return bool(told) and all(NUMERIC.fullmatch(cell) for cell in told)
+    present = [cell for cell in cells if cell not in ABSENT]
+    return bool(present) and all(NUMERIC.fullmatch(cell) for cell in present)
 
 
 def embedded(lines: Sequence[LegendLine], charts: Sequence[Chart]) -> str:

@@ -75,7 +75,7 @@ PAPER = style(
 
 
 def check(formats: Sequence[str], who: str) -> None:
-    """What is needed to draw is there, and these are formats."""
+    """Raise SettingsError where matplotlib is missing or a format is unknown."""
     if find_spec("matplotlib") is None:
         raise SettingsError(f"{who} {needs('matplotlib')}")
     for form in formats:

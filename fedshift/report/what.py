@@ -26,19 +26,19 @@ def section(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]
 
 
 def status(run: Recorded) -> str:
-    """How it ended, and what of its record is lost."""
+    """State of a run at its end, and the lost parts of its record."""
     rounds = run.experiment.train.rounds
-    said = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
+    end = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
     if run.finished and not counts(run):
-        said = f"finished, but the record ends with round {run.reached} of {rounds}"
-    return "; ".join([said, *losses(run)])
+        end = f"finished, but the record ends with round {run.reached} of {rounds}"
+    return "; ".join([end, *losses(run)])
 
 
 def losses(run: Recorded) -> list[str]:
     """Lines that are damaged, and rounds that have none."""
-    told = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
+    damaged = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
     gone = run.missing
-    return [*told, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
+    return [*damaged, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
 
 
 def called(folders: Sequence[Path]) -> dict[Path, str]:
@@ -56,8 +56,8 @@ def called(folders: Sequence[Path]) -> dict[Path, str]:
 
 def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Table:
     words = summary.words(grouped.varying)
-    lines = {run.folder: one.line for one in grouped.strands for run in one.runs}
-    named = called([*(run.folder for run in runs), *(one.folder for one in broken)])
+    lines = {run.folder: strand.line for strand in grouped.strands for run in strand.runs}
+    named = called([*(run.folder for run in runs), *(run.folder for run in broken)])
     doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:
@@ -65,7 +65,7 @@ def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken])
         line = lines.get(run.folder)
         ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
         rows.append(TableRow(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
-    rows += [TableRow("", [named[one.folder], *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
+    rows += [TableRow("", [named[run.folder], *[""] * len(words), "", f"broken: {run.problem}"]) for run in broken]
     return Table("runs", "Runs", ["run", *words.values(), "seed", "status"], rows, folded=len(rows) > 20)
 
 
@@ -100,14 +100,14 @@ def versions(runs: Sequence[Recorded]) -> list[Table]:
 
 
 def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
-    """Who holds which labels: a field for each way in which they are held."""
+    """Labels of each client: a field for each partition among the runs."""
     found: dict[str, tuple[Recorded, list[ClientRecord]]] = {}
     for run in runs:
         known = [client for client in run.clients if client.labels]
         if known:
             held = str([client.labels for client in known])
-            told = held in found and any(marks(found[held][0].experiment, found[held][1]))
-            if held not in found or (not told and any(marks(run.experiment, known))):  # whose labels are whose
+            marked = held in found and any(marks(found[held][0].experiment, found[held][1]))
+            if held not in found or (not marked and any(marks(run.experiment, known))):  # whose labels are whose
                 found[held] = run, known
     kept = list(found.values())[:PARTITIONS]
     seeds = Counter(run.experiment.seed for run, _ in kept)
@@ -126,7 +126,7 @@ def _heat(experiment: Experiment, clients: Sequence[ClientRecord], name: str, ti
     """Clients in the order of their groups, those of most bits first; every so many of a great many."""
     classes = len(clients[0].labels)
     order = {group: -bits(experiment, group) for group in dict.fromkeys(client.group for client in clients)}
-    ordered = sorted(clients, key=lambda one: (order[one.group], one.group, one.number))
+    ordered = sorted(clients, key=lambda client: (order[client.group], client.group, client.number))
     shown = [ordered[i] for i in chosen(len(ordered), CLIENTS)]
     some = f" {len(shown)} of {len(ordered)} clients." if len(shown) < len(ordered) else ""
     return Heat(

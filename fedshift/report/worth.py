@@ -27,10 +27,10 @@ def section(grouped: Grouped) -> Section:
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    rows = [one.row for one in strands if one.row]
+    rows = [strand.row for strand in strands if strand.row]
     if not rows:
         return ["No run is finished yet, so nothing can be said."]
-    labels = {id(one.row): one.line.label for one in strands}
+    labels = {id(strand.row): strand.line.label for strand in strands}
     return tradeoff.answers(rows, lambda row: labels[id(row)])
 
 
@@ -77,8 +77,8 @@ def _chart(
     strands: Sequence[Strand], like: Points, across: Callable[[summary.SummaryRow], float | None]
 ) -> Points | Choice | None:
     """A field for each task; one task at a time where there are very many."""
-    keys = {id(one.row): one.line.key for one in strands}
-    groups = summary.tasks(one.row for one in strands if one.row)
+    keys = {id(strand.row): strand.line.key for strand in strands}
+    groups = summary.tasks(strand.row for strand in strands if strand.row)
     fields = []
     for rows in groups:
         places = [(row, x) for row in rows if (x := across(row)) and math.isfinite(row.mean)]
@@ -100,8 +100,8 @@ def _chart(
     if len(fields) <= PANELS:
         return like._replace(fields=fields)
     several = [
-        like._replace(name=f"{like.name}-of-{i + 1}", title=f"{like.title}: {one.title}", fields=[one])
-        for i, one in enumerate(fields)
+        like._replace(name=f"{like.name}-of-{i + 1}", title=f"{like.title}: {field.title}", fields=[field])
+        for i, field in enumerate(fields)
     ]
     return Choice(like.name, like.title, [(chart.fields[0].title, chart) for chart in several])
 
@@ -123,12 +123,12 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
         f"full precision at equal bytes{unit}",
         "MB to target",
     ]
-    by_row = {id(one.row): one for one in strands if one.row}
-    merits = summary.merits([one.row for one in strands if one.row])
+    by_row = {id(strand.row): strand for strand in strands if strand.row}
+    merits = summary.merits([strand.row for strand in strands if strand.row])
     listed = [(by_row[id(row)], _setting_cells(row, optimal)) for row, optimal in merits]
-    listed += [(one, _unfinished(one)) for one in strands if one.row is None]
-    labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in listed]
-    rows = [TableRow(one.line.key, [*label, *cells]) for (one, cells), label in zip(listed, labels, strict=True)]
+    listed += [(strand, _unfinished(strand)) for strand in strands if strand.row is None]
+    labels = [[strand.line.label] if named else [*strand.line.settings.values()] for strand, _ in listed]
+    rows = [TableRow(strand.line.key, [*label, *cells]) for (strand, cells), label in zip(listed, labels, strict=True)]
     title = f"{titled(experiment)}, bytes, and full precision beside them"
     return Table(name, title, columns, rows, caption=_caption(experiment))
 
@@ -186,6 +186,6 @@ def _equal(row: summary.SummaryRow) -> str:
     return f"{scored(found.score, row.experiment)} (this {which} by {by}{verdict})"
 
 
-def _unfinished(one: Strand) -> list[str]:
-    up = statistics.fmean(float(run.up.sum()) for run in one.runs)
-    return [f"unfinished, round {one.reached} of {one.experiment.train.rounds}", megabytes(up), *[""] * 5]
+def _unfinished(strand: Strand) -> list[str]:
+    up = statistics.fmean(float(run.up.sum()) for run in strand.runs)
+    return [f"unfinished, round {strand.reached} of {strand.experiment.train.rounds}", megabytes(up), *[""] * 5]

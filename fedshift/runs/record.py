@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds a run or a sweep."""
+        """True if it contains a run or a sweep."""
         return any((self.path / name).exists() for name in (SETTINGS, SWEEP))
 
     @property
@@ -78,7 +78,7 @@ class RunFolder:
         self.close()
 
     def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: RunIdentity) -> None:
-        """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
+        """Write what is known before the first round; settings.toml comes last: it makes the folder a run's."""
         write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
         write(self.clients, csv_lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, csv_lines([header(experiment, fed)]))
@@ -130,8 +130,8 @@ class RunFolder:
         self._append(self.rounds, line)
         self.checksum = zlib.crc32(line, self.checksum)
         if outcome.histograms:
-            told = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
-            self._append(self.histograms, "".join(told).encode())
+            texts = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
+            self._append(self.histograms, "".join(texts).encode())
 
     def finish(self, params: Params, identity: RunIdentity) -> None:
         """The model; what was only there to go on from goes."""
@@ -174,7 +174,7 @@ class RunFolder:
 
 
 def begun(path: Path) -> bool:
-    """Whether there is a run in a folder."""
+    """True if there is a run in a folder."""
     return (path / SETTINGS).exists()
 
 

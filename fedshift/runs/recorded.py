@@ -48,7 +48,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a run has recorded; figures are NaN where nothing was measured."""
+    """Record of a run; figures are NaN where nothing was measured."""
 
     folder: Path
     experiment: Experiment
@@ -67,7 +67,7 @@ class Recorded:
 
     @property
     def finished(self) -> bool:
-        """What is published of a run has no model, but all of its rounds."""
+        """True if all rounds are there; a published record has no model, but all of its rounds."""
         return bool(self.reached) and (self.ended or self.reached == self.experiment.train.rounds)
 
     @property
@@ -185,11 +185,11 @@ def _weights(path: Path) -> tuple[list[Weights], int]:
 
 def _histogram(line: bytes) -> Weights | None:
     try:
-        told = json.loads(line)
-        low, high = float(told["low"]), float(told["high"])
-        counts = [[int(n) for n in told[name]] for name in ("before", "after")]
+        content = json.loads(line)
+        low, high = float(content["low"]), float(content["high"])
+        counts = [[int(n) for n in content[name]] for name in ("before", "after")]
         if not (math.isfinite(high - low) and low <= high and counts[0] and len(counts[0]) == len(counts[1])):
             return None
-        return Weights(int(told["round"]), Histogram(str(told["layer"]), low, high, *counts))
+        return Weights(int(content["round"]), Histogram(str(content["layer"]), low, high, *counts))
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

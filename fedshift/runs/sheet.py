@@ -108,12 +108,13 @@ def estimates(runs: Iterable[Estimate]) -> str:
 real frames to estimates measured in 4 rounds.'
     """
     runs = list(runs)
-    some = [one for one in runs if one.estimated]
-    if not some:
+    estimated = [estimate for estimate in runs if estimate.estimated]
+    if not estimated:
         return ""
-    framed = sum(one.framed for one in some)
-    ends = list(dict.fromkeys(f"{end([one.ratio for one in some]):.5g}" for end in (min, max)))
-    which = f"Uploaded bytes of {sum(one.estimated for one in some)} of {sum(one.rounds for one in runs)} rounds"
+    framed = sum(estimate.framed for estimate in estimated)
+    ends = list(dict.fromkeys(f"{end([estimate.ratio for estimate in estimated]):.5g}" for end in (min, max)))
+    rounds, every = sum(estimate.estimated for estimate in estimated), sum(estimate.rounds for estimate in runs)
+    which = f"Uploaded bytes of {rounds} of {every} rounds"
     how = f"times {' to '.join(ends)}, the ratio of real frames to estimates measured in {framed} round"
     if not framed:
         return f"{which} are estimated from counts of codes, and no real frames were made to check them."

@@ -146,7 +146,7 @@ def namer(made: Sequence[SummaryRow]) -> Name:
 
 
 def task_name(row: SummaryRow, groups: Sequence[Sequence[SummaryRow]]) -> str:
-    """What tells a task apart from the others: its data, model, algorithm and metric."""
+    """Settings in which a task differs from the others: its data, model, algorithm and metric."""
     flats = [described(rows[0].experiment) for rows in groups]
     own = described(row.experiment)
     differing = [key for key in own if len({str(flat.get(key)) for flat in flats}) > 1]
@@ -219,7 +219,7 @@ def _sentences(row: SummaryRow, equal: Equal | None, name: Name) -> list[str]:
 
 
 def room_of(experiment: Experiment) -> str:
-    """How the target differs from the score of full precision."""
+    """Difference of the target from the score of full precision."""
     if experiment.train.metric == "accuracy":
         return "less 1 point"
     return "plus 1 %" if experiment.train.lower else "less 1 %"
@@ -248,7 +248,7 @@ def _losing(judged: Sequence[SummaryRow], name: Name) -> list[str]:
 
 
 def _missing(alone: Sequence[SummaryRow], name: Name) -> list[str]:
-    """Which settings have no full-precision run beside them, and how to add one."""
+    """Settings that have no full-precision run beside them, and the option that adds one."""
     if not alone:
         return []
     bits = alone[0].experiment.uplink.bits

@@ -35,8 +35,8 @@ def legal(names: Iterable[str]) -> list[str]:
     ['layers/step/a-b', 'layers/step/a-b-']
     """
     found: list[str] = []
-    for one in names:
-        plain = re.sub(r"[^\w./ -]", "-", one, flags=re.ASCII)[:LONGEST]
+    for name in names:
+        plain = re.sub(r"[^\w./ -]", "-", name, flags=re.ASCII)[:LONGEST]
         while plain in found:
             plain += "-"
         found.append(plain)
@@ -52,7 +52,7 @@ class Figures:
         self.up = self.down = 0.0
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """What was recorded since the last time."""
+        """Rounds that were recorded since the last call; damaged lines are left out."""
         with open(self.path, "rb") as file:
             file.seek(self.read)
             whole, end, _ = file.read().rpartition(b"\n")

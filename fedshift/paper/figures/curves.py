@@ -28,8 +28,8 @@ ROWS = {
 def curve(line: SeedLine, of: Callable[[FinishedRun], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
     """Rounds that all runs of a line have, and each run smoothed over its own."""
     each = [of(record) for record in line.records]
-    rounds = sorted(set.intersection(*(set(one) for one in each)))
-    return rounds, [moving(np.array([one[t] for t in rounds])).tolist() for one in each]
+    rounds = sorted(set.intersection(*(set(values) for values in each)))
+    return rounds, [moving(np.array([values[t] for t in rounds])).tolist() for values in each]
 
 
 def fitting(layers: list[str]) -> list[str]:
@@ -61,17 +61,17 @@ def plot(
 
 
 def caption(source: Source, panels: Sequence[ShiftPanel], more: str = "") -> str:
-    """What lines and bands are, below curves."""
+    """Explanation of lines and bands, below curves."""
     bands = any(len(line.records) > 1 for panel in panels for line in panel.lines)
     means = "mean over seeds of ten-round moving averages, bands: all seeds" if bands else "ten-round moving average"
     return f"{source.about(panels)}; {means}; the beginning cut off{more}"
 
 
 def across(panels: Sequence[ShiftPanel]) -> int:
-    """How many panels stand side by side: one for each number of bits where every row has the same ones."""
+    """Number of panels side by side: one for each number of bits where every row has the same ones."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for one in panels:
-        rows.setdefault((one.algorithm, one.more), []).append(one.bits)
+    for panel in panels:
+        rows.setdefault((panel.algorithm, panel.more), []).append(panel.bits)
     first, *others = rows.values()
     if 1 < len(first) <= 5 and all(row == first for row in others):
         return len(first)
@@ -103,7 +103,7 @@ def draw_accuracy(source: Source) -> DrawnFigure:
             continue
         panel = panels[place]
         exact = [(panel.exact, EXACT, ":")] if panel.exact else []
-        for line, colour, style in [*exact, *((*one, "-") for one in coloured(panel))]:
+        for line, colour, style in [*exact, *((*pair, "-") for pair in coloured(panel))]:
             late += plot(axes, line, score, colour, style)
         axes.set_title(f"{panel.title}\n{panel.more}" if panel.more else panel.title)
         if place + wide >= len(panels):  # nothing below it

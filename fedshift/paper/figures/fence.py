@@ -64,7 +64,7 @@ class LayerStep(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Whether the step is shorter where the theorem says so."""
+        """True if the step is shorter where the theorem says so, and longer elsewhere."""
         return (self.gain > 0) == (gain(self.share, self.ratio) > 0)
 
 
@@ -146,10 +146,10 @@ def taken(record: FinishedRun, number: int, share: float) -> float:
 
     A published record has this to work the mean before the shift out from the mean after it.
     """
-    said = record.experiment.shift
-    if not said.on:
+    config = record.experiment.shift
+    if not config.on:
         return share
-    rule = Shift(said.per, said.share, said.max_share, said.warmup)
+    rule = Shift(config.per, config.share, config.max_share, config.warmup)
     return rule.share_in(Round(number, 0, 0, Broadcast({}, {}), {}, {}, share))
 
 
@@ -167,8 +167,8 @@ def spread(rounds: Sequence[LayerMeans]) -> Spread:
     """
     if len(rounds) < 2:
         raise RunError("the fence: needs runs of three rounds or more")
-    at = statistics.quantiles((one.ratio for one in rounds), n=20, method="inclusive")
-    return Spread(tuple(at[i] for i in (0, 4, 9, 14, 18)), statistics.fmean(one.shorter for one in rounds))
+    at = statistics.quantiles((means.ratio for means in rounds), n=20, method="inclusive")
+    return Spread(tuple(at[i] for i in (0, 4, 9, 14, 18)), statistics.fmean(means.shorter for means in rounds))
 
 
 class Ratios(NamedTuple):
@@ -186,7 +186,7 @@ def ratios(panel: ShiftPanel) -> Ratios:
         raise RunError(f"{where}: the fence: is about means of layers, and this run's shift is per filter")
     layers = fitting(lines[0].records[0].layers("mean_after"))
     seen = {line.label: [_means(line, layer) for layer in layers] for line in lines}
-    shares = [one.share for rounds in seen.values() for some in rounds for one in some]
+    shares = [means.share for rounds in seen.values() for some in rounds for means in some]
     if not shares:
         raise RunError(
             f"{lines[0].records[0].folder}: the fence: needs means of layers in rounds that follow each other"
@@ -197,21 +197,21 @@ def ratios(panel: ShiftPanel) -> Ratios:
 
 
 def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
-    return [one for record in line.records for one in means(record, layer)]
+    return [mean for record in line.records for mean in means(record, layer)]
 
 
 def draw(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
-    told, measured = ratios(panel), steps()
-    rows = sum(len(some) for some in told.lines.values())
+    recorded, measured = ratios(panel), steps()
+    rows = sum(len(some) for some in recorded.lines.values())
     figure = sheet(COLUMN, 2.75 + 0.13 * rows)
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.75, 0.3 + 0.13 * rows])
     _curve(top, measured)
-    _rounds(low, told, panel)
+    _rounds(low, recorded, panel)
     low.set_xlim(LEAST, MOST)
     low.set_xlabel(r"ratio of the means, $m^{t+1}\,/\,m^{t}$")
     footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([panel])}")
-    right = sum(one.right for one in measured)
+    right = sum(step.right for step in measured)
     checked = f"the theorem right in {right} of {len(measured)} steps of a small run on digits"
     return DrawnFigure(figure, f"{checked}; {source.drawn([panel])}")
 
@@ -222,7 +222,7 @@ def _curve(axes: Axes, measured: list[LayerStep]) -> None:
     _fence(axes, share)
     axes.axhline(0, color=EXACT, linewidth=0.4)
     axes.plot(x, [gain(share, float(r)) for r in x], color=EXACT, label="Theorem 2, corrected")
-    points = [one.ratio for one in measured], [one.gain for one in measured]
+    points = [step.ratio for step in measured], [step.gain for step in measured]
     axes.plot(*points, "o", color=SHIFTED, markersize=2.8, markeredgewidth=0, alpha=0.8, label="measured on weights")
     axes.set_ylim(-2.9, 9)
     axes.text(fence(share) / 2, 8.7, "inside the fence:\nlonger steps", ha="center", va="top", fontsize=SMALL)
@@ -232,24 +232,24 @@ def _curve(axes: Axes, measured: list[LayerStep]) -> None:
     letter(axes, "a", f"what the shift does to a step, I/K = {share:g}")
 
 
-def _rounds(axes: Axes, told: Ratios, panel: ShiftPanel) -> None:
-    """Where the rounds of the records lie: 5 to 95 % of them thin, the middle half thick, a dot at the median."""
-    _fence(axes, told.share)
+def _rounds(axes: Axes, recorded: Ratios, panel: ShiftPanel) -> None:
+    """Draw the ratios of recorded rounds: 5 to 95 % of them thin, the middle half thick, a dot at the median."""
+    _fence(axes, recorded.share)
     colours = {line.label: colour for line, colour in coloured(panel)}
     row, ticks = 0.0, []
-    for i in range(len(told.layers)):
-        for name, some in told.lines.items():
+    for i in range(len(recorded.layers)):
+        for name, some in recorded.lines.items():
             colour, (least, low, median, high, most) = colours[name], some[i].ratios
             first = name if not i else None
             axes.plot([least, most], [row, row], color=colour, linewidth=0.8)
             axes.plot([low, high], [row, row], color=colour, linewidth=2.6, solid_capstyle="butt", label=first)
             axes.plot(median, row, "o", color="white", markeredgecolor=colour, markersize=3, markeredgewidth=0.8)
-            said = f"{100 * some[i].shorter:.0f} %"
-            axes.text(MOST - 0.05, row, said, ha="right", va="center", fontsize=5.5, color=colour)
+            text = f"{100 * some[i].shorter:.0f} %"
+            axes.text(MOST - 0.05, row, text, ha="right", va="center", fontsize=5.5, color=colour)
             row += 1
-        ticks.append(row - (len(told.lines) + 1) / 2)
+        ticks.append(row - (len(recorded.lines) + 1) / 2)
         row += 0.7
-    axes.set_yticks(ticks, [layer.removesuffix(".weight") for layer in told.layers])
+    axes.set_yticks(ticks, [layer.removesuffix(".weight") for layer in recorded.layers])
     axes.set_ylim(row - 0.2, -2.4)
     axes.tick_params(axis="y", length=0)
     axes.legend(loc="upper left", ncols=2, borderpad=0, borderaxespad=0.2)

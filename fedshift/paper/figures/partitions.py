@@ -41,7 +41,7 @@ def groups(data: Dataset) -> tuple[Tensor, Tensor]:
     """Label counts of every client of the main partition, and who of them is inferior."""
     experiment = recipe(data)
     uplinks, group = links(experiment)
-    lossy = torch.tensor([one.uplink.lossy for one in uplinks])[group]
+    lossy = torch.tensor([uplink.uplink.lossy for uplink in uplinks])[group]
     return counts(split(experiment, data), data.y, data.classes), lossy
 
 
@@ -49,8 +49,8 @@ def mixes(data: Dataset, clients: int = FEW) -> dict[float, Tensor]:
     """Label counts of a few clients by alpha."""
     made = {}
     for alpha in ALPHAS:
-        said = {"data.partition": "dirichlet", "data.alpha": alpha, "data.clients": clients}
-        made[alpha] = counts(split(recipe(data).changed(**said), data), data.y, data.classes)
+        changes = {"data.partition": "dirichlet", "data.alpha": alpha, "data.clients": clients}
+        made[alpha] = counts(split(recipe(data).changed(**changes), data), data.y, data.classes)
     return made
 
 
@@ -60,14 +60,17 @@ def main() -> DrawnFigure:
     held, lossy = groups(data)
     figure = sheet(PAGE, 3.3)
     axes = figure.subplots(2, 1)
-    for one, inferior, name, colour in ((axes[0], False, "superior", SUPERIOR), (axes[1], True, "inferior", INFERIOR)):
+    for panel, inferior, name, colour in (
+        (axes[0], False, "superior", SUPERIOR),
+        (axes[1], True, "inferior", INFERIOR),
+    ):
         ids = torch.nonzero(lossy == inferior)[:, 0].tolist()
-        _dots(one, held[ids], colour, 8, int(held.max()))
-        one.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
-        own = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
-        whose = f"{100 * own:.0f} % of them of {'odd' if inferior else 'even'} labels"
-        letter(one, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
-        one.set_ylabel("label")
+        _dots(panel, held[ids], colour, 8, int(held.max()))
+        panel.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
+        share = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
+        whose = f"{100 * share:.0f} % of them of {'odd' if inferior else 'even'} labels"
+        letter(panel, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
+        panel.set_ylabel("label")
     axes[1].set_xlabel("client")
     dot = f"a dot: {_range(held[held > 0])} of a label"
     axes[0].text(1, 1.03, dot, transform=axes[0].transAxes, ha="right", va="bottom", fontsize=SMALL)

@@ -18,7 +18,7 @@ from fedshift.runs.summary import apart, comparable, shown, uplink_label, words
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
 LINK = ("uplink.", "algorithm.", "shift.")  # what a line may differ in from the one of full precision beside it
 ORDER = ["FedAvg", "FedPAQ", "Fed-EF", "FedProx", "FedProx with feedback", "SCAFFOLD", "SCAFFOLD with feedback"]
-TOLD = ("algorithm.name", "uplink.bits", "uplink.feedback")  # said in words
+WORDED = ("algorithm.name", "uplink.bits", "uplink.feedback")  # said in words
 
 
 class SeedLine(NamedTuple):
@@ -60,7 +60,7 @@ class ShiftPanel(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What figures 5, 7, 8 and 9 are drawn from."""
+    """Runs that figures 5, 7, 8 and 9 are drawn from."""
 
     panels: list[ShiftPanel]
     folder: Path
@@ -71,15 +71,15 @@ class Source(NamedTuple):
         """The panel that tells most about the shift: with and without it, FedPAQ, of the fewest bits."""
         return min(
             self.panels,
-            key=lambda one: (
-                one.plain is None or not one.shifted,
-                one.algorithm != TITLES["fedpaq"],
-                _least(one.lines[0]),
+            key=lambda panel: (
+                panel.plain is None or not panel.shifted,
+                panel.algorithm != TITLES["fedpaq"],
+                _least(panel.lines[0]),
             ),
         )
 
     def drawn(self, panels: Sequence[ShiftPanel]) -> str:
-        """How many runs, of how many rounds, from where."""
+        """Number of runs, their rounds and their folder."""
         records = _once(panels)
         if self.fresh:
             return f"from a fresh small run: {_data(records)}, {_rounds(records)}"
@@ -114,24 +114,26 @@ def found(folder: Path) -> tuple[list[FinishedRun], list[str]]:
 
 def panels(records: Sequence[FinishedRun]) -> list[ShiftPanel]:
     """In the paper's order; that of full precision alone is part of the others, where there are others."""
-    flat = [{key: x for key, x in comparable(one.experiment).items() if not key.startswith(OWN)} for one in records]
-    varying = [key for key in apart([one.experiment for one in records])[0] if not key.startswith(OWN)]
+    flat = [
+        {key: x for key, x in comparable(record.experiment).items() if not key.startswith(OWN)} for record in records
+    ]
+    varying = [key for key in apart([record.experiment for record in records])[0] if not key.startswith(OWN)]
     grouped: dict[str, dict[str, list[FinishedRun]]] = {}
-    for record, one in zip(records, flat, strict=True):
-        shift = {key: x for key, x in one.items() if key.startswith("shift.")}
-        rest = {key: x for key, x in one.items() if key not in shift}
+    for record, settings in zip(records, flat, strict=True):
+        shift = {key: x for key, x in settings.items() if key.startswith("shift.")}
+        rest = {key: x for key, x in settings.items() if key not in shift}
         grouped.setdefault(str(rest), {}).setdefault(str(shift), []).append(record)
     lines = [[SeedLine("", some) for some in group.values()] for group in grouped.values()]
     exact = {_without(LINK, line): line for group in lines for line in group if _full(line)}
     drawn = [group for group in lines if not all(map(_full, group))] or lines
     made = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
-    return sorted(made, key=lambda one: (one.more, ORDER.index(one.algorithm), len(one.bits), one.bits))
+    return sorted(made, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
 
 
 def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | None) -> ShiftPanel:
-    said = dotted(lines[0].experiment.model_dump())
-    others = [key for key in varying if key not in TOLD and not key.startswith("shift.")]
-    more = ", ".join(f"{word} {shown(said.get(key))}" for key, word in words(others).items())
+    settings = dotted(lines[0].experiment.model_dump())
+    others = [key for key in varying if key not in WORDED and not key.startswith("shift.")]
+    more = ", ".join(f"{word} {shown(settings.get(key))}" for key, word in words(others).items())
     plain = next((line for line in lines if not line.experiment.shift.on), None)
     shifted = [line for line in lines if line.experiment.shift.on]
     if exact is plain:
@@ -163,10 +165,10 @@ def algorithm(experiment: Experiment) -> str:
 
 def _shift(line: SeedLine, others: Sequence[SeedLine]) -> str:
     """With its rule and its own settings where there are several."""
-    varying, _ = apart([one.experiment for one in others])
-    own = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
-    rule = f" {own.pop('shift.on')}" if "shift.on" in own else ""
-    settings = [f"{key.removeprefix('shift.')} {x}" for key, x in own.items() if key.startswith("shift.")]
+    varying, _ = apart([other.experiment for other in others])
+    differing = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
+    rule = f" {differing.pop('shift.on')}" if "shift.on" in differing else ""
+    settings = [f"{key.removeprefix('shift.')} {x}" for key, x in differing.items() if key.startswith("shift.")]
     return ", ".join([f"with shift{rule}", *settings])
 
 
@@ -189,16 +191,16 @@ def _once(panels: Iterable[ShiftPanel]) -> list[FinishedRun]:
 
 
 def _rounds(records: Sequence[FinishedRun]) -> str:
-    least, most = (which(len(one.lines) for one in records) for which in (min, max))
+    least, most = (which(len(record.lines) for record in records) for which in (min, max))
     return f"{least} to {most} rounds" if least < most else f"{most} round{'s' * (most > 1)}"
 
 
 def _seeds(panels: Iterable[ShiftPanel]) -> str:
-    """How many runs a line is the mean of."""
+    """Number of runs that a line is the mean of."""
     counts = [len(line.records) for panel in panels for line in panel.all]
     least, most = min(counts), max(counts)
     return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least} to {most} seeds a line"
 
 
 def _data(records: Sequence[FinishedRun]) -> str:
-    return ", ".join(dict.fromkeys(DATA.get(name := one.experiment.data.name, name) for one in records))
+    return ", ".join(dict.fromkeys(DATA.get(name := record.experiment.data.name, name) for record in records))

@@ -26,7 +26,7 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """What it was drawn from, below everything else, in lines that fit."""
+    """Write the source of a figure below everything else, in lines that fit."""
     wide = int(20 * figure.get_figwidth())  # characters of the small size
     lines = [line for part in text.splitlines() for line in textwrap.wrap(part, wide)]
     figure.supxlabel("\n".join(lines), fontsize=SMALL, color=EXACT, x=0.01, ha="left")
@@ -35,8 +35,8 @@ def footnote(figure: Figure, text: str) -> None:
 def legend(figure: Figure, axes: Iterable[Axes]) -> None:
     """One for all panels, above them."""
     named: dict[str, Artist] = {}
-    for one in axes:
-        named |= dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
+    for panel in axes:
+        named |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     figure.legend(list(named.values()), list(named), loc="outside upper right", ncols=len(named), borderaxespad=0)
 
 

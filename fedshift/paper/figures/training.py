@@ -83,8 +83,8 @@ def draw() -> DrawnFigure:
     reach = 1.02 * max(float(params[layer].abs().max()) for params in (first, last))
     for row, (name, (quantizer, colour)) in enumerate(QUANTIZERS.items()):
         for column, (params, epoch) in enumerate(((first, "epoch 0, as initialised"), (last, f"epoch {EPOCHS}"))):
-            one = counted(params[layer], quantizer, reach)
-            _panel(axes[row, column], one, name, colour)
+            counts = counted(params[layer], quantizer, reach)
+            _panel(axes[row, column], counts, name, colour)
             letter(axes[row, column], "abcd"[2 * row + column], f"{name}, {BITS} bits, {epoch}")
     for one_axes in axes[:, 0]:
         one_axes.set_ylabel("number of weights")
@@ -100,13 +100,15 @@ def draw() -> DrawnFigure:
     return DrawnFigure(figure, source)
 
 
-def _panel(axes: Axes, one: WeightCounts, name: str, colour: str) -> None:
+def _panel(axes: Axes, weights: WeightCounts, name: str, colour: str) -> None:
     """On a logarithmic scale: a code stands for the weights of many bins."""
-    axes.stairs(one.before, one.edges, fill=True, color=FAINT, label="32 bits: in a bin")
-    values, counts = list(one.after), list(one.after.values())
+    axes.stairs(weights.before, weights.edges, fill=True, color=FAINT, label="32 bits: in a bin")
+    values, counts = list(weights.after), list(weights.after.values())
     axes.vlines(values, 0.5, counts, color=colour, linewidth=1.4)
     axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}: at a code")
     axes.set_yscale("log")
     axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 1.2))
-    told = f"error {100 * one.error:.1f} %, mean {one.mean:.4f}, spread {one.spread:.3f}".replace("-", "\N{MINUS SIGN}")
-    axes.text(1, 0.98, told, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)
+    text = f"error {100 * weights.error:.1f} %, mean {weights.mean:.4f}, spread {weights.spread:.3f}".replace(
+        "-", "\N{MINUS SIGN}"
+    )
+    axes.text(1, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

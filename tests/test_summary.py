@@ -19,12 +19,12 @@ from fedshift.runs.summary import (
     columns,
     comparable,
     difference,
+    difference_text,
     load,
     names,
     rows,
     sentences,
     table,
-    told,
     uplink_label,
 )
 
@@ -252,8 +252,8 @@ def test_a_damaged_record_is_not_summed_up(tmp_path: Path) -> None:
 def test_a_difference_of_ones_own_metric_is_no_percentage() -> None:
     made = rows([one._replace(score=one.score * 100) for one in CLEAR])
     experiment = Experiment(train={"metric": "mine:gain"})
-    assert told(made[1], experiment) == "-10 against 32 bits"
-    assert told(made[1], Experiment()) == "-1000.0 against 32 bits"
+    assert difference_text(made[1], experiment) == "-10 against 32 bits"
+    assert difference_text(made[1], Experiment()) == "-1000.0 against 32 bits"
 
 
 def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:

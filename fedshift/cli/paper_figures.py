@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.cli import running
-from fedshift.core.files import RunError, write
+from fedshift.core.files import RunError, make_folder, write
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.figures.records import Source, found, panels
@@ -40,10 +40,7 @@ def figures(
     if records is not None and not records.is_dir():
         raise SettingsError(f"--records {records}: there is no such folder")
     check_places((place(out, number, kind) for number in asked for kind in kinds), MAKER, "--out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(out, "--out")
     source, failed = None, False
     if any(number in RECORDED for number in asked):
         recorded = None if fresh or rounds is not None else runs(records)

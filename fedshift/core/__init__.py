@@ -1,1 +1,1 @@
-"""Tensors by name, random numbers keyed by purpose, names and atomic files; nothing here knows of learning."""
+"""Tensors by name, random numbers keyed by purpose, names, units, text tables, atomic files; nothing of learning."""

@@ -114,6 +114,15 @@ def replace(path: Path, content: bytes, beside: Path, sync: bool = False) -> Non
         raise
 
 
+def make_folder(path: Path, option: str = "") -> None:
+    """Make a folder and those above it; RunError where that fails, which names the option that asked for it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        where = f"{option} {path}" if option else str(path)
+        raise RunError(f"{where}: cannot be written to: {problem.strerror or problem}") from None
+
+
 def remove(folder: Path, pattern: str) -> None:
     """Remove the files in a folder whose names match, not folders; RunError where one cannot be removed."""
     for path in list(folder.glob(pattern)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.core.files import RunError, write
+from fedshift.core.files import RunError, make_folder, write
 from fedshift.core.tables import Listing
 from fedshift.experiment.rates import rate
 from fedshift.experiment.toml import SettingsError
@@ -156,10 +156,7 @@ def publish_codecs(folder: Path, uploads: Sequence[CodecUpload], machine: dict[s
     about = {key: value for key, value in machine.items() if key != "command"}
     rows = [upload._asdict() | {"encode": float(f"{upload.encode:.3g}")} for upload in uploads]
     rows = [row | {"snr_db": row["snr_db"] and round(row["snr_db"], 2), "bytes": round(row["bytes"])} for row in rows]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(folder)
     write(folder / CODECS, (json.dumps({"machine": about, "uploads": rows}, indent=1) + "\n").encode())
     return folder / CODECS
 

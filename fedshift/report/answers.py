@@ -136,7 +136,7 @@ def _result_cells(strand: Strand, compared: bool) -> list[str]:
         up = statistics.fmean(float(run.up.sum()) for run in strand.runs)
         return [at, *([""] * compared), str(len(strand.runs)), last, megabytes(up)]
     spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
-    cells = [f"{scored(row.mean, experiment)}{spread}", *([summary.told(row, experiment)] * compared)]
+    cells = [f"{scored(row.mean, experiment)}{spread}", *([summary.difference_text(row, experiment)] * compared)]
     return [*cells, str(len(row.scores)), scored(row.last, experiment), megabytes(row.bytes_up)]
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedshift.core.files import RunError, write
+from fedshift.core.files import RunError, make_folder, write
 from fedshift.core.units import BYTES, SECONDS, Units, rate_text, unit
 from fedshift.report.charts import (
     Axis,
@@ -304,10 +304,7 @@ def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> lis
     check(formats, "--figures")
     places = [(chart, folder / f"{chart.name}.{form}", form) for chart in charts(report) for form in formats]
     check_places((path for _, path, _ in places), MAKER, "--figures")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(folder)
     lines = {line.key: line for line in report.lines}
     with styled(REPORT):
         last: tuple[Chart, Figure] | None = None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedshift.core.files import RunError, write
+from fedshift.core.files import RunError, make_folder, write
 from fedshift.report.charts import Report, to_json
 from fedshift.report.gather import UPLINK, gather
 from fedshift.report.style import check
@@ -71,8 +71,5 @@ def check_place(out: Path) -> None:
 def write_page(made: Report, out: Path) -> None:
     from fedshift.report.page import render
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{out.parent}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(out.parent)
     write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8

@@ -606,16 +606,16 @@ def points(x: float) -> str:
     return f"{100 * x:.1f}"
 
 
-def told(row: SummaryRow, experiment: Experiment) -> str:
+def difference_text(row: SummaryRow, experiment: Experiment) -> str:
     """A row's difference, in points of accuracy or as large as a metric of one's own has it."""
-    return "" if row.gain is None else _told(Paired(row.gain, row.verdict), row.against, experiment)
+    return "" if row.gain is None else _difference_text(Paired(row.gain, row.verdict), row.against, experiment)
 
 
 def compared_with(row: SummaryRow) -> str:
     """Difference from full precision with the same server rule where there is one, else from no shift; for tables."""
     if row.cost is None:
-        return told(row._replace(verdict=brief(row.verdict)), row.experiment)
-    return _told(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
+        return difference_text(row._replace(verdict=brief(row.verdict)), row.experiment)
+    return _difference_text(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
 
 
 def brief(verdict: str) -> str:
@@ -623,7 +623,7 @@ def brief(verdict: str) -> str:
     return "one seed" if verdict == ONE_SEED else verdict
 
 
-def _told(of: Paired, against: str, experiment: Experiment) -> str:
+def _difference_text(of: Paired, against: str, experiment: Experiment) -> str:
     verdict = f" ({of.verdict})" if of.verdict else ""
     return f"{much(of.gain, experiment)}{quality(of.gain, experiment)} against {against}{verdict}"
 

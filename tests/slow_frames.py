@@ -34,7 +34,7 @@ from fedshift.codecs.base import Coder, Quantizer
 from fedshift.codecs.bitpack import BitPack
 from fedshift.codecs.entropy import PLAIN, WHOLE, _frequency, _model, _scaled, _table
 from fedshift.models import MLP, PaperCNN
-from fedshift.wire.frame import Header, Record, build, describe
+from fedshift.wire.frame import Header, TensorRecord, build, describe
 from fedshift.wire.reader import code_count, side_numbers
 from fedshift.wire.registry import numbers_of
 
@@ -49,7 +49,7 @@ def frame_of(like: Params, codec: Codec, coded: Coded, side: float = 1.0) -> byt
     for name, x in like.items():
         n, bits = code_count(codec, x.dtype, x.shape)
         codes = coded(n, bits)
-        records.append(Record(name, tuple(x.shape), *numbers_of(codec, x.dtype), codes=len(codes)))
+        records.append(TensorRecord(name, tuple(x.shape), *numbers_of(codec, x.dtype), codes=len(codes)))
         sides = np.full(side_numbers(codec, x.shape), side, "<f4")
         buffers += [sides.tobytes(), codes]
     return build(Header(lossy=codec.quantizer.lossy), len(records), describe(records), buffers)

@@ -9,8 +9,8 @@ import torch
 
 from fedshift.core.files import RunError
 from fedshift.runs.checkpoint import Checkpoints
-from fedshift.runs.identity import Identity
-from fedshift.runs.memory import Stored
+from fedshift.runs.identity import RunIdentity
+from fedshift.runs.memory import StoredMemory
 from fedshift.runs.run import Run, resume
 from tests.runs import (
     BOTH,
@@ -148,9 +148,13 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_gives_back_the_state_in_the_order_of_the_model(tmp_path: Path) -> None:
     run = Run(small(BOTH), data=digits())
     next(run)
-    saved, identity, records = Checkpoints(tmp_path), Identity.of(run.experiment, run.fed, []), ["00000000", "12345678"]
+    saved, identity, records = (
+        Checkpoints(tmp_path),
+        RunIdentity.of(run.experiment, run.fed, []),
+        ["00000000", "12345678"],
+    )
     assert saved.restore(run.state, identity, records, True) is None
-    saved.save(run.state, Stored(tmp_path / "memory", identity.run), identity, records[1])
+    saved.save(run.state, StoredMemory(tmp_path / "memory", identity.run), identity, records[1])
     found = saved.restore(run.fed.start(), identity, records, True)
     run.close()
     assert found

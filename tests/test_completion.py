@@ -17,7 +17,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.models import MODELS
 from fedshift.paper.experiments import ALGORITHMS
 from fedshift.paper.published import BITS
-from fedshift.report import prints
+from fedshift.report import style
 from tests.runs import COMMAND
 
 ENVIRONMENT = os.environ | {"PATH": f"{Path(COMMAND).parent}:{os.environ['PATH']}"}
@@ -68,7 +68,7 @@ def test_completions_are_the_known_names() -> None:
     assert set(paper.MODELS) == set(MODELS)
     assert tuple(ALGORITHMS) == paper.ALGORITHMS
     assert tuple(map(str, BITS)) == paper.BITS
-    assert terminal.FORMATS == prints.FORMATS
+    assert terminal.FORMATS == style.FORMATS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedshift.core.files import RunError
 from fedshift.core.types import Params
 from fedshift.rounds.loop import Ram
-from fedshift.runs.memory import Files, Stored, Version
+from fedshift.runs.memory import Files, StoredMemory, Version
 
 
 def w(x: float) -> Params:
@@ -28,7 +28,7 @@ def written(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_only_clients_that_changed_are_written(keep: bool, tmp_path: Path) -> None:
-    memory = Stored(tmp_path / "memory", "a", keep)
+    memory = StoredMemory(tmp_path / "memory", "a", keep)
     memory.save(1)
     assert not (tmp_path / "memory").exists()
     for client in range(5):
@@ -47,7 +47,7 @@ def test_only_clients_that_changed_are_written(keep: bool, tmp_path: Path) -> No
 
 
 def test_on_disk_it_takes_no_ram_between_rounds(tmp_path: Path) -> None:
-    memory = Stored(tmp_path, "a", keep=False)
+    memory = StoredMemory(tmp_path, "a", keep=False)
     memory.put(0, w(1))
     assert value(memory.get(0)) == 1
     memory.save(1)
@@ -65,7 +65,7 @@ def test_the_two_newest_checkpoints_find_what_they_remember(
 ) -> None:
     """Rounds change some clients; every so many there is a checkpoint. Going back to either of two is exact."""
     folder = tmp_path_factory.mktemp("memory")
-    memory, told = Stored(folder, "a", keep), dict[int, float]()
+    memory, told = StoredMemory(folder, "a", keep), dict[int, float]()
     truth: dict[int, dict[int, float]] = {}  # by round of a checkpoint
     listed: dict[int, dict[int, Version]] = {}
     for number, changes in enumerate(rounds, 1):
@@ -79,7 +79,7 @@ def test_the_two_newest_checkpoints_find_what_they_remember(
             truth[number], listed[number] = dict(told), dict(memory.newest)
             memory.prune(sorted(truth)[-2:][0])
     for number in sorted(truth)[-2:][::-1]:  # the older after the newer: what is later is removed
-        again = Stored.restored(folder, "a", number, listed[number], keep)
+        again = StoredMemory.restored(folder, "a", number, listed[number], keep)
         assert {client: value(again.get(client)) for client in truth[number]} == truth[number]
     if truth:
         again.prune(min(sorted(truth)[-2:]))
@@ -87,18 +87,18 @@ def test_the_two_newest_checkpoints_find_what_they_remember(
 
 
 def test_leftovers_and_what_came_later_are_removed(tmp_path: Path) -> None:
-    memory, listed = Stored(tmp_path, "a"), dict[int, dict[int, Version]]()
+    memory, listed = StoredMemory(tmp_path, "a"), dict[int, dict[int, Version]]()
     for number in 1, 2, 3:
         memory.put(7, w(number))
         memory.save(number)
         listed[number] = dict(memory.newest)
     (tmp_path / "7.4.00000000.safetensors.unfinished").write_bytes(b"half")
-    assert value(Stored.restored(tmp_path, "a", 2, listed[2]).get(7)) == 2
+    assert value(StoredMemory.restored(tmp_path, "a", 2, listed[2]).get(7)) == 2
     assert sorted(name[:4] for name in os.listdir(tmp_path)) == ["7.1.", "7.2."]
 
 
 def test_a_file_that_is_missing_damaged_or_of_something_else_is_refused(tmp_path: Path) -> None:
-    memory, files = Stored(tmp_path, "a"), Files(tmp_path, "a")
+    memory, files = StoredMemory(tmp_path, "a"), Files(tmp_path, "a")
     for client in 0, 1:
         memory.put(client, w(client))
     memory.save(1)
@@ -121,7 +121,7 @@ def test_a_file_that_is_missing_damaged_or_of_something_else_is_refused(tmp_path
     with pytest.raises(RunError, match="damaged"):
         files.read(1, newest)
     with pytest.raises(RunError, match="damaged"):
-        Stored.restored(tmp_path, "a", 3, {1: newest}).get(1)
+        StoredMemory.restored(tmp_path, "a", 3, {1: newest}).get(1)
     assert written(tmp_path) == before
 
 

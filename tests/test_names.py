@@ -18,7 +18,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Job, Upload, describe
 from fedshift.rounds.loop import Ram, Turn
-from fedshift.runs.progress import Bars, Json, Lines, Silent, strict_json
+from fedshift.runs.progress import Bars, Json, LineDisplay, Silent, strict_json
 from fedshift.track.loading import sentence
 from tests.runs import COMMAND, SMALL, digits, fedshift, file_of, small
 
@@ -61,7 +61,7 @@ def test_failures_of_clients_are_recorded_as_printable_text() -> None:
 def test_displays_show_hostile_text_escaped_and_without_markup(terminal: bool) -> None:
     displays: dict[type[Silent], Callable[[Console, Console, Callable[[str], None]], Silent]] = {
         Silent: lambda errors, console, write: Silent(errors),
-        Lines: lambda errors, console, write: Lines(errors, console),
+        LineDisplay: lambda errors, console, write: LineDisplay(errors, console),
         Bars: lambda errors, console, write: Bars(errors, console),
         Json: lambda errors, console, write: Json(errors, write),
     }

@@ -9,8 +9,9 @@ import pytest
 
 from fedshift.core.files import RunError
 from fedshift.paper.publish import publish
-from fedshift.paper.records import Record
-from fedshift.runs.recorded import Broken, Recorded, recorded, sheet
+from fedshift.paper.records import FinishedRun
+from fedshift.runs.recorded import Broken, Recorded, recorded
+from fedshift.runs.sheet import sheet
 from fedshift.runs.summary import load
 from tests.report.written import GUESSED, damage, published, settings, write, write_histograms
 from tests.runs import go, small
@@ -152,7 +153,7 @@ def test_a_published_record_keeps_what_its_bytes_are_corrected_by(tmp_path: Path
     place, _ = publish(folder, tmp_path / "results")
     found = readable(place)
     assert (found.figures["bytes.up"].tolist(), found.up.tolist()) == ([1000] * 3, [1000, 1250, 1250])
-    assert found.uploaded.estimate == Record(place).uploaded.estimate == (3, 2, 1, 1.25)
+    assert found.uploaded.estimate == FinishedRun(place).uploaded.estimate == (3, 2, 1, 1.25)
     exact, _ = publish(write(tmp_path / "exact", settings(rounds=3)), tmp_path / "results")
     assert not set(GUESSED) & readable(exact).figures.keys()
 

@@ -19,8 +19,8 @@ from fedshift.report.charts import Intervals, Table
 from fedshift.report.gather import gather
 from fedshift.report.lines import grouped
 from fedshift.report.page import render
-from fedshift.runs.progress import Lines
-from fedshift.runs.summary import Result, rows, sentences, table
+from fedshift.runs.progress import LineDisplay
+from fedshift.runs.summary import RunResult, rows, sentences, table
 from tests.federations import points
 from tests.report.test_lines import read
 from tests.report.written import settings as recorded
@@ -155,7 +155,7 @@ def test_a_loss_of_ones_own_with_accuracy_asked_for_has_both(tmp_path: Path) -> 
 
 def test_progress_shows_the_metric_by_its_name() -> None:
     console = Console(file=io.StringIO(), width=120)
-    lines = Lines(console, console)
+    lines = LineDisplay(console, console)
     for place, metric in enumerate(("accuracy", "loss", "mine:mae")):
         assert lines.add(f"run {place}", 1, Path(), metric) == place
         lines.round(place, 1, 0.25, 0.5, 1_500_000)
@@ -209,13 +209,13 @@ def test_a_metric_whose_name_tells_no_goal_needs_one(tmp_path: Path) -> None:
     assert warnings == ["No goal is recorded for tests.test_scores:close, so higher is taken to be better."]
 
 
-def result(metric: str, goal: Goal | None, bits: str, shift: bool, seed: int, score: float) -> Result:
+def result(metric: str, goal: Goal | None, bits: str, shift: bool, seed: int, score: float) -> RunResult:
     train = {"metric": metric} | ({"goal": goal} if goal else {})
     said = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed, train=train)
-    return Result(said, score, score, 1_000_000)
+    return RunResult(said, score, score, 1_000_000)
 
 
-def compared(metric: str, goal: Goal | None = None) -> list[Result]:
+def compared(metric: str, goal: Goal | None = None) -> list[RunResult]:
     """0.5 of 32 bits, 0.75 of four, 0.625 of four with the shift; seeds add 0, 0.125 and 0.25 to all alike."""
     kinds = (("32+32", False, 0.5), ("32+4", False, 0.75), ("32+4", True, 0.625))
     return [

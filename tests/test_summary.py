@@ -14,25 +14,25 @@ from fedshift.core.files import RunError
 from fedshift.experiment.toml import dotted
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import (
-    Result,
+    RunResult,
     apart,
     columns,
     comparable,
     difference,
+    difference_text,
     load,
     names,
     paired,
     rows,
     sentences,
     table,
-    told,
     uplink_label,
 )
 
 
-def result(bits: str, shift: bool, seed: int, score: float) -> Result:
+def result(bits: str, shift: bool, seed: int, score: float) -> RunResult:
     experiment = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed)
-    return Result(experiment, score, score, 1_000_000 if bits == "32+32" else 600_000)
+    return RunResult(experiment, score, score, 1_000_000 if bits == "32+32" else 600_000)
 
 
 CLEAR = [
@@ -67,10 +67,10 @@ RULES: list[tuple[str, dict[str, Any], float]] = [
 ]
 
 
-def of_rules(rules: list[tuple[str, dict[str, Any], float]]) -> list[Result]:
+def of_rules(rules: list[tuple[str, dict[str, Any], float]]) -> list[RunResult]:
     """Three seeds of each; seeds add 0, 0.1 and 0.2 points to all alike."""
     return [
-        Result(Experiment(uplink={"bits": bits}, shift=shift, seed=seed), score + 0.001 * seed, score, 1)
+        RunResult(Experiment(uplink={"bits": bits}, shift=shift, seed=seed), score + 0.001 * seed, score, 1)
         for bits, shift, score in rules
         for seed in range(3)
     ]
@@ -147,7 +147,7 @@ def test_runs_in_packs_of_other_sizes_are_compared_all_the_same() -> None:
     ]
     kinds = [*packs, (True, {"precision": "bf16"}, 0.9)]
     results = [
-        Result(Experiment(shift={"on": on}, engine=engine, seed=seed), score, score, 1)
+        RunResult(Experiment(shift={"on": on}, engine=engine, seed=seed), score, score, 1)
         for on, engine, score in kinds
         for seed in range(2)
     ]
@@ -180,7 +180,7 @@ def test_nothing_is_cut_off_in_a_narrow_table(width: int) -> None:
         for coder in ("bitpack", "zstd")
         for send in ("weights", "updates")
     ]
-    results = [Result(Experiment(**kind, seed=seed), 0.9, 0.91, 57_920_000) for kind in kinds for seed in range(3)]
+    results = [RunResult(Experiment(**kind, seed=seed), 0.9, 0.91, 57_920_000) for kind in kinds for seed in range(3)]
     text = io.StringIO()
     drawn = table(rows(results), results[0].experiment, "digits", width)
     Console(file=text, width=width).print(drawn)
@@ -240,7 +240,7 @@ def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
 
 def test_rows_are_told_apart_when_some_runs_failed() -> None:
     runs = [Experiment(train={"lr": lr}) for lr in (0.1, 9.0)]
-    (row,) = rows([Result(runs[0], 0.5, 0.5, 1)], runs)
+    (row,) = rows([RunResult(runs[0], 0.5, 0.5, 1)], runs)
     assert row.label == {"train.lr": "0.1"}
 
 
@@ -253,8 +253,8 @@ def test_a_damaged_record_is_not_summed_up(tmp_path: Path) -> None:
 def test_a_difference_of_ones_own_metric_is_no_percentage() -> None:
     made = rows([one._replace(score=one.score * 100) for one in CLEAR])
     experiment = Experiment(train={"metric": "mine:gain"})
-    assert told(made[1], experiment) == "-10 against 32 bits"
-    assert told(made[1], Experiment()) == "-1000.0 against 32 bits"
+    assert difference_text(made[1], experiment) == "-10 against 32 bits"
+    assert difference_text(made[1], Experiment()) == "-1000.0 against 32 bits"
 
 
 def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:
@@ -283,7 +283,7 @@ def test_half_an_interval_is_the_t_of_published_tables_times_the_standard_error(
 
 def test_sentences_name_the_settings_in_which_comparisons_differ() -> None:
     results = [
-        Result(Experiment(uplink={"bits": bits}, algorithm={"name": name}, seed=seed), score, score, 1)
+        RunResult(Experiment(uplink={"bits": bits}, algorithm={"name": name}, seed=seed), score, score, 1)
         for name, of in (("fedavg", (0.9, 0.8)), ("scaffold", (0.9, 0.9)))
         for bits, score in zip(("32+32", "32+4"), of, strict=True)
         for seed in range(2)
@@ -305,7 +305,7 @@ def test_a_table_is_not_wrapped_within_words(width: int) -> None:
         for send in ("weights", "updates")
     ]
     results = [
-        Result(Experiment(**kind, seed=seed), 0.8 + 0.01 * seed, 0.9, 4_630_000) for kind in kinds for seed in (0, 1)
+        RunResult(Experiment(**kind, seed=seed), 0.8 + 0.01 * seed, 0.9, 4_630_000) for kind in kinds for seed in (0, 1)
     ]
     text = io.StringIO()
     Console(file=text, width=width).print(table(rows(results), results[0].experiment, "digits", width))
@@ -354,7 +354,7 @@ def test_folders_keep_their_names_whatever_has_an_effect() -> None:
 
 def test_several_settings_of_the_uplink_share_a_column() -> None:
     uplinks: list[dict[str, Any]] = [{"bits": 32}, {"bits": 4}, {"bits": 4, "send": "updates", "feedback": True}]
-    made = rows([Result(Experiment(uplink=uplink), 0.5, 0.5, 1) for uplink in uplinks])
+    made = rows([RunResult(Experiment(uplink=uplink), 0.5, 0.5, 1) for uplink in uplinks])
     assert [row.label for row in made] == [{"uplink": "32"}, {"uplink": "4"}, {"uplink": "4 bit updates, feedback"}]
     assert made[2].full == made[0]
 
@@ -398,7 +398,7 @@ def test_a_table_shows_that_groups_of_clients_upload_differently() -> None:
     """Two runs whose only difference is the bits of clients without a group."""
     slow = {"share": 0.5, "bits": 4, "quantizer": "uniform"}
     runs = [Experiment(uplink={"bits": bits, "group": {"slow": slow}}) for bits in (32, 8)]
-    made = rows([Result(one, 0.5, 0.5, 1_000_000 * i) for i, one in enumerate(runs, 1)])
+    made = rows([RunResult(one, 0.5, 0.5, 1_000_000 * i) for i, one in enumerate(runs, 1)])
     assert [row.label for row in made] == [
         {"uplink": "32 bit; slow 0.5: 4 bit, uniform"},
         {"uplink": "8 bit; slow 0.5: 4 bit, uniform"},
@@ -415,7 +415,7 @@ def test_the_label_of_a_named_uplink_with_a_group_names_both() -> None:
 def test_a_table_shows_the_bytes_of_a_tiny_run() -> None:
     text = io.StringIO()
     tiny = Experiment(train={"rounds": 1})
-    Console(file=text, width=80).print(table(rows([Result(tiny, 0.5, 0.5, 2_040)]), tiny))
+    Console(file=text, width=80).print(table(rows([RunResult(tiny, 0.5, 0.5, 2_040)]), tiny))
     assert text.getvalue().split()[-3:] == ["50.0", "50.0", "0.0020"]
 
 

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from fedshift import Experiment
-from fedshift.runs.summary import Result, Row, Trace, by_merit, front, mean_of, rows
+from fedshift.runs.summary import RunResult, SummaryRow, Trace, by_merit, front, mean_of, rows
 from fedshift.runs.tradeoff import answers, bytes_to, equal_bytes, score_at, smooth, target
 
 ROUNDS = 20
 
 
-def run(bits: Any, each: float, scores: list[float], seed: int = 0, **more: Any) -> Result:
+def run(bits: Any, each: float, scores: list[float], seed: int = 0, **more: Any) -> RunResult:
     """Run with `each` bytes per round; its final score is the mean of the last ten."""
     uplink = {"bits": bits, **more.pop("uplink", {})}
     experiment = Experiment(uplink=uplink, seed=seed, **more)
     sent = [each * (i + 1) for i in range(len(scores))]
     final = mean_of(scores[-10:])
-    return Result(experiment, final, scores[-1], int(sent[-1]), 0, Trace(range(1, len(scores) + 1), sent, scores))
+    return RunResult(experiment, final, scores[-1], int(sent[-1]), 0, Trace(range(1, len(scores) + 1), sent, scores))
 
 
 def rising(last: float) -> list[float]:
@@ -43,7 +43,7 @@ def test_full_precision_at_equal_bytes_lies_on_its_curve() -> None:
     assert score_at(trace, 10**9) == 1.0
 
 
-def compared(low: list[float], each: float = 125, **more: Any) -> list[Row]:
+def compared(low: list[float], each: float = 125, **more: Any) -> list[SummaryRow]:
     """Two seeds of full precision, which reaches 0.8, and of 4 bits; the second seed is 0.02 better throughout."""
     results = [
         run(bits, size, [x + 0.02 * seed for x in scores], seed, **more)
@@ -96,7 +96,7 @@ def test_the_front_keeps_ties_and_knows_the_direction() -> None:
     assert front([]) == []
 
 
-def of_sizes(metric: str = "accuracy") -> list[Row]:
+def of_sizes(metric: str = "accuracy") -> list[SummaryRow]:
     kinds = ((32, 1000, 0.9), ("32+4", 500, 0.7), (4, 125, 0.8), (8, 250, 0.8), (2, 60, 0.5))
     return rows([run(bits, size, [score] * 3, train={"metric": metric}) for bits, size, score in kinds])
 

@@ -66,7 +66,7 @@ def bars(took: dict[str, float], params: Params) -> Iterator[Bar]:
 
 
 def jobs(params: Params) -> dict[str, Job]:
-    """What `bars` compares."""
+    """Jobs whose times `bars` compares."""
     arrays = [x.numpy() for x in params.values()]
     copies = [np.copy(a) for a in arrays]
     todo: dict[str, Job] = {
@@ -130,7 +130,7 @@ def streamed(uploads: list[bytes], like: Params) -> Params:
 
 
 def memory(tick: Tick) -> Iterator[Bar]:
-    """What averaging takes beyond the frame itself, in models, each in a process of its own (Linux only)."""
+    """Memory that averaging takes beyond the frame itself, in models, each in a separate process (Linux only)."""
     if not Path("/proc/self/clear_refs").exists():
         return
     extra = {}

@@ -5,22 +5,23 @@ Every SuperNode reaches the SuperLink through a relay of its own, which counts t
 
 import copy
 import re
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import tomli_w
 
 from fedshift.bench.codecs import Bar
-from fedshift.bench.relay import Relay
 from fedshift.flower.app.processes import ProcessError
 from fedshift.flower.app.superlink import SuperLink
 from fedshift.flower.testing.bench import APP, ARRAYS, PLAIN, TIMEOUT
 from fedshift.flower.testing.certificates import server_certificate, supernode_key
-from fedshift.flower.testing.deployment import Node
+from fedshift.flower.testing.deployment import SuperNode
 
 NODES, ROUNDS = 2, 3
 UPLINKS = {PLAIN: "fp32, as Flower sends it", "paper": "4 bit, QuantizeMod", "lean": "lean, QuantizeMod"}
@@ -38,15 +39,71 @@ PROJECT = {
     },
 }
 Tick = Callable[[str], None]
+CHUNK = 1 << 16
 
 
-class Counted(NamedTuple):
+class Traffic(NamedTuple):
     """Bytes at the level of TCP, TLS included."""
 
     up: float  # from one node to the server, a round
     arrays: int  # of it in weights, as floats or as a frame
     connections: float
     seconds: float  # of a round
+
+
+class Relay:
+    """Listens on a port of this machine, and relays every connection to another; `up` are the bytes sent there."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.up = self.down = self.connections = 0
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in (self._listener, *self._open):
+                _shut(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # nobody there, as the connection who connects will see
+                    near.close()
+                    continue
+                with self._lock:
+                    self.connections += 1
+                    self._open += [near, far]
+                for source, sink, upwards in (near, far, True), (far, near, False):
+                    threading.Thread(target=self._pump, args=(source, sink, upwards), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, upwards: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(CHUNK):
+                with self._lock:  # before it is passed on, so that who has it finds it counted
+                    self.up += len(data) if upwards else 0
+                    self.down += 0 if upwards else len(data)
+                sink.sendall(data)
+        _shut(source)
+        _shut(sink)
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
@@ -66,7 +123,7 @@ def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
             seen = copy.copy(link)  # as the node sees it
             seen.port = relay.port
             security = ["--root-certificates", str(tls.ca), "--auth-supernode-private-key", str(key.private)]
-            node = Node(seen, f"node-{i}", {"partition-id": i}, security)
+            node = SuperNode(seen, f"node-{i}", {"partition-id": i}, security)
             stack.callback(node.kill)
             node.start()
         found = {}
@@ -80,7 +137,7 @@ def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
     return bars(found), [row(what, found[uplink], waiting) for uplink, what in UPLINKS.items()]
 
 
-def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Counted:
+def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Traffic:
     """All that nodes sent from the start of a run to its end, over rounds and nodes; nothing is subtracted."""
     before, begin = [(relay.up, relay.connections) for relay in relays], time.monotonic()
     status, log = link.wait(link.run(app, {"uplink": uplink}), TIMEOUT)
@@ -90,10 +147,10 @@ def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Cou
     up = sum(relay.up - first for relay, (first, _) in zip(relays, before, strict=True))
     connections = sum(relay.connections - first for relay, (_, first) in zip(relays, before, strict=True))
     seconds = (time.monotonic() - begin) / ROUNDS
-    return Counted(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
+    return Traffic(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
 
 
-def bars(found: Mapping[str, Counted]) -> list[Bar]:
+def bars(found: Mapping[str, Traffic]) -> list[Bar]:
     plain, paper, lean = (found[uplink] for uplink in UPLINKS)
     few, fewer, above = paper.up / plain.up, lean.up / plain.up, lean.up - lean.arrays
     return [
@@ -103,7 +160,7 @@ def bars(found: Mapping[str, Counted]) -> list[Bar]:
     ]
 
 
-def row(what: str, counted: Counted, waiting: float) -> tuple[str, ...]:
+def row(what: str, counted: Traffic, waiting: float) -> tuple[str, ...]:
     """One line of the table; `waiting` is what an idle node sends, in bytes per second."""
     polls = waiting * counted.seconds
     figures = counted.up, counted.arrays, polls, counted.up - counted.arrays - polls

@@ -68,7 +68,7 @@ class Handwritten:
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
             uploads.append({name: x.clone() for name, x in self.model.state_dict().items()})
-        self.state = {name: torch.stack([one[name] for one in uploads]).mean(0) for name in self.state}
+        self.state = {name: torch.stack([upload[name] for upload in uploads]).mean(0) for name in self.state}
         self.model.load_state_dict(self.state)
         self.model.eval()
         with torch.no_grad():

@@ -95,13 +95,13 @@ def promises(precision: str, central: float, alone: float, ten: Packed) -> list[
 
 def paper(precision: str, seed: int = 0) -> Experiment:
     """The paper's experiment, 32+4 bits, for as long as one likes."""
-    own = {
+    settings = {
         "seed": seed,
         "train": {"rounds": 1_000_000, "lr": LR},
         "engine": {"name": "batched", "device": "cuda", "precision": precision},
         "record": {"checkpoint": 100},
     }
-    return Experiment(**merge(PRESETS["paper"], own))
+    return Experiment(**merge(PRESETS["paper"], settings))
 
 
 def packed(data: Dataset, runs: int, precision: str, rounds: int) -> Packed:

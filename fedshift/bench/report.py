@@ -5,29 +5,15 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from fedshift.bench import codecs, engines, rivals
 from fedshift.bench.codecs import Bar
+from fedshift.core.tables import Listing, titled
 from fedshift.rounds.engine import one_thread
 from fedshift.runs.about import machine
 from fedshift.wire import measure as measuring
-from fedshift.wire.measure import Row, medians
-
-
-class Listing(NamedTuple):
-    """A table of text: its first column says what, the others are figures."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-    def as_dicts(self) -> list[dict[str, str]]:
-        names = [column.replace("\n", " ") for column in self.columns]
-        return [dict(zip(names, row, strict=True)) for row in self.rows]
-
+from fedshift.wire.measure import CodecRow, medians
 
 PAPER_MS = {"Uniform(4)": 10.0, "Uniform(8)": 10.0, "KMeans(4)": 179.0, "KMeans(8)": 2172.0}  # its Table 3, M1 Pro
 PAPER_KB = {
@@ -39,9 +25,9 @@ PAPER_KB = {
 }
 
 
-class Result(NamedTuple):
+class BenchResult(NamedTuple):
     machine: dict[str, str]
-    rows: list[Row]
+    rows: list[CodecRow]
     bars: list[Bar]
     listings: tuple[Listing, ...] = ()
 
@@ -54,7 +40,7 @@ class Result(NamedTuple):
         }
 
 
-def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
     params, about = measuring.weights(), machine()
     bars: list[Bar] = []
     with one_thread():
@@ -67,10 +53,10 @@ def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
             bars += codecs.memory(tick)
             bars += rivals.optimum(params, tick)
             bars += rivals.rivals(params, tick)
-    return Result(about, rows, bars)
+    return BenchResult(about, rows, bars)
 
 
-def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
     """Quick: without the parts that train the paper's CNN, which take minutes."""
     about = machine()
     with one_thread():
@@ -85,13 +71,13 @@ def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> R
         more, listings = measure_gpu(max(3, repeats // 3), tick)
         about = {"gpu": torch.cuda.get_device_name()} | about
         bars += more
-    return Result(about, [], bars, tuple(listings))
+    return BenchResult(about, [], bars, tuple(listings))
 
 
-def measure_only_gpu(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
-    """What the GPU gains, and nothing else."""
+def measure_only_gpu(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
+    """Measure the GPU only."""
     bars, listings = measure_gpu(3 if quick else max(3, repeats // 3), tick)
-    return Result(machine(), [], bars, tuple(listings))
+    return BenchResult(machine(), [], bars, tuple(listings))
 
 
 def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Bar], list[Listing]]:
@@ -113,7 +99,7 @@ def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Bar], li
     ]
 
 
-def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Result:
+def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
     """Quick: without the deployment; its processes alone take a minute or two."""
     from fedshift.bench import deployed, flower
 
@@ -127,11 +113,11 @@ def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Re
         bars += more
         columns = "bytes up, a node and round", "all", "arrays", "polling", "other", "connec-\ntions", "seconds"
         listings.append(Listing("A deployment, 1.3 million weights, TCP with TLS", columns, bytes_up))
-    return Result(about, [], bars, tuple(listings))
+    return BenchResult(about, [], bars, tuple(listings))
 
 
-def show(result: Result, console: Console) -> None:
-    table = _table("The paper's CNN, 2,155,872 weights, as one upload")
+def show(result: BenchResult, console: Console) -> None:
+    table = titled("The paper's CNN, 2,155,872 weights, as one upload", padding=(0, 0, 0, 1))
     for column in ("codec", "bits", "bytes", "encode\nms", "decode\nms", "SNR\ndB", "paper\nKB", "paper\nms"):
         table.add_column(column, justify="left" if column == "codec" else "right", no_wrap=True)
     for row in result.rows:
@@ -148,14 +134,9 @@ def show(result: Result, console: Console) -> None:
     if result.rows:
         console.print(table)
     for listing in result.listings:
-        texts = _table(listing.title)
-        for i, column in enumerate(listing.columns):
-            texts.add_column(column, justify="right" if i else "left")
-        for cells in listing.rows:
-            texts.add_row(*cells)
-        console.print(texts)
+        console.print(listing.drawn())
     if result.bars:
-        bars = _table("What is promised")
+        bars = titled("What is promised", padding=(0, 0, 0, 1))
         for column in ("what", "asked", "measured", "", "/ copyto" if any(bar.steady for bar in result.bars) else " "):
             bars.add_column(column, justify="left" if column in ("what", "") else "right")
         for bar in result.bars:
@@ -168,7 +149,3 @@ def show(result: Result, console: Console) -> None:
     console.print("\n".join(f"{name}: {value}" for name, value in result.machine.items()), highlight=False)
     if result.rows:
         console.print("bits: sent for each weight; times: median CPU time, one thread")
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))

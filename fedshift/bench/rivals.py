@@ -43,7 +43,7 @@ def optimum(params: Params, tick: Tick) -> Iterator[Bar]:
 
 
 def rivals(params: Params, tick: Tick) -> Iterator[Bar]:
-    """How many times faster K-means is than fast-pytorch-kmeans (300 iterations) and scikit-learn, same tensors."""
+    """Speed of K-means over that of fast-pytorch-kmeans (300 iterations) and scikit-learn, same tensors."""
     asked = {("fast_pytorch_kmeans", 4): 40, ("fast_pytorch_kmeans", 8): 400}
     for bits in (4, 8):
         ours = medians({"ours": partial(encode, KMeans(bits), params)}, 9)["ours"]

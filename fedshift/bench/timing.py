@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def installed(package: str) -> bool:
-    """Whether an optional package can be imported: one that misses something of its own cannot."""
+    """True if an optional package can be imported: one with a missing dependency cannot."""
     try:
         importlib.import_module(package)
     except ImportError:
@@ -31,7 +31,7 @@ def resident(field: str) -> int:
 
 
 def apart(module: str, function: str, *numbers: int) -> list[float]:
-    """What a function gives in a process of its own, so that its memory is its own."""
+    """Result of a function in a separate process, so that its memory is measured alone."""
     program = f"from {module} import {function}; r = {function}{numbers}; print(*(r if isinstance(r, tuple) else (r,)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return [float(word) for word in done.stdout.split()]

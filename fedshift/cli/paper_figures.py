@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.cli import running
-from fedshift.core.files import RunError, write
+from fedshift.core.files import RunError, make_folder, write
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.figures.records import Source, found, panels
-from fedshift.report.prints import FORMATS, check, check_places, content, styled
+from fedshift.report.style import FORMATS, PAPER, check, check_places, content, styled
 from fedshift.runs.progress import Display, echo
 
 NUMBERS = range(1, 11)
@@ -40,10 +40,7 @@ def figures(
     if records is not None and not records.is_dir():
         raise SettingsError(f"--records {records}: there is no such folder")
     check_places((place(out, number, kind) for number in selected for kind in kinds), MAKER, "--out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"--out {out}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(out, "--out")
     source, failed = None, False
     if any(number in RECORDED for number in selected):
         recorded = None if fresh or rounds is not None else runs(records)
@@ -93,12 +90,20 @@ def trained(out: Path, rounds: int, display: Display) -> Source:
 
 def draw(number: int, formats: Sequence[str], out: Path, source: Source | None) -> bool:
     """Write OUT/figure-N in each format; print an error and return False if the runs lack its data."""
-    from fedshift.paper.figures import gallery
-    from fedshift.paper.figures.style import STYLE
+    from fedshift.paper.figures import curves, fence, partitions, predictions, quantizing, shifting, system, training
 
-    with styled(STYLE):
+    made_here = {
+        1: system.draw,
+        2: quantizing.draw,
+        3: training.draw,
+        4: shifting.draw,
+        6: partitions.main,
+        10: partitions.dirichlet,
+    }
+    recorded = {5: fence.draw, 7: curves.draw_accuracy, 8: predictions.draw, 9: curves.draw_movement}
+    with styled(PAPER):
         try:
-            drawing = gallery.RECORDED[number](source) if source and number in RECORDED else gallery.MADE[number]()
+            drawing = recorded[number](source) if source and number in RECORDED else made_here[number]()
         except RunError as problem:
             echo(f"fedshift: figure {number}: {problem}", err=True)
             return False

@@ -10,18 +10,20 @@ from rich.console import Console
 from fedshift.cli import running
 from fedshift.core.files import write
 from fedshift.core.names import printable
+from fedshift.core.tables import Listing
 from fedshift.core.types import Params
+from fedshift.core.units import rough_time
 from fedshift.experiment import grid, overrides
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
-from fedshift.experiment.settings import Shift
+from fedshift.experiment.settings import ShiftSettings
 from fedshift.experiment.toml import SettingsError, assign, dotted
-from fedshift.paper import beyond, compressed, experiments, uplinks
+from fedshift.paper import beyond, experiments, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
-from fedshift.paper.experiments import Cell, Choice
+from fedshift.paper.experiments import Cell, CellChoice
 from fedshift.paper.records import Results, finished_runs, merged, published
-from fedshift.paper.tables import Listing, compared, listing
+from fedshift.paper.tables import compared, listing
 from fedshift.runs import sweep
 from fedshift.runs.about import machine
 from fedshift.runs.progress import Display, echo, strict_json
@@ -33,7 +35,7 @@ class Request(NamedTuple):
     """A table of the paper, or part of it, and the settings of its runs."""
 
     table: str
-    choice: Choice
+    choice: CellChoice
     seeds: int
     rounds: int | None
     assignments: tuple[str, ...] = ()
@@ -98,7 +100,7 @@ def estimate(request: Request, out: Path, as_json: bool) -> None:
     if as_json:
         echo(strict_json({"runs": len(planned), "missing": len(missing), "seconds": seconds}))
         return
-    takes = f"; they take about {duration(seconds)} on this device" if missing else ""
+    takes = f"; they take about {rough_time(seconds)} on this device" if missing else ""
     echo(f"{len(missing)} of {len(planned)} runs are missing in {out}{takes}.")
 
 
@@ -132,9 +134,9 @@ def show_tables(request: Request, results: Results, out: Path | None, as_json: b
     listings = list[Listing]()
     for name, cells in request.tables.items():
         if name == "beyond":
-            listings.append(beyond.listing(experiments.contrasts(request.choice), results))
+            listings.append(beyond.centring_listing(experiments.contrasts(request.choice), results))
         elif name == "uplinks":
-            listings.append(compressed.listing(experiments.compressed(request.choice), results))
+            listings.append(beyond.uplinks_listing(experiments.compressed(request.choice), results))
         else:
             listings.append(listing(name, cells, results, request.rounds))
     if as_json:
@@ -213,7 +215,7 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
         ]
         rows = [item._asdict() | {"seconds": item.seconds(at), "error": item.error} for item in uploads]
         codecs = sorted(rows, key=lambda row: row["seconds"])
-        shift = Shift().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
+        shift = ShiftSettings().model_dump(include={"on", "per", "share"}) | {"bytes": 0}
         echo(strict_json({"rate": at, "uplinks": named, "codecs": codecs, "shift": shift, "advice": advice}))
         return
     show([uplinks.choices(candidates, at)])
@@ -222,7 +224,7 @@ def plan(uplink: str, model: str | None, weights: int | None, as_json: bool) -> 
     show([uplinks.plan(uploads, at)])
 
 
-def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.Upload]:
+def measured(params: Params, times: float, repeats: int = 3) -> list[uplinks.CodecUpload]:
     """Measurements of every codec, with progress on stderr."""
     with Console(stderr=True).status("") as status:
         return uplinks.measure(params, times, repeats, lambda name: status.update(f"measuring {name} ..."))
@@ -238,16 +240,3 @@ def show(parts: Sequence[str | Listing]) -> None:
             console.print(printable(part), highlight=False, soft_wrap=True)
         else:
             console.print(part.drawn(), highlight=False)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text.
-
-    >>> duration(40), duration(400), duration(4e4), duration(4e5)
-    ('40 seconds', '7 minutes', '11.1 hours', '4.6 days')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

@@ -27,9 +27,9 @@ from fedshift.runs.checkpoint import Checkpoints
 from fedshift.runs.events import Event
 from fedshift.runs.journal import require, require_settings, taken
 from fedshift.runs.progress import Display, echo, strict_json
-from fedshift.runs.record import SWEEP, Folder, begun, finished, settings_of
-from fedshift.runs.recorded import estimates
+from fedshift.runs.record import SWEEP, RunFolder, begun, finished, settings_of
 from fedshift.runs.run import Run, cores_here, resume
+from fedshift.runs.sheet import estimates
 from fedshift.runs.sweep import Sweep
 from fedshift.runs.tradeoff import answers
 
@@ -77,7 +77,7 @@ def resume_folder(folder: Path, display: Display, as_json: bool, minutes: float 
     elif finished(folder):
         experiment = settings_of(folder)
         require_settings(folder, experiment)
-        with Folder(folder) as files:
+        with RunFolder(folder) as files:
             files.tidy()
         echo(f"{folder}: this run is already finished.", err=True)
         conclude([summary.load(folder, experiment)], [experiment], folder, as_json)
@@ -209,7 +209,7 @@ def frontier(
         grid(raw, out or Path("runs") / f"frontier-{Path(name).stem}", display, as_json, minutes)
 
 
-def conclude(results: Sequence[summary.Result], planned: Sequence[Experiment], out: Path, as_json: bool) -> None:
+def conclude(results: Sequence[summary.RunResult], planned: Sequence[Experiment], out: Path, as_json: bool) -> None:
     """Print the table of results, its summary, the output folder, the report, and the effect of compression."""
     rows, experiment = summary.rows(results, planned), planned[0]
     answer = answers(rows) if len(rows) > 1 else []
@@ -235,7 +235,7 @@ def conclude(results: Sequence[summary.Result], planned: Sequence[Experiment], o
         console.print(printable(sentence), highlight=False)
 
 
-def _json(row: summary.Row) -> dict[str, Any]:
+def _json(row: summary.SummaryRow) -> dict[str, Any]:
     """Row as JSON: `gain` is the difference of the metrics, whatever the goal; `full`: relative to full precision."""
     train, cost = row.experiment.train, row.cost
     fields = {key: value for key, value in row._asdict().items() if key not in ("experiment", "runs", "full")}

@@ -75,10 +75,10 @@ Track = Annotated[
 
 def display(quiet: bool, as_json: bool, track: Sequence[str] | None = None) -> Any:
     """Progress display, with trackers if there are any; SettingsError if a tracker is not available."""
-    from fedshift.runs.progress import Bars, Display, Json, Lines, Silent
+    from fedshift.runs.progress import Bars, Display, Json, LineDisplay, Silent
 
     errors, console = Console(stderr=True), Console()
-    shown: Display = Bars(errors, console) if console.is_terminal else Lines(errors, console)
+    shown: Display = Bars(errors, console) if console.is_terminal else LineDisplay(errors, console)
     if quiet or as_json:
         shown = Json(errors, typer.echo) if as_json else Silent(errors)
     if not track:

@@ -1,1 +1,1 @@
-"""Named tensors, counter-based random numbers, names and atomic files; independent of federated learning."""
+"""Named tensors, counter-based random numbers, names, units, text tables and atomic files; nothing about learning."""

@@ -91,19 +91,36 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
 
     Symbolic links are replaced and never followed, neither at the path nor at the temporary name.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    beside = path.with_name(path.name + TEMPORARY)
     try:
-        temporary.unlink(missing_ok=True)  # left by a process that was killed
-        with open(temporary, "xb") as file:
+        beside.unlink(missing_ok=True)  # left by a process that was killed
+        replace(path, content, beside, sync)
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
+
+
+def replace(path: Path, content: bytes, beside: Path, sync: bool = False) -> None:
+    """Write a new file at `beside` and rename it to `path`; an OSError leaves what was at the path."""
+    try:
+        with open(beside, "xb") as file:
             file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):  # a folder that cannot be written to has nothing to remove
+            beside.unlink()
+        raise
+
+
+def make_folder(path: Path, option: str = "") -> None:
+    """Make a folder and those above it; RunError where that fails, which names the option that asked for it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        with suppress(OSError):  # nothing to remove in a folder that is not writable
-            temporary.unlink()
-        raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
+        where = f"{option} {path}" if option else str(path)
+        raise RunError(f"{where}: cannot be written to: {problem.strerror or problem}") from None
 
 
 def remove(folder: Path, pattern: str) -> None:

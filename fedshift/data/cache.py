@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import tempfile
 import time
 import zlib
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedshift.core.files import replace
 from fedshift.data.catalog import DataError, Entry
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]  # x, y, test_x, test_y
@@ -54,18 +56,8 @@ def store(entry: Entry, tensors: Four, checked: str) -> Path:
     data = save(dict(zip(NAMES, tensors, strict=True)), {"crc32": checksum(*tensors), "checked": checked})
     with writing():
         sweep(file)
-        handle, partial = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            os.chmod(partial, 0o644)  # mkstemp makes it readable by its owner only
-            os.replace(partial, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        beside = file.with_name(f".{file.name}-{secrets.token_hex(4)}")  # several processes may store it at once
+        replace(file, data, beside, sync=True)
     return file
 
 

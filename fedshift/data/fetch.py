@@ -20,7 +20,7 @@ import torch
 
 from fedshift.data import cache
 from fedshift.data.catalog import DataError, Entry, find
-from fedshift.data.files import LARGEST, Folder, look, places, unpack
+from fedshift.data.files import LARGEST, FileFolder, look, places, unpack
 from fedshift.data.formats import Arrays, parse, verify
 
 Progress = Callable[[str, int, int], None]  # source, bytes so far, total bytes (0 if unknown)
@@ -60,7 +60,7 @@ def local(entry: Entry, source: Path) -> tuple[Arrays, str]:
     raise DataError(problem or f"{source}: {entry.name} is not in it; it must be {entry.accepts}")
 
 
-def verified(entry: Entry, folders: Iterable[Folder]) -> tuple[Arrays, str] | None:
+def verified(entry: Entry, folders: Iterable[FileFolder]) -> tuple[Arrays, str] | None:
     """Verified data set and the kind of verification; None if no folder contains its files."""
     for folder in folders:
         try:
@@ -90,7 +90,7 @@ def from_home(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
     contents = {PurePosixPath(urlsplit(url).path).name: _get(url, progress) for url in entry.home}
     host = urlsplit(entry.home[0]).netloc
     if entry.layout == "idx":
-        folders = [Folder(host, {name: partial(bytes, data) for name, data in contents.items()})]
+        folders = [FileFolder(host, {name: partial(bytes, data) for name, data in contents.items()})]
     else:
         folders = [folder for name, data in contents.items() for folder in unpack(data, f"{host}: {name}")]
     if result := verified(entry, folders):

@@ -27,7 +27,7 @@ DEPTH = 3  # levels of folders below a source that are searched
 BROKEN = (OSError, EOFError, RecursionError, tarfile.TarError, zlib.error)
 
 
-class Folder(NamedTuple):
+class FileFolder(NamedTuple):
     """Files of one folder."""
 
     where: str
@@ -45,12 +45,12 @@ def places(source: Path, archives: tuple[str, ...]) -> list[Path]:
     return folders + [folder / name for folder in folders for name in archives if (folder / name).is_file()]
 
 
-def look(place: Path) -> list[Folder]:
+def look(place: Path) -> list[FileFolder]:
     """A folder, or all folders of an archive."""
     if not place.is_dir():
         return unpack(_read(place), str(place))
     try:
-        return [Folder(str(place), {p.name: partial(_read, p) for p in place.iterdir() if p.is_file()})]
+        return [FileFolder(str(place), {p.name: partial(_read, p) for p in place.iterdir() if p.is_file()})]
     except OSError as error:
         raise DataError(f"{place}: cannot be read ({error.strerror})") from error
 
@@ -67,7 +67,7 @@ class Member(tarfile.TarInfo):
         return member
 
 
-def unpack(data: bytes, where: str) -> list[Folder]:
+def unpack(data: bytes, where: str) -> list[FileFolder]:
     """All folders of a tar archive, gzipped or not."""
     folders: dict[str, dict[str, Callable[[], bytes]]] = {}
     mode: Literal["r:gz", "r:"] = "r:gz" if data.startswith(GZIP) else "r:"
@@ -88,7 +88,7 @@ def unpack(data: bytes, where: str) -> list[Folder]:
     except BROKEN as error:
         raise DataError(f"{where}: the archive is damaged ({error})") from error
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    return [Folder(f"{where}:{folder}", files, md5) for folder, files in folders.items()]
+    return [FileFolder(f"{where}:{folder}", files, md5) for folder, files in folders.items()]
 
 
 def gunzip(data: bytes, most: int) -> bytes:

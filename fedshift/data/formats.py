@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedshift.data import files as limits
 from fedshift.data.catalog import DataError, Entry
-from fedshift.data.files import Folder, gunzip
+from fedshift.data.files import FileFolder, gunzip
 
 Bytes = NDArray[np.uint8]
 Arrays = tuple[Bytes, Bytes, Bytes, Bytes]  # x (n, C, H, W), y (n,), test_x, test_y
@@ -44,7 +44,7 @@ class Copy(NamedTuple):
     names: list[str]  # files it was read from
 
 
-def parse(entry: Entry, folder: Folder) -> Copy | None:
+def parse(entry: Entry, folder: FileFolder) -> Copy | None:
     """Read a data set from a folder; None if its files are missing."""
     for read, names in spellings(entry):
         if all(name in folder.files for name in names):
@@ -60,7 +60,7 @@ def parse(entry: Entry, folder: Folder) -> Copy | None:
     return None
 
 
-def _contents(folder: Folder, names: list[str]) -> list[bytes]:
+def _contents(folder: FileFolder, names: list[str]) -> list[bytes]:
     contents: list[bytes] = []
     for name in names:
         contents.append(folder.files[name]())
@@ -69,7 +69,7 @@ def _contents(folder: Folder, names: list[str]) -> list[bytes]:
     return contents
 
 
-def check_published(entry: Entry, folder: Folder, contents: Mapping[str, bytes]) -> None:
+def check_published(entry: Entry, folder: FileFolder, contents: Mapping[str, bytes]) -> None:
     """Raise DataError unless pickles, or the archive that contains them, are the published files."""
     if entry.files and folder.md5 not in entry.files.values():
         for name, data in contents.items():
@@ -99,7 +99,7 @@ def spellings(entry: Entry) -> Iterator[tuple[Reader, list[str]]]:
         yield png, [*(f"{part}.png" for part in entry.parts), "train_lables.json", "test_lables.json"]  # as published
 
 
-def verify(entry: Entry, folder: Folder, copy: Copy) -> str:
+def verify(entry: Entry, folder: FileFolder, copy: Copy) -> str:
     """Return the kind of verification, the strictest possible; DataError if the copy is not the data set."""
     shapes = [a.shape for a in copy.arrays]
     expected = [(entry.train, *entry.shape), (entry.train,), (entry.test, *entry.shape), (entry.test,)]
@@ -148,9 +148,9 @@ def python(entry: Entry, files: list[bytes]) -> Arrays:
     x, y = [], []
     for data, n in zip(files, counts(entry), strict=True):
         check_pickle(data, n, pixels)
-        batch = Plain(data).load()
+        batch = PlainUnpickler(data).load()
         stored, labels = batch[b"data"], batch[label]
-        if not isinstance(stored, Stored) or not isinstance(labels, list):
+        if not isinstance(stored, StoredArray) or not isinstance(labels, list):
             raise DataError("damaged: its data must be an array and its labels a list")
         x.append(stored.array)
         y.append(np.frombuffer(bytes(labels), np.uint8))
@@ -175,7 +175,7 @@ def check_pickle(data: bytes, n: int, pixels: int) -> None:
             raise DataError(f"a pickle whose opcode {number} has the memo index {argument:,}")
 
 
-class Plain(pickle.Unpickler):
+class PlainUnpickler(pickle.Unpickler):
     """Unpickler of numbers, texts, lists, dictionaries and arrays; other names are refused, so no code is run."""
 
     def __init__(self, data: bytes) -> None:
@@ -185,7 +185,7 @@ class Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
             case ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
-                return lambda kind, shape, dtype: Stored()  # filled in by the pickle's next opcode
+                return lambda kind, shape, dtype: StoredArray()  # filled in by the pickle's next opcode
             case ("numpy", "ndarray"):
                 return None  # only passed to _reconstruct
             case ("numpy", "dtype"):
@@ -212,7 +212,7 @@ class Kind:
         """Ignore byte order and alignment, which bytes do not have."""
 
 
-class Stored:
+class StoredArray:
     """Pickled array of bytes, built without the unpickling code of numpy."""
 
     array: Bytes

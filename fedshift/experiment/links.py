@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedshift.experiment.settings import Bits, Coding, Experiment, Link
+from fedshift.experiment.settings import Bits, CodingSettings, Experiment, LinkSettings
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Group
 from fedshift.rounds.uplink import Uplink
@@ -16,11 +16,11 @@ from fedshift.rounds.uplink import Uplink
 def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     """Groups of clients with the same uplink, and the group of each client (N,)."""
     config, clients = experiment.uplink, experiment.data.clients
-    common = config.model_dump(include=set(Coding.model_fields))
+    common = config.model_dump(include=set(CodingSettings.model_fields))
 
     def link(bits: Bits, name: str) -> Group:
         rate = config.bandwidth.get(bits) if isinstance(config.bandwidth, dict) else config.bandwidth
-        return group_of(name, Link(**common, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
+        return group_of(name, LinkSettings(**common, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
     if isinstance(config.bits, tuple):
         kinds = sorted(set(config.bits), reverse=True)
@@ -82,7 +82,7 @@ def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:
     return group
 
 
-def group_of(name: str, link: Link) -> Group:
+def group_of(name: str, link: LinkSettings) -> Group:
     return Group(name, Uplink(link.codec(link.bits), link.send == "updates", link.feedback), link.bandwidth)
 
 

@@ -72,11 +72,11 @@ def goal_of(metric: str) -> Literal["min", "max"] | None:
     return None if lower == higher else "min" if lower else "max"
 
 
-class Table(BaseModel):
+class SettingsTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Data(Table):
+class DataSettings(SettingsTable):
     """Data set, and its partition among clients."""
 
     name: str = "digits"  # a data set, a path to .npz or .safetensors, or module:function
@@ -93,19 +93,19 @@ class Data(Table):
         return str(Path(name).absolute()) if name.endswith((".npz", ".safetensors")) else name
 
 
-class Model(Table):
+class ModelSettings(SettingsTable):
     name: str = "mlp"  # mlp, paper-cnn, or module:function
     args: dict[str, Any] = {}
 
 
-class Algorithm(Table):
+class AlgorithmSettings(SettingsTable):
     name: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"
     mu: NotNegative = 0.01  # for fedprox
     control: Literal["derived", "sent"] = "derived"  # for scaffold
     weights: Literal["equal", "examples"] = "equal"  # p_k
 
 
-class Shift(Table):
+class ShiftSettings(SettingsTable):
     """Per filter: filter centring, with share 1 by default. Per layer: the paper's rule, with the uploads' share.
 
     `max_share` or `warmup` without `per`, as in records of earlier versions, implies `per = "layer"`.
@@ -128,7 +128,7 @@ class Shift(Table):
         return self
 
 
-class Train(Table):
+class TrainSettings(SettingsTable):
     rounds: Count = 100
     cohort: Count = 10  # clients per round
     selection: Literal["uniform", "stratified"] = "uniform"
@@ -168,7 +168,7 @@ class Train(Table):
         return self.direction == "min"
 
 
-class Bounds(Table):
+class BoundsSettings(SettingsTable):
     """Limits on one upload, as multiples of the round's median; 0: no limit."""
 
     norm: NotNegative = BOUND  # of the update; an upload above it is rejected
@@ -182,7 +182,7 @@ class Bounds(Table):
         return self
 
 
-class Coding(Table):
+class CodingSettings(SettingsTable):
     """Quantizer, coder and kind of upload of a client, except for its bits.
 
     The default quantizer is K-means, with nearest codes if there is feedback, and randomly rounded codes otherwise. A
@@ -225,7 +225,7 @@ class Coding(Table):
         return make_codec(self.quantizer, bits, **sizes, coder=self.coder, per=self.per, biases=self.biases)
 
 
-class Link(Coding):
+class LinkSettings(CodingSettings):
     """Uplink of one group of clients."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None  # of all clients
@@ -239,12 +239,12 @@ class Link(Coding):
         return self
 
 
-class Uplink(Coding):
+class UplinkSettings(CodingSettings):
     """Uplink of all clients: the same for all, in parts ("32+4"), by fraction, per client, or in named groups."""
 
     bits: Bits | Parts | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
     bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes per second and client
-    group: dict[str, Link] = {}
+    group: dict[str, LinkSettings] = {}
 
     @field_validator("bits", "bandwidth", mode="before")
     @classmethod
@@ -274,10 +274,10 @@ class Uplink(Coding):
         return self
 
 
-def widths(coding: Uplink | Link) -> set[int]:
+def widths(coding: UplinkSettings | LinkSettings) -> set[int]:
     """Set of the bits of all clients with this coding.
 
-    >>> sorted(widths(Uplink(bits="32+4")))
+    >>> sorted(widths(UplinkSettings(bits="32+4")))
     [4, 32]
     """
     bits = coding.bits
@@ -285,16 +285,16 @@ def widths(coding: Uplink | Link) -> set[int]:
     return {int(value) for value in values}
 
 
-def quantizes(coding: Uplink | Link) -> bool:
+def quantizes(coding: UplinkSettings | LinkSettings) -> bool:
     """True if any client with this coding uploads quantized values.
 
-    >>> [quantizes(Uplink(bits=bits)) for bits in (32, "32+16", "32+4")]
+    >>> [quantizes(UplinkSettings(bits=bits)) for bits in (32, "32+16", "32+4")]
     [False, False, True]
     """
     return min(widths(coding)) <= 8
 
 
-def check_codable(coding: Uplink | Link) -> None:
+def check_codable(coding: UplinkSettings | LinkSettings) -> None:
     """Refuse bits that the quantizer does not support."""
     for bits in sorted(widths(coding)):
         try:
@@ -303,7 +303,7 @@ def check_codable(coding: Uplink | Link) -> None:
             raise ValueError(f"quantizer = {coding.quantizer!r} with bits = {bits}: {problem}") from None
 
 
-class Engine(Table):
+class EngineSettings(SettingsTable):
     name: Literal["auto", "sequential", "processes", "batched", "flower"] = "auto"
     workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 0  # 0: one per core
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one and the engine is batched or auto
@@ -312,7 +312,7 @@ class Engine(Table):
     pack: Whole = 0  # number of runs of a sweep that a GPU trains at once; 0: as many as fit
 
 
-class Record(Table):
+class RecordSettings(SettingsTable):
     evaluate: Count = 1  # every N rounds, and after the last
     checkpoint: Count = 1  # every N rounds
     histograms: Whole = 50  # every N rounds; 0: never
@@ -320,7 +320,7 @@ class Record(Table):
     memory: Literal["ram", "disk"] = "ram"  # where clients' memory is kept between rounds
 
 
-class Experiment(Table):
+class Experiment(SettingsTable):
     """Settings of one run. Every setting has a default; `Experiment()` trains digits with 100 full-precision clients.
 
     >>> experiment = Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, train={"rounds": 20})
@@ -330,15 +330,15 @@ class Experiment(Table):
 
     name: Annotated[str, AfterValidator(_file_name)] = "run"  # also that of its folder
     seed: Annotated[int, Field(ge=0, lt=1 << 63, strict=True)] = 0
-    data: Data = Data()
-    model: Model = Model()
-    algorithm: Algorithm = Algorithm()
-    shift: Shift = Shift()
-    train: Train = Train()
-    bounds: Bounds = Bounds()
-    uplink: Uplink = Uplink()
-    engine: Engine = Engine()
-    record: Record = Record()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    shift: ShiftSettings = ShiftSettings()
+    train: TrainSettings = TrainSettings()
+    bounds: BoundsSettings = BoundsSettings()
+    uplink: UplinkSettings = UplinkSettings()
+    engine: EngineSettings = EngineSettings()
+    record: RecordSettings = RecordSettings()
 
     @field_validator("uplink", mode="before")
     @classmethod
@@ -389,14 +389,14 @@ class Experiment(Table):
         return Experiment(**raw)
 
 
-def uplink_name(uplink: Uplink) -> str | None:
+def uplink_name(uplink: UplinkSettings) -> str | None:
     """Name of the named uplink with these settings, apart from the bandwidth; None if there is none.
 
     >>> uplink_name(Experiment(uplink="lean").uplink), uplink_name(Experiment(uplink={"bits": 4}).uplink)
     ('lean', None)
     """
     unlimited = uplink.model_copy(update={"bandwidth": None})
-    return next((name for name in UPLINKS if Uplink(**expanded(name)) == unlimited), None)
+    return next((name for name in UPLINKS if UplinkSettings(**expanded(name)) == unlimited), None)
 
 
 # setting -> (other setting, its only value for which the first one is used)
@@ -449,7 +449,7 @@ def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -
             raise SettingsError(f"{key} = {seen}: has no effect with {table}.bits = {bits!r}; leave out one of them")
 
 
-def _coding(uplink: Uplink, table: str) -> Uplink | Link | None:
+def _coding(uplink: UplinkSettings, table: str) -> UplinkSettings | LinkSettings | None:
     """Coding in a table; None for a group that does not exist."""
     return uplink if table == "uplink" else uplink.group.get(table.removeprefix("uplink.group."))
 
@@ -515,7 +515,9 @@ def _unknown(parts: Sequence[str]) -> str:
     """Message on an unknown setting, with a similar known one."""
     table: Any = Experiment
     for part in parts[:-1]:
-        table = table.model_fields[part].annotation if part in _fields(table) else Link  # in a group of any name
+        table = (
+            table.model_fields[part].annotation if part in _fields(table) else LinkSettings
+        )  # in a group of any name
     inside = [name for name, known in Experiment.model_fields.items() if parts[-1] in _fields(known.annotation)]
     hint = f"did you mean '{inside[0]}.{parts[-1]}'?" if inside else suggest(parts[-1], _fields(table))
     return f"unknown setting '{'.'.join(parts)}'; {hint}"

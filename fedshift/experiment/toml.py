@@ -1,7 +1,7 @@
 """Settings as text: TOML files, `key=value` of the command line, and merging of both."""
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -100,11 +100,11 @@ def _named(uplink: str) -> dict[str, Any]:
         raise SettingsError(f"uplink = {uplink!r}: {problem}") from None
 
 
-def plain(value: Any) -> Any:
-    """Convert keys to text and tuples to lists, as TOML requires."""
+def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Convert keys to text and tuples to lists, as TOML and JSON require; `leaf` changes all other values."""
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {str(key): plain(part, leaf) for key, part in value.items()}
+    return [plain(part, leaf) for part in value] if isinstance(value, (list, tuple)) else leaf(value)
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

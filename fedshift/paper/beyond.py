@@ -1,23 +1,38 @@
-"""Beyond the paper: filter centring beside no shift and the paper's shift per layer, on the paper's task."""
+"""Beyond the paper, on its task: filter centring beside no shift and the paper's shift per layer, and uplinks beside
+full precision.
+"""
 
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedshift.paper.experiments import ROUNDS, Cell, Contrast, all_quantized
-from fedshift.paper.records import Record, Results
-from fedshift.paper.tables import NOT_RUN, Listing
+from fedshift.core.tables import Listing
+from fedshift.paper.experiments import ROUNDS, Cell, Compressed, Contrast, all_quantized, mixed
+from fedshift.paper.records import FinishedRun, Results
+from fedshift.paper.tables import NOT_RUN
+from fedshift.runs import summary
 from fedshift.runs.summary import WINDOW
 
-TITLE = "Beyond the paper: filter centring"
+CENTRING_TITLE = "Beyond the paper: filter centring"
 REACHED = 68.0  # percent; the first mean of ten rounds at or above it counts
-COLUMNS = (
+CENTRING_COLUMNS = (
     *("algorithm", "clients", "bits", "seeds", "no shift", "per layer", "per filter"),
     *("over no shift", "over per layer", f"rounds to {REACHED:g} %"),
 )
+UPLINKS_TITLE = "Beyond the paper: uplinks"
+UPLINKS_NOTE = (
+    f"Scores are means of the last ten of {ROUNDS} rounds. Differences are in points, over the seeds that both runs "
+    "have: against full precision with the same server rule (the same shift), each seed in brackets, with a paired "
+    "95 % interval; and against plain FedAvg (full precision, no shift). GB are uploaded by all clients in all "
+    "rounds, then with what they receive. Times fewer: uploaded bytes of full precision over these."
+)
+UPLINKS_COLUMNS = (
+    *("uplink", "shift", "seeds", "accuracy", "against the same rule", "95 % interval", "against FedAvg"),
+    *("GB up", "times fewer", "GB up and down"),
+)
 
 
-class Paired(NamedTuple):
+class SeedGains(NamedTuple):
     """Differences of the same seeds."""
 
     gains: list[float]
@@ -31,12 +46,12 @@ class Paired(NamedTuple):
         return f"{statistics.fmean(self.gains):+.1f}{each}"
 
 
-def paired(ours: Cell, theirs: Cell, results: Results) -> Paired:
+def paired(ours: Cell, theirs: Cell, results: Results) -> SeedGains:
     a, b = results.scores(ours), results.scores(theirs)
-    return Paired([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+    return SeedGains([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
 
 
-def rounds_to(record: Record, score: float) -> int | None:
+def rounds_to(record: FinishedRun, score: float) -> int | None:
     """The round that ends the first ten rounds whose mean is at least this score; None if there is none."""
     scores = record.scores
     means = (statistics.fmean(scores[end - WINDOW : end]) for end in range(WINDOW, len(scores) + 1))
@@ -52,7 +67,7 @@ def reached(cell: Cell, results: Results) -> str:
     return f"{statistics.fmean(known):.0f}" if len(known) == len(found) else "never"
 
 
-def sentences(results: Results) -> list[str]:
+def centring_sentences(results: Results) -> list[str]:
     """Explanation of the table, and the result with every client quantized."""
     text = [
         f"Scores are means of the last ten of {ROUNDS} rounds; differences are in points, of the same seeds, each seed "
@@ -65,19 +80,19 @@ def sentences(results: Results) -> list[str]:
     return text
 
 
-def listing(contrasts: Sequence[Contrast], results: Results) -> Listing:
+def centring_listing(contrasts: Sequence[Contrast], results: Results) -> Listing:
     """A line per setting: scores with their spread, paired differences, and rounds to a score."""
-    return Listing(TITLE, COLUMNS, [_line(one, results) for one in contrasts], 3)
+    return Listing(CENTRING_TITLE, CENTRING_COLUMNS, [_centring_line(contrast, results) for contrast in contrasts], 3)
 
 
-def _line(one: Contrast, results: Results) -> tuple[str, ...]:
-    cells = (one.plain, one.layer, one.filter)
+def _centring_line(contrast: Contrast, results: Results) -> tuple[str, ...]:
+    cells = (contrast.plain, contrast.layer, contrast.filter)
     seeds = [str(len(results.of(cell))) for cell in cells]
     return (
-        *one.what,
+        *contrast.what,
         seeds[0] if len(set(seeds)) == 1 else "/".join(seeds),
         *(score(cell, results) for cell in cells),
-        *(paired(one.filter, other, results).text for other in (one.plain, one.layer)),
+        *(paired(contrast.filter, other, results).text for other in (contrast.plain, contrast.layer)),
         " / ".join(reached(cell, results) for cell in cells),
     )
 
@@ -89,3 +104,41 @@ def score(cell: Cell, results: Results) -> str:
         return NOT_RUN
     spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
     return f"{statistics.fmean(scores):.1f}{spread}"
+
+
+def uplinks_listing(uplinks: Sequence[Compressed], results: Results) -> Listing:
+    """A line per uplink: score, paired differences, and bytes."""
+    return Listing(UPLINKS_TITLE, UPLINKS_COLUMNS, [_uplink_line(uplink, results) for uplink in uplinks], 2)
+
+
+def _uplink_line(uplink: Compressed, results: Results) -> tuple[str, ...]:
+    records = results.of(uplink.cell).values()
+    fedavg = mixed("fedavg", 32, False)
+    gains = [
+        paired(uplink.cell, other, results).text if uplink.cell != other else "" for other in (uplink.exact, fedavg)
+    ]
+    line = *uplink.what, str(len(records)), score(uplink.cell, results)
+    if not records:
+        return *line, *gains[:1], "", *gains[1:], "", "", ""
+    up = statistics.fmean(sum(record.uploaded.up) for record in records)
+    down = statistics.fmean(sum(record.column("bytes.down")) for record in records)
+    full = [sum(record.uploaded.up) for record in results.of(uplink.exact).values()]
+    return (
+        *line,
+        gains[0],
+        _interval(summary.paired(results.scores(uplink.cell), results.scores(uplink.exact))) if gains[0] else "",
+        gains[1],
+        f"{up / 1e9:.3g}",
+        summary.times(statistics.fmean(full) / up) if full else "",
+        f"{(up + down) / 1e9:.3g}",
+    )
+
+
+def _interval(found: summary.Paired) -> str:
+    """
+    >>> _interval(summary.Paired(-0.2, "within noise", 0.5)), _interval(summary.Paired(-0.2, "1 seed"))
+    ('-0.7 to +0.3', '')
+    """
+    if found.margin is None:
+        return ""
+    return f"{found.gain - found.margin:+.1f} to {found.gain + found.margin:+.1f}"

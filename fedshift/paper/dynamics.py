@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedshift.core.tables import Listing
 from fedshift.paper.experiments import Cell
-from fedshift.paper.records import Record, Results
-from fedshift.paper.tables import Listing
+from fedshift.paper.records import FinishedRun, Results
 
 LATE, BLOCK = 100, 10
 SURE = 2.0  # standard errors
@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
         return f"{100 * self.mean:.1f}" + ("" if math.isinf(self.uncertainty) else f" ± {100 * self.uncertainty:.1f}")
 
     def above(self, limit: float) -> bool:
-        """Whether it is above by more than two standard errors."""
+        """True if the mean is above the limit by more than two standard errors."""
         return self.mean - SURE * self.uncertainty > limit
 
     def minus(self, other: "Blocks") -> "Blocks":
@@ -62,8 +62,8 @@ def blocks(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(late[i : i + BLOCK]) for i in range(0, len(late), BLOCK)]
 
 
-def odd_share(record: Record) -> list[float]:
-    """How much of the test set is predicted to be of an odd label, which quantized clients hold, round after round."""
+def odd_share(record: FinishedRun) -> list[float]:
+    """Share of predictions on the test set that are odd labels, which quantized clients hold, round after round."""
     labels = record.layers("predicted")
     odd = [record.column(f"predicted.{label}") for label in labels if int(label) % 2]
     every = [record.column(f"predicted.{label}") for label in labels]
@@ -73,11 +73,11 @@ def odd_share(record: Record) -> list[float]:
 def leaning(results: Results, cell: Cell) -> Blocks | None:
     """The share of odd labels late in the runs of a cell; None where it was not run."""
     records = results.of(cell)
-    values = {(seed, i): x for seed, one in records.items() for i, x in enumerate(blocks(odd_share(one)))}
+    values = {(seed, i): x for seed, record in records.items() for i, x in enumerate(blocks(odd_share(record)))}
     return Blocks(values) if values else None
 
 
-def late(record: Record, figure: str, rounds: slice = slice(-LATE, None)) -> dict[str, float]:
+def late(record: FinishedRun, figure: str, rounds: slice = slice(-LATE, None)) -> dict[str, float]:
     """Mean size of a figure over the last hundred rounds, layer by layer."""
     return {
         layer: statistics.fmean(map(abs, record.column(f"{figure}.{layer}")[rounds])) for layer in record.layers(figure)
@@ -85,7 +85,7 @@ def late(record: Record, figure: str, rounds: slice = slice(-LATE, None)) -> dic
 
 
 def layer_ratios(results: Results, figure: str, below: Cell, above: Cell) -> dict[str, float]:
-    """How a figure of one cell compares with another's, layer by layer, over the seeds both have; {} without any."""
+    """Figure of one cell over that of another, layer by layer, over the seeds both have; {} without any."""
     ours, theirs = results.of(above), results.of(below)
     seeds = sorted(ours.keys() & theirs.keys())
     pairs = [(late(ours[seed], figure), late(theirs[seed], figure)) for seed in seeds]
@@ -94,9 +94,9 @@ def layer_ratios(results: Results, figure: str, below: Cell, above: Cell) -> dic
 
 
 def early_ratios(results: Results, figure: str, cell: Cell) -> dict[str, float]:
-    """How a figure late in the runs of a cell compares with the first hundred rounds; {} where it was not run."""
+    """Figure late in the runs of a cell over that of the first hundred rounds; {} where it was not run."""
     records = list(results.of(cell).values())
-    pairs = [(late(one, figure), late(one, figure, slice(LATE))) for one in records]
+    pairs = [(late(record, figure), late(record, figure, slice(LATE))) for record in records]
     layers = list(pairs[0][0]) if pairs else []
     return {layer: sum(a[layer] for a, _ in pairs) / (sum(b[layer] for _, b in pairs) or math.inf) for layer in layers}
 
@@ -107,7 +107,7 @@ def curves(cells: Sequence[Cell], results: Results, every: int = 100) -> Listing
     rounds = max((len(record.scores) for records in run.values() for record in records), default=0)
     at = [*range(every, rounds, every), rounds] if rounds else []
     lines = [
-        (*cell.label, *(f"{statistics.fmean(_moving(one.scores, t) for one in records):.1f}" for t in at))
+        (*cell.label, *(f"{statistics.fmean(_moving(record.scores, t) for record in records):.1f}" for t in at))
         if records
         else (*cell.label, *["not run"] * max(1, len(at)))
         for cell, records in run.items()
@@ -133,7 +133,9 @@ def predictions(cells: Sequence[Cell], results: Results) -> Listing:
             lines.append((*cell.label, "not run"))
             continue
         labels = records[0].layers("predicted")
-        shares = [statistics.fmean(x for one in records for x in one.column(f"predicted.{n}")[-LATE:]) for n in labels]
+        shares = [
+            statistics.fmean(x for record in records for x in record.column(f"predicted.{n}")[-LATE:]) for n in labels
+        ]
         lines.append((*cell.label, odd.percent, *(f"{100 * share:.1f}" for share in shares)))
     columns = "algorithm", "bits", "shift", "odd labels", *labels
     padded = [row + ("",) * (len(columns) - len(row)) for row in lines]
@@ -150,9 +152,9 @@ def movement(cells: Sequence[Cell], results: Results) -> Listing:
             if not records:
                 lines.append((*cell.label, what, "not run"))
                 continue
-            found = [late(one, figure) for one in records]
+            found = [late(record, figure) for record in records]
             layers = list(found[0])
-            lines.append((*cell.label, what, *(f"{statistics.fmean(one[x] for one in found):.3g}" for x in layers)))
+            lines.append((*cell.label, what, *(f"{statistics.fmean(sizes[x] for sizes in found):.3g}" for x in layers)))
     columns = "algorithm", "bits", "shift", "what", *(layers or ["layers"])
     padded = [row + ("",) * (len(columns) - len(row)) for row in lines]
     return Listing("Figure 9: how far models move, last hundred rounds", columns, padded, 4)

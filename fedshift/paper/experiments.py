@@ -41,7 +41,7 @@ class Cell:
     rounds: int = ROUNDS
 
 
-class Choice(NamedTuple):
+class CellChoice(NamedTuple):
     """A part of a table."""
 
     bits: tuple[int, ...] = BITS
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
         return [tuple(bits for bits in pack if bits in self.bits) for pack in FIRST]
 
 
-EVERYTHING = Choice()
+EVERYTHING = CellChoice()
 
 
 def mixed(algorithm: str, bits: int, shift: bool) -> Cell:
@@ -73,7 +73,7 @@ def mixed(algorithm: str, bits: int, shift: bool) -> Cell:
     return Cell(name, (TITLES[algorithm], written, _yes(shift)), merge(ALGORITHMS[algorithm], changed), published)
 
 
-def table1(choice: Choice = EVERYTHING) -> list[Cell]:
+def table1(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """FedAvg, then 4 and 8 bits for each algorithm, then the bits between."""
     cells = [mixed("fedavg", 32, False)] if "fedavg" in choice.algorithms and False in choice.shifts else []
     named = [algorithm for algorithm in ALGORITHMS if algorithm in choice.algorithms and algorithm != "fedavg"]
@@ -99,7 +99,7 @@ def dirichlet(quantizer: str, alpha: float, bits: int, shift: bool) -> Cell:
     return Cell(name, (title, f"{alpha:g}", f"32+{bits}", _yes(shift)), changed, published)
 
 
-def table2(choice: Choice = EVERYTHING) -> list[Cell]:
+def table2(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [
         dirichlet(quantizer, alpha, bits, shift)
         for pack in choice.bits_in_order
@@ -111,7 +111,7 @@ def table2(choice: Choice = EVERYTHING) -> list[Cell]:
     ]
 
 
-def ablations(choice: Choice = EVERYTHING) -> list[Cell]:
+def ablations(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """What the paper does not say: where the gain comes from, and what else could be done."""
     plain, shifted = {"on": False}, {"on": True}
     cells = [
@@ -142,7 +142,7 @@ class Contrast(NamedTuple):
     filter: Cell
 
 
-def contrasts(choice: Choice = EVERYTHING) -> list[Contrast]:
+def contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
     """Comparisons of filter centring, in the order in which they are worth running."""
     extra = {cell.name: cell for cell in ablations()}
     pairs = [("fedavg", "two labels", mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"])]
@@ -174,13 +174,19 @@ def all_quantized() -> Cell:
     return replace(filtered(plain), rounds=200)
 
 
-def beyond(choice: Choice = EVERYTHING) -> list[Cell]:
+def beyond(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Filter centring, which the paper does not have, and the cells it is compared with."""
     found = contrasts(choice)
-    kinds = [[one.filter for one in found], [one.layer for one in found]] if True in choice.shifts else []
+    kinds = (
+        [[contrast.filter for contrast in found], [contrast.layer for contrast in found]]
+        if True in choice.shifts
+        else []
+    )
     if True in choice.shifts and "fedpaq" in choice.algorithms:
         kinds.append([all_quantized()])
-    return [cell for cells in (*kinds, [one.plain for one in found] * (False in choice.shifts)) for cell in cells]
+    return [
+        cell for cells in (*kinds, [contrast.plain for contrast in found] * (False in choice.shifts)) for cell in cells
+    ]
 
 
 class Compressed(NamedTuple):
@@ -191,7 +197,7 @@ class Compressed(NamedTuple):
     exact: Cell  # full precision with the same server rule
 
 
-def compressed(choice: Choice = EVERYTHING) -> list[Compressed]:
+def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     """Uplinks beside full precision with the same server rule, in the order in which they are worth running."""
     plain, nearest = mixed("fedavg", 32, False), mixed("fedpaq", 4, False)
     centred, random = filtered(plain), rounded_at_random(nearest)
@@ -208,7 +214,7 @@ def compressed(choice: Choice = EVERYTHING) -> list[Compressed]:
         kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
         found += [Compressed((what, FILTER), filtered(cell), centred) for what, cell in kinds]
         found += [Compressed((what, NO), cell, plain) for what, cell in kinds]
-    return [one for one in found if (one.what[1] == FILTER) in choice.shifts]
+    return [row for row in found if (row.what[1] == FILTER) in choice.shifts]
 
 
 def with_uplink(name: str) -> Cell:
@@ -244,9 +250,9 @@ def rounded_at_random(nearest: Cell) -> Cell:
     return Cell(f"{nearest.name}_random", nearest.label, merge(nearest.settings, changed))
 
 
-def uplinks(choice: Choice = EVERYTHING) -> list[Cell]:
+def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Uplinks that the paper does not have, and the cells they are compared with."""
-    return [one.cell for one in compressed(choice)]
+    return [row.cell for row in compressed(choice)]
 
 
 def figures() -> list[Cell]:
@@ -268,7 +274,7 @@ def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:
 
 
 def settings(cell: Cell, seed: int, rounds: int | None = None) -> dict[str, Any]:
-    """What a run of a cell changes in the base."""
+    """Settings that a run of a cell changes in the base."""
     changed = {"name": run_name(cell, seed, rounds), "seed": seed, "train": {"rounds": rounds or cell.rounds}}
     return merge(cell.settings, changed)
 
@@ -279,15 +285,15 @@ def sweep(runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[st
     return merge(merge(BASE, over), {"name": "paper", "sweep": {"runs": listed}})
 
 
-def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: Choice = EVERYTHING) -> Choice:
-    """What the flags ask for; nothing asks for everything."""
+def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: CellChoice = EVERYTHING) -> CellChoice:
+    """Choice of cells that the flags make; without flags, all of them."""
     if bad := [text for text in bits if text not in map(str, BITS)]:
         raise SettingsError(f"--bits {bad[0]}: must be among {', '.join(map(str, BITS))}")
     if bad := [text for text in algorithms if text not in ALGORITHMS]:
         raise SettingsError(f"--algorithms {bad[0]}: must be among {', '.join(ALGORITHMS)}")
     if shift not in ("both", "on", "off"):
         raise SettingsError(f"--shift {shift}: must be both, on or off")
-    return Choice(tuple(map(int, bits)) or default.bits, tuple(algorithms) or default.algorithms, shift)
+    return CellChoice(tuple(map(int, bits)) or default.bits, tuple(algorithms) or default.algorithms, shift)
 
 
 def _yes(shift: bool) -> str:

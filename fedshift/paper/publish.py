@@ -1,7 +1,5 @@
 """One small record for each finished run: settings, machine and commit, a line a round with what the tables need."""
 
-import csv
-import io
 import json
 import math
 import shutil
@@ -9,16 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.files import RunError, write
+from fedshift.core.files import TEMPORARY, RunError, write
 from fedshift.experiment.toml import plain
-from fedshift.paper.records import Record
+from fedshift.paper.records import FinishedRun
 from fedshift.runs.columns import ESTIMATES, column
 from fedshift.runs.record import ABOUT, ROUNDS, SETTINGS, begun, finished
-from fedshift.runs.recorded import PARTS
+from fedshift.runs.sheet import PARTS, csv_lines
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
 DROPPED = ("command",)  # of about.json: where it was run
-TEMPORARY = ".unfinished"
 
 
 def runs_under(folders: Iterable[Path]) -> list[Path]:
@@ -35,13 +32,13 @@ def runs_under(folders: Iterable[Path]) -> list[Path]:
 
 
 def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
-    """Where the record of a run is, and whether it is new; another one in its place is left alone unless forced."""
-    record = Record(run)
+    """Publish a run; return the folder of its record, and True if that is new. Another record is replaced if forced."""
+    record = FinishedRun(run)
     place = to / run.resolve().name
     files = {
         SETTINGS: record.experiment.toml().encode(),
         ABOUT: (json.dumps(_about(record), indent=2) + "\n").encode(),
-        ROUNDS: reduced(record).encode(),
+        ROUNDS: reduced(record),
     }
     if begun(place):
         if all((place / name).exists() and (place / name).read_bytes() == content for name, content in files.items()):
@@ -64,12 +61,12 @@ def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
     return place, True
 
 
-def _about(record: Record) -> dict[str, Any]:
+def _about(record: FinishedRun) -> dict[str, Any]:
     about: dict[str, Any] = plain({key: value for key, value in record.about.items() if key not in DROPPED})
     return about
 
 
-def reduced(record: Record) -> str:
+def reduced(record: FinishedRun) -> bytes:
     """The lines of a run with the columns that are kept, their numbers cut short."""
     digits = {
         "round": 4,
@@ -81,15 +78,13 @@ def reduced(record: Record) -> str:
         "share": 4,
         "seconds.round": 3,
     }
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
     checks = [name for name in ESTIMATES if name in record.header and record.column(name)]
-    lines.writerow([*digits, "bytes.up", "bytes.down", *checks])
+    rows: list[list[object]] = [[*digits, "bytes.up", "bytes.down", *checks]]
     for line in record.lines:
         up = sum(int(line[part]) for part in PARTS)
         cells = [short(line[name], n) for name, n in digits.items()]
-        lines.writerow([*cells, up, line["bytes.down"], *(line[name] for name in checks)])
-    return text.getvalue()
+        rows.append([*cells, up, line["bytes.down"], *(line[name] for name in checks)])
+    return csv_lines(rows)
 
 
 def short(text: str, digits: int) -> str:

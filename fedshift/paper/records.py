@@ -12,11 +12,11 @@ from fedshift.experiment.toml import dotted, merge, read
 from fedshift.paper.experiments import BASE, Cell, settings
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS, SETTINGS, about
-from fedshift.runs.recorded import Sheet, Uploaded, sheet
+from fedshift.runs.sheet import Sheet, Uploaded, sheet
 from fedshift.runs.summary import WINDOW
 
 
-class Record:
+class FinishedRun:
     """One finished run: its settings, what it ran on, and a line for each round."""
 
     def __init__(self, folder: Path, rounds: int | None = None) -> None:
@@ -48,10 +48,14 @@ class Record:
         return self._sheet.header
 
     def column(self, name: str) -> list[float]:
-        """What was measured, round after round; rounds without it are left out."""
+        """Measured values, round after round; rounds without one are left out."""
         if name not in self._columns:
             self._columns[name] = self._sheet.column(name)
         return self._columns[name]
+
+    def series(self, name: str) -> dict[int, float]:
+        """Measured values by round; rounds without one are left out."""
+        return self._sheet.by_round(name)
 
     @property
     def uploaded(self) -> Uploaded:
@@ -60,7 +64,7 @@ class Record:
 
     def layers(self, figure: str) -> list[str]:
         """The layers a figure is recorded for."""
-        return [name.removeprefix(f"{figure}.") for name in self.header if name.startswith(f"{figure}.")]
+        return self._sheet.layers(figure)
 
     @property
     def scores(self) -> list[float]:
@@ -85,12 +89,12 @@ class Results:
 
     def __init__(
         self,
-        records: Mapping[str, Mapping[int, Record]],
-        short: Sequence[tuple[Record, Record]] = (),
+        records: Mapping[str, Mapping[int, FinishedRun]],
+        short: Sequence[tuple[FinishedRun, FinishedRun]] = (),
     ) -> None:
         self.records, self.short = records, short
 
-    def of(self, cell: Cell) -> dict[int, Record]:
+    def of(self, cell: Cell) -> dict[int, FinishedRun]:
         return dict(self.records.get(cell.name, {}))
 
     def scores(self, cell: Cell) -> dict[int, float]:
@@ -102,17 +106,17 @@ class Results:
         return statistics.fmean(scores) if scores else None
 
     @property
-    def all(self) -> list[Record]:
+    def all(self) -> list[FinishedRun]:
         return [record for seeds in self.records.values() for record in seeds.values()]
 
 
 def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
-    """What is in a folder of published records, and the names of those that are of no cell."""
+    """Results in a folder of published records, and the names of records that belong to no cell."""
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
-    found: dict[str, dict[int, Record]] = {}
-    others: list[Record] = []
+    found: dict[str, dict[int, FinishedRun]] = {}
+    others: list[FinishedRun] = []
     for path in sorted(folder.glob(f"*/{SETTINGS}")):
-        record = Record(path.parent)
+        record = FinishedRun(path.parent)
         cell = known.get(identity(record.experiment))
         if cell is None:
             others.append(record)
@@ -121,10 +125,10 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
         seeds[seed] = record
-    whole = {(endless(one), one.experiment.seed): one for seeds in found.values() for one in seeds.values()}
-    pairs = [(one, whole.get((endless(one), one.experiment.seed))) for one in others]
-    short = [(one, Record(other.folder, one.experiment.train.rounds)) for one, other in pairs if other]
-    return Results(found, short), [one.folder.name for one, other in pairs if not other]
+    whole = {(endless(run), run.experiment.seed): run for seeds in found.values() for run in seeds.values()}
+    pairs = [(run, whole.get((endless(run), run.experiment.seed))) for run in others]
+    short = [(run, FinishedRun(other.folder, run.experiment.train.rounds)) for run, other in pairs if other]
+    return Results(found, short), [run.folder.name for run, other in pairs if not other]
 
 
 def merged(first: Results, second: Results) -> Results:
@@ -134,16 +138,16 @@ def merged(first: Results, second: Results) -> Results:
     return Results(records, first.short)
 
 
-def endless(record: Record) -> str:
-    """What a run is but for its seed and its rounds."""
+def endless(record: FinishedRun) -> str:
+    """Identity of a run without its seed and its number of rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))
 
 
 def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:
     """Those of these runs that have come to their end."""
-    found: dict[str, dict[int, Record]] = {}
+    found: dict[str, dict[int, FinishedRun]] = {}
     for cell, seed, folder in runs:
-        found.setdefault(cell.name, {})[seed] = Record(folder)
+        found.setdefault(cell.name, {})[seed] = FinishedRun(folder)
     return Results(found)
 
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.core.files import RunError, write
+from fedshift.core.files import RunError, make_folder, write
+from fedshift.core.tables import Listing
 from fedshift.experiment.rates import rate
 from fedshift.experiment.toml import SettingsError
-from fedshift.paper import beyond, claims, compressed, dynamics, experiments
-from fedshift.paper.records import Record, Results, published
-from fedshift.paper.tables import Listing, compared, listing
-from fedshift.paper.uplinks import Upload, crossover, table3
-from fedshift.runs.recorded import estimates
+from fedshift.paper import beyond, claims, dynamics, experiments
+from fedshift.paper.records import FinishedRun, Results, published
+from fedshift.paper.tables import compared, listing
+from fedshift.paper.uplinks import CodecUpload, crossover, table3
+from fedshift.runs.sheet import estimates
 
 BEGIN = "<!-- from here on written by `fedshift paper report --markdown` -->"
 END = "<!-- up to here -->"
@@ -23,7 +24,7 @@ ORDER = ("table1", "ablations", "table2")
 PAPER_RATE = "1MB/s"
 
 
-class Report(NamedTuple):
+class PaperReport(NamedTuple):
     """Sections of text and tables, in the order of a page."""
 
     sections: list[tuple[str, list[str | Listing]]]
@@ -41,7 +42,7 @@ class Report(NamedTuple):
         }
 
 
-def report(folder: Path) -> Report:
+def report(folder: Path) -> PaperReport:
     """From the records in a folder alone; the same records give the same report."""
     cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks")}
     results, others = published(folder, [cell for some in cells.values() for cell in some])
@@ -52,32 +53,39 @@ def report(folder: Path) -> Report:
     for name in ORDER:
         table = listing(name, cells[name], results)
         made.append((table.title, [*_differences(cells[name], results), table]))
-    made.append((beyond.TITLE, [*beyond.sentences(results), beyond.listing(experiments.contrasts(), results)]))
-    made.append((compressed.TITLE, [compressed.NOTE, compressed.listing(experiments.compressed(), results)]))
+    made.append(
+        (
+            beyond.CENTRING_TITLE,
+            [*beyond.centring_sentences(results), beyond.centring_listing(experiments.contrasts(), results)],
+        )
+    )
+    made.append(
+        (beyond.UPLINKS_TITLE, [beyond.UPLINKS_NOTE, beyond.uplinks_listing(experiments.compressed(), results)])
+    )
     if uploads:
         at = rate(PAPER_RATE)
-        able = [one for one in uploads if one.trains]
+        able = [upload for upload in uploads if upload.trains]
         table = table3(uploads, at)
         made.append((table.title, [f"Measured on {measured_on}. {crossover(able)}", table]))
     else:
         made.append((f"Table 3: one upload of the paper's CNN at {PAPER_RATE}", ["Not run."]))
     drawn = experiments.figures()
     figures = [part(drawn, results) for part in (dynamics.curves, dynamics.predictions, dynamics.movement)]
-    return Report(made + [(figure.title, [figure]) for figure in figures])
+    return PaperReport(made + [(figure.title, [figure]) for figure in figures])
 
 
 def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
-    """How many runs there are, and what they ran on."""
+    """Number of runs by machine, commit, torch and precision."""
     kinds = Counter((*_where(record.about), precision(record)) for record in results.all)
     lines = [(*kind, str(count)) for kind, count in sorted(kinds.items())]
-    told: list[str | Listing] = ["Nothing yet: every cell below says not run."]
+    parts: list[str | Listing] = ["Nothing yet: every cell below says not run."]
     if lines:
-        told = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
+        parts = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
     if guessed := estimates(record.uploaded.estimate for record in results.all):
-        told.append(guessed)
+        parts.append(guessed)
     if others:
-        told.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
-    return told
+        parts.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
+    return parts
 
 
 def _precisions(results: Results) -> list[str | Listing]:
@@ -107,7 +115,7 @@ def _precisions(results: Results) -> list[str | Listing]:
     return ["The same runs, the same draws, in two precisions:", Listing("", columns, lines, 1)]
 
 
-def precision(record: Record) -> str:
+def precision(record: FinishedRun) -> str:
     """Of its arithmetic; a CPU has but one."""
     return record.experiment.engine.precision if "gpu" in record.about else "fp32"
 
@@ -118,45 +126,42 @@ def _where(about: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _differences(cells: Sequence[experiments.Cell], results: Results) -> list[str]:
-    """How far ours are from the paper's, in a sentence."""
+    """Differences of our scores from the paper's, in a sentence."""
     lines = [compared(cell, results) for cell in cells]
     done = sum(line.seeds > 0 for line in lines)
-    said = f"{done} of {len(lines)} cells run, {sum(line.seeds for line in lines)} runs of {cells[0].rounds} rounds."
+    text = f"{done} of {len(lines)} cells run, {sum(line.seeds for line in lines)} runs of {cells[0].rounds} rounds."
     ours = [(line.difference, line.cell) for line in lines if line.difference is not None]
     if not ours:
-        return [said]
+        return [text]
     worst, where = max(ours, key=lambda one: abs(one[0]))
     mean = statistics.fmean(one for one, _ in ours)
     label = " ".join(part for part in where.label[:-1]) + " shifted" * (where.label[-1] == "yes")
-    return [f"{said} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
+    return [f"{text} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
 
 
-def codecs(folder: Path) -> tuple[list[Upload], str]:
+def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
     """The codecs as they were measured when Table 3 was published; none when it was not."""
     path = folder / CODECS
     if not path.exists():
         return [], ""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return [Upload(**one) for one in told["uploads"]], str(told["machine"]["cpu"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [CodecUpload(**upload) for upload in content["uploads"]], str(content["machine"]["cpu"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(f"{path}: is not what `fedshift paper table3 --to` writes: {problem}") from None
 
 
-def publish_codecs(folder: Path, uploads: Sequence[Upload], machine: dict[str, str]) -> Path:
+def publish_codecs(folder: Path, uploads: Sequence[CodecUpload], machine: dict[str, str]) -> Path:
     """Table 3 among the published records."""
     about = {key: value for key, value in machine.items() if key != "command"}
-    rows = [one._asdict() | {"encode": float(f"{one.encode:.3g}")} for one in uploads]
+    rows = [upload._asdict() | {"encode": float(f"{upload.encode:.3g}")} for upload in uploads]
     rows = [row | {"snr_db": row["snr_db"] and round(row["snr_db"], 2), "bytes": round(row["bytes"])} for row in rows]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{folder}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(folder)
     write(folder / CODECS, (json.dumps({"machine": about, "uploads": rows}, indent=1) + "\n").encode())
     return folder / CODECS
 
 
-def rewritten(page: str, made: Report, where: str) -> str:
+def rewritten(page: str, made: PaperReport, where: str) -> str:
     """A page with its generated part made anew."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -4,10 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-from fedshift.core.names import printable
+from fedshift.core.tables import Listing
 from fedshift.paper.experiments import Cell
 from fedshift.paper.records import Results
 
@@ -22,38 +19,6 @@ NAMES = {
     "ablations": "Ablations the paper lacks: FedPAQ, two labels a client, K-means",
 }
 NOT_RUN = "not run"
-
-
-class Listing(NamedTuple):
-    """A table of text; the first columns say what, the others are figures."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    what: int = 1  # columns that say what
-
-    def drawn(self) -> Table:
-        table = Table(title=self.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-        for i, name in enumerate(self.columns):
-            table.add_column(name, justify="left" if i < self.what else "right", no_wrap=i >= self.what)
-        for cells in self.rows:
-            table.add_row(*map(printable, cells))
-        return table
-
-    def markdown(self) -> str:
-        """
-        >>> print(Listing("Sizes", ("codec", "bytes"), [("K-means", "7")]).markdown())
-        | codec | bytes |
-        |---|---:|
-        | K-means | 7 |
-        """
-        ruler = ["---" if i < self.what else "---:" for i in range(len(self.columns))]
-        lines = [self.columns, *self.rows]
-        text = [f"| {' | '.join(cells)} |" for cells in lines]
-        return "\n".join([text[0], f"|{'|'.join(ruler)}|", *text[1:]])
-
-    def as_dicts(self) -> list[dict[str, str]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 class Compared(NamedTuple):

@@ -11,18 +11,18 @@ from typing import NamedTuple
 import torch
 
 from fedshift.core.names import named
+from fedshift.core.tables import Listing
 from fedshift.core.types import Params
+from fedshift.core.units import megabytes, rate_text
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.links import links
-from fedshift.experiment.rates import megabytes, said
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.paper.published import TABLE3
-from fedshift.paper.tables import Listing
 from fedshift.rounds.engine import one_thread
 from fedshift.runs.summary import UPLINK, phrase, uplink_label
-from fedshift.wire.measure import Row, row, rows, updates, weights
+from fedshift.wire.measure import CodecRow, row, rows, updates, weights
 
 MOST = 4_000_000  # weights that are encoded to measure; of a larger model, as many times that as it has
 # K-means at 4 bits (20 dB on the paper's CNN) trains as well as the paper says; uniform codes at 5 bits (18 dB)
@@ -36,7 +36,7 @@ CENTRING = (
 )
 
 
-class Measured(NamedTuple):
+class UplinkScore(NamedTuple):
     """Outcome of one uplink on a task: means over seeds."""
 
     accuracy: float  # percent, mean of the last ten rounds
@@ -47,29 +47,29 @@ class Measured(NamedTuple):
 
 
 # digits: `fedshift frontier --seeds 3`, 150 rounds, seeds 0, 1, 2; two cores of a Xeon, commits 30708f0, steps 5aee64c
-MEASURED: dict[str, Measured] = {
-    "exact": Measured(94.185, 0.486, 57.924, 0.000, 0.000),
-    "uniform-8": Measured(94.176, 0.486, 15.324, -0.009, 0.040),
-    "random-4": Measured(93.991, 0.350, 8.388, -0.194, 0.365),
-    "random-4-updates": Measured(94.139, 0.472, 8.388, -0.046, 0.040),
-    "random-2-updates": Measured(94.009, 0.407, 3.039, -0.176, 0.261),
-    "kmeans-2-feedback": Measured(94.028, 0.502, 3.195, -0.157, 0.105),
-    "step-1": Measured(94.148, 0.515, 2.235, -0.037, 0.105),
-    "lean": Measured(93.954, 0.512, 1.510, -0.231, 0.261),
-    "step-0.6-no-feedback": Measured(94.009, 0.690, 1.512, -0.176, 0.641),
-    "step-0.3": Measured(93.481, 0.624, 0.966, -0.704, 1.188),
-    "step-0.15": Measured(92.926, 0.393, 0.695, -1.259, 0.626),
-    "step-0.08": Measured(91.296, 0.556, 0.569, -2.889, 1.317),
-    "ternary-0.05": Measured(93.602, 0.403, 0.958, -0.583, 0.207),
-    "extreme": Measured(93.111, 0.300, 0.646, -1.074, 0.863),
-    "ternary-0.01": Measured(91.583, 0.619, 0.518, -2.602, 2.471),
+MEASURED: dict[str, UplinkScore] = {
+    "exact": UplinkScore(94.185, 0.486, 57.924, 0.000, 0.000),
+    "uniform-8": UplinkScore(94.176, 0.486, 15.324, -0.009, 0.040),
+    "random-4": UplinkScore(93.991, 0.350, 8.388, -0.194, 0.365),
+    "random-4-updates": UplinkScore(94.139, 0.472, 8.388, -0.046, 0.040),
+    "random-2-updates": UplinkScore(94.009, 0.407, 3.039, -0.176, 0.261),
+    "kmeans-2-feedback": UplinkScore(94.028, 0.502, 3.195, -0.157, 0.105),
+    "step-1": UplinkScore(94.148, 0.515, 2.235, -0.037, 0.105),
+    "lean": UplinkScore(93.954, 0.512, 1.510, -0.231, 0.261),
+    "step-0.6-no-feedback": UplinkScore(94.009, 0.690, 1.512, -0.176, 0.641),
+    "step-0.3": UplinkScore(93.481, 0.624, 0.966, -0.704, 1.188),
+    "step-0.15": UplinkScore(92.926, 0.393, 0.695, -1.259, 0.626),
+    "step-0.08": UplinkScore(91.296, 0.556, 0.569, -2.889, 1.317),
+    "ternary-0.05": UplinkScore(93.602, 0.403, 0.958, -0.583, 0.207),
+    "extreme": UplinkScore(93.111, 0.300, 0.646, -1.074, 0.863),
+    "ternary-0.01": UplinkScore(91.583, 0.619, 0.518, -2.602, 2.471),
 }
 SOURCE = "digits, 150 rounds, 3 seeds"
 # uplinks that a plan compares -> how settings name them
 SETTINGS = {name: f'uplink = "{name}"' for name in ("exact", "lean", "extreme")} | {"random-4": "uplink.bits = 4"}
 
 
-class Upload(NamedTuple):
+class CodecUpload(NamedTuple):
     """One codec: what it takes to get a model to the server, and what is lost on the way."""
 
     codec: str
@@ -80,7 +80,7 @@ class Upload(NamedTuple):
     def seconds(self, rate: float) -> float:
         """encode + bytes / rate
 
-        >>> Upload("KMeans(4)", 1e6, 0.5, 20.0).seconds(1e6)
+        >>> CodecUpload("KMeans(4)", 1e6, 0.5, 20.0).seconds(1e6)
         1.5
         """
         return self.encode + self.bytes / rate
@@ -88,7 +88,7 @@ class Upload(NamedTuple):
     def slower(self, exact: float, rate: float) -> float:
         """(t32 - encode) / t, for t32 = exact / rate; the paper's own figures give its 7.78.
 
-        >>> f"{Upload('KMeans(4)', 1.059e6, 0.179, None).slower(8.421e6, 1e6):.2f}"
+        >>> f"{CodecUpload('KMeans(4)', 1.059e6, 0.179, None).slower(8.421e6, 1e6):.2f}"
         '7.78'
         """
         return (exact / rate - self.encode) / (self.bytes / rate)
@@ -126,65 +126,65 @@ def model(name: str | None, count: int | None) -> tuple[Params, float]:
 
 def measure(
     params: Params, times: float = 1.0, repeats: int = 3, tick: Callable[[str], None] = lambda name: None
-) -> list[Upload]:
+) -> list[CodecUpload]:
     """Every codec on these weights, on one core of this machine."""
     with one_thread():
         return [upload(row, times) for row in rows(params, repeats, tick)]
 
 
-def upload(row: Row, times: float = 1.0) -> Upload:
-    return Upload(row.codec, row.bytes * times, row.encode_ms * times / 1e3, row.snr_db)
+def upload(row: CodecRow, times: float = 1.0) -> CodecUpload:
+    return CodecUpload(row.codec, row.bytes * times, row.encode_ms * times / 1e3, row.snr_db)
 
 
-def changes(uploads: Sequence[Upload]) -> list[tuple[float, Upload]]:
+def changes(uploads: Sequence[CodecUpload]) -> list[tuple[float, CodecUpload]]:
     """From which rate on which codec is first: the lower envelope of lines in 1 / rate, from slow links to fast.
 
     Of 10 bytes in 2 s and 40 bytes in 1 s, 30 bytes take a second at 30 bytes/s:
 
-    >>> small, quick = Upload("small", 10, 2.0, None), Upload("quick", 40, 1.0, None)
+    >>> small, quick = CodecUpload("small", 10, 2.0, None), CodecUpload("quick", 40, 1.0, None)
     >>> [(rate, one.codec) for rate, one in changes([small, quick])]
     [(0.0, 'small'), (30.0, 'quick')]
     """
-    best = min(uploads, key=lambda one: (one.bytes, one.encode))
+    best = min(uploads, key=lambda upload: (upload.bytes, upload.encode))
     found = [(0.0, best)]
     while True:
-        quicker = [one for one in uploads if one.encode < best.encode]
+        quicker = [upload for upload in uploads if upload.encode < best.encode]
         if not quicker:
             return found
-        crossing = {one.codec: (one.bytes - best.bytes) / (best.encode - one.encode) for one in quicker}
-        best = min(quicker, key=lambda one: (crossing[one.codec], one.encode))
+        crossing = {upload.codec: (upload.bytes - best.bytes) / (best.encode - upload.encode) for upload in quicker}
+        best = min(quicker, key=lambda upload: (crossing[upload.codec], upload.encode))
         found.append((crossing[best.codec], best))
 
 
-def table3(uploads: Sequence[Upload], at: float) -> Listing:
+def table3(uploads: Sequence[CodecUpload], at: float) -> Listing:
     """Time, size and the rule for every codec, beside the paper's."""
-    exact = next(one.bytes for one in uploads if one.codec == "Identity")
+    exact = next(upload.bytes for upload in uploads if upload.codec == "Identity")
     lines = []
-    for one in uploads:
-        theirs = TABLE3.get(one.codec)
+    for upload in uploads:
+        theirs = TABLE3.get(upload.codec)
         known: tuple[str, ...] = ("", "", "")
         if theirs:
-            rule = Upload(one.codec, theirs.bytes, theirs.seconds, None).slower(TABLE3["Identity"].bytes, at)
+            rule = CodecUpload(upload.codec, theirs.bytes, theirs.seconds, None).slower(TABLE3["Identity"].bytes, at)
             known = f"{theirs.kilobytes + theirs.side:,.0f}", f"{1e3 * theirs.seconds:,.0f}", f"{rule:.2f}"
         lines.append(
             (
-                one.codec,
-                f"{one.bytes / 1e3:,.0f}",
-                f"{1e3 * one.encode:.1f}",
-                time(one.seconds(at)),
-                f"{one.slower(exact, at):.2f}",
+                upload.codec,
+                f"{upload.bytes / 1e3:,.0f}",
+                f"{1e3 * upload.encode:.1f}",
+                three_digits(upload.seconds(at)),
+                f"{upload.slower(exact, at):.2f}",
                 *known,
             )
         )
     columns = "codec", "kB", "encode ms", "seconds", "times slower", "paper KB", "paper ms", "paper's rule"
-    return Listing(f"Table 3: one upload of the paper's CNN at {said(at)}", columns, lines)
+    return Listing(f"Table 3: one upload of the paper's CNN at {rate_text(at)}", columns, lines)
 
 
 class Candidate(NamedTuple):
     """An uplink that clients can be set to."""
 
     name: str  # in GRID and MEASURED
-    upload: Upload
+    upload: CodecUpload
     sends: str
 
     @property
@@ -210,7 +210,10 @@ def candidates(
 
 def recommended(found: Sequence[Candidate], at: float) -> Candidate:
     """The first to arrive on a link of this rate, of those that lost at most LOST points."""
-    return min((one for one in found if one.points >= -LOST), key=lambda one: one.upload.seconds(at))
+    return min(
+        (candidate for candidate in found if candidate.points >= -LOST),
+        key=lambda candidate: candidate.upload.seconds(at),
+    )
 
 
 def choices(found: Sequence[Candidate], at: float) -> Listing:
@@ -218,23 +221,23 @@ def choices(found: Sequence[Candidate], at: float) -> Listing:
     best = recommended(found, at)
     lines = [
         (
-            SETTINGS[one.name],
-            one.sends,
-            time(one.upload.seconds(at)),
-            f"{1e3 * one.upload.encode:.1f}",
-            f"{one.upload.bytes:,.0f}",
-            "0" if one.name == "exact" else f"{one.points:+.1f}",
-            "recommended" if one is best else "",
+            SETTINGS[candidate.name],
+            candidate.sends,
+            three_digits(candidate.upload.seconds(at)),
+            f"{1e3 * candidate.upload.encode:.1f}",
+            f"{candidate.upload.bytes:,.0f}",
+            "0" if candidate.name == "exact" else f"{candidate.points:+.1f}",
+            "recommended" if candidate is best else "",
         )
-        for one in sorted(found, key=lambda one: one.upload.seconds(at))
+        for candidate in sorted(found, key=lambda candidate: candidate.upload.seconds(at))
     ]
     columns = "setting", "clients send", "seconds", "encode ms", "bytes", "points on digits", ""
-    return Listing(f"One upload at {said(at)}, by uplink", columns, lines, 2)
+    return Listing(f"One upload at {rate_text(at)}, by uplink", columns, lines, 2)
 
 
-def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> list[str]:
-    """Which uplink to take on a link of this rate, and what that rests on."""
-    best, by_name = recommended(found, at), {one.name: one for one in found}
+def advice(found: Sequence[Candidate], uploads: Sequence[CodecUpload], at: float) -> list[str]:
+    """Recommended uplink for a link of this rate, and its grounds."""
+    best, by_name = recommended(found, at), {candidate.name: candidate for candidate in found}
     exact, plain = by_name["exact"], by_name["random-4"]
     if best is exact:
         sentences = [f"Take {SETTINGS['exact']}: on this link no other uplink arrives sooner."]
@@ -243,23 +246,23 @@ def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> 
             f"Take {SETTINGS[best.name]} ({best.sends}): there in {_seconds(best, at)} where exact uploads take "
             f"{_seconds(exact, at)}; {_points(best)}."
         ]
-    cast = next(one for one in uploads if one.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
+    cast = next(upload for upload in uploads if upload.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
     if cast.seconds(at) < best.upload.seconds(at):
         sentences.append(
-            f"{cast.codec} (bfloat16) is quicker on such a link: there in {time(cast.seconds(at))} s, with an error of "
-            f"{100 * cast.error:.2g} % of the weights; its accuracy was not measured."
+            f"{cast.codec} (bfloat16) is quicker on such a link: there in {three_digits(cast.seconds(at))} s, "
+            f"with an error of {100 * cast.error:.2g} % of the weights; its accuracy was not measured."
         )
     sentences += [
-        f"{SETTINGS[one.name]} is quicker, {_seconds(one, at)}, but {_points(one)}."
-        for one in found
-        if one.upload.seconds(at) < best.upload.seconds(at)
+        f"{SETTINGS[candidate.name]} is quicker, {_seconds(candidate, at)}, but {_points(candidate)}."
+        for candidate in found
+        if candidate.upload.seconds(at) < best.upload.seconds(at)
     ]
     if best is not plain and best is not exact:
         sentences.append(
             f"For clients that cannot keep memory or send updates: {SETTINGS[plain.name]} (4-bit K-means codes of "
             f"weights, rounded at random), there in {_seconds(plain, at)}; {_points(plain)}."
         )
-    quick = [one.upload._replace(codec=SETTINGS[one.name]) for one in found if one.points >= -LOST]
+    quick = [item.upload._replace(codec=SETTINGS[item.name]) for item in found if item.points >= -LOST]
     return [
         *sentences,
         crossover([*quick, cast]),
@@ -271,50 +274,50 @@ def advice(found: Sequence[Candidate], uploads: Sequence[Upload], at: float) -> 
     ]
 
 
-def _seconds(one: Candidate, at: float) -> str:
-    return f"{time(one.upload.seconds(at))} s"
+def _seconds(candidate: Candidate, at: float) -> str:
+    return f"{three_digits(candidate.upload.seconds(at))} s"
 
 
-def _points(one: Candidate) -> str:
+def _points(candidate: Candidate) -> str:
     """
-    >>> _points(Candidate("exact", Upload("exact", 1.0, 0.0, None), "weights"))
+    >>> _points(Candidate("exact", CodecUpload("exact", 1.0, 0.0, None), "weights"))
     'on digits its accuracy was that of exact uploads'
     """
-    if f"{abs(one.points):.1f}" == "0.0":
+    if f"{abs(candidate.points):.1f}" == "0.0":
         return "on digits its accuracy was that of exact uploads"
-    return f"on digits it {'lost' if one.points < 0 else 'gained'} {abs(one.points):.1f} points"
+    return f"on digits it {'lost' if candidate.points < 0 else 'gained'} {abs(candidate.points):.1f} points"
 
 
-def plan(uploads: Sequence[Upload], at: float) -> Listing:
+def plan(uploads: Sequence[CodecUpload], at: float) -> Listing:
     """Codecs in the order in which they reach the server."""
     lines = [
         (
-            one.codec,
-            time(one.seconds(at)),
-            f"{1e3 * one.encode:.1f}",
-            f"{one.bytes:,.0f}",
-            "exact" if one.snr_db is None else f"{one.snr_db:.1f}",
-            "0" if one.snr_db is None else f"{100 * one.error:.2g} %",
+            upload.codec,
+            three_digits(upload.seconds(at)),
+            f"{1e3 * upload.encode:.1f}",
+            f"{upload.bytes:,.0f}",
+            "exact" if upload.snr_db is None else f"{upload.snr_db:.1f}",
+            "0" if upload.snr_db is None else f"{100 * upload.error:.2g} %",
         )
-        for one in sorted(uploads, key=lambda one: one.seconds(at))
+        for upload in sorted(uploads, key=lambda upload: upload.seconds(at))
     ]
     columns = "codec", "seconds", "encode ms", "bytes", "SNR dB", "error"
-    return Listing(f"One upload of weights at {said(at)}, by codec", columns, lines)
+    return Listing(f"One upload of weights at {rate_text(at)}, by codec", columns, lines)
 
 
 def frontier_table() -> Listing:
     """Published figures of the uplinks on digits, from few uploaded bytes to many."""
     full = MEASURED["exact"].megabytes
     lines = []
-    for name, one in sorted(MEASURED.items(), key=lambda item: (item[1].megabytes, item[0])):
-        interval = f"{one.points:+.1f} ({one.points - one.margin:+.1f} to {one.points + one.margin:+.1f})"
+    for name, score in sorted(MEASURED.items(), key=lambda item: (item[1].megabytes, item[0])):
+        interval = f"{score.points:+.1f} ({score.points - score.margin:+.1f} to {score.points + score.margin:+.1f})"
         lines.append(
             (
                 name,
                 phrase(UPLINK, "", uplink_label(Experiment(uplink=GRID[name]))),
-                f"{one.accuracy:.1f} ± {one.spread:.1f}",
-                megabytes(1e6 * one.megabytes),
-                f"{full / one.megabytes:.1f}",
+                f"{score.accuracy:.1f} ± {score.spread:.1f}",
+                megabytes(1e6 * score.megabytes),
+                f"{full / score.megabytes:.1f}",
                 "" if name == "exact" else interval,
             )
         )
@@ -329,18 +332,19 @@ def frontier_table() -> Listing:
     return Listing("Digits", columns, lines, 2)
 
 
-def crossover(uploads: Sequence[Upload]) -> str:
+def crossover(uploads: Sequence[CodecUpload]) -> str:
     """From which rate on which codec is first, in a sentence."""
     (_, slow), *faster = changes(uploads)
     if not faster:
         return f"{slow.codec} is first on every link."
-    turns = ", ".join(f"from {said(at)} on {one.codec}" for at, one in faster)
+    turns = ", ".join(f"from {rate_text(at)} on {upload.codec}" for at, upload in faster)
     return f"First on the slowest links is {slow.codec}, {turns}."
 
 
-def time(seconds: float) -> str:
-    """
-    >>> time(0.01234), time(4806.2)
+def three_digits(seconds: float) -> str:
+    """Seconds with three significant digits.
+
+    >>> three_digits(0.01234), three_digits(4806.2)
     ('0.0123', '4,806')
     """
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"

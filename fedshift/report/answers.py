@@ -4,8 +4,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from fedshift.experiment.rates import megabytes
-from fedshift.report.charts import Band, Interval, Intervals, Row, Section, Table
+from fedshift.core.units import megabytes
+from fedshift.report.charts import Band, Interval, Intervals, Section, Table, TableRow
 from fedshift.report.curves import by_metric, cut, score, score_axis, titled
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
 from fedshift.runs import summary
@@ -16,40 +16,46 @@ FEW = {SHIFT, BITS, UPLINK}  # settings that single sentences can speak of
 
 def section(grouped: Grouped) -> Section:
     parts: list[Table | Intervals] = []
-    said: list[str] = []
+    answer: list[str] = []
     for end, strands in by_metric(grouped.strands):
-        said += sentences(strands)
+        answer += sentences(strands)
         parts.append(table(strands, grouped.varying, f"results{end}"))
-        if any(one.row and math.isfinite(one.row.mean) for one in strands):
+        if any(strand.row and math.isfinite(strand.row.mean) for strand in strands):
             parts.append(intervals(strands, f"final{end}"))
-    return Section("answer", "Did the shift help?", said, [*parts])
+    return Section("answer", "Did the shift help?", answer, [*parts])
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    done = [one for one in strands if one.row]
+    done = [strand for strand in strands if strand.row]
     if not done:
         return ["No run is finished yet, so nothing can be said."]
-    done = [one for one in done if one.row and math.isfinite(one.row.mean)]
+    done = [strand for strand in done if strand.row and math.isfinite(strand.row.mean)]
     if not done:
         return [f"What the runs came to is no number: {metric(strands[0].experiment)} is infinite or NaN."]
-    rows = [one.row for one in done if one.row]
-    shifted = [one for one in done if one.row and one.row.against == "no shift" and math.isfinite(one.row.gain or 0.0)]
+    rows = [strand.row for strand in done if strand.row]
+    shifted = [
+        strand
+        for strand in done
+        if strand.row and strand.row.against == "no shift" and math.isfinite(strand.row.gain or 0.0)
+    ]
     experiment = done[0].experiment
     if not shifted:
-        data = dict.fromkeys(one.experiment.data.name for one in done)
-        of = [[one for one in done if one.experiment.data.name == name] for name in data]
-        return [*map(_reached, of), _nothing_to_compare([one for one in strands if one.row])]
+        data = dict.fromkeys(strand.experiment.data.name for strand in done)
+        of = [[strand for strand in done if strand.experiment.data.name == name] for name in data]
+        return [*map(_reached, of), _nothing_to_compare([strand for strand in strands if strand.row])]
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
-        said = summary.sentences([*(row for row in rows if row.against == "no shift")])
-        return said + summary.sentences([row for row in rows if row.against != "no shift"])
-    rules = {rule: [one for one in shifted if rule_of(one.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)}
+        gained = summary.sentences([*(row for row in rows if row.against == "no shift")])
+        return gained + summary.sentences([row for row in rows if row.against != "no shift"])
+    rules = {
+        rule: [strand for strand in shifted if rule_of(strand.experiment) == rule] for rule in (PER_LAYER, PER_FILTER)
+    }
     return [sentence for rule, some in rules.items() if some for sentence in _counted(rule, some)]
 
 
 def _reached(done: Sequence[Strand]) -> str:
     """Final score of the only line, or of the best of several."""
     lower = done[0].experiment.train.lower
-    best = (min if lower else max)(done, key=lambda one: one.row.mean if one.row else 0.0)
+    best = (min if lower else max)(done, key=lambda strand: strand.row.mean if strand.row else 0.0)
     assert best.row
     unit = " %" if best.experiment.train.metric == "accuracy" else ""
     spread = "" if best.row.spread is None else f" ± {scored(best.row.spread, best.experiment)}"
@@ -61,9 +67,9 @@ def _reached(done: Sequence[Strand]) -> str:
 
 
 def _nothing_to_compare(done: Sequence[Strand]) -> str:
-    if any(one.row and one.row.gain is not None and one.row.against == "no shift" for one in done):
+    if any(strand.row and strand.row.gain is not None and strand.row.against == "no shift" for strand in done):
         return "What is to be compared came to no number, so whether the shift helped cannot be told."
-    with_it = [one for one in done if one.experiment.shift.on]
+    with_it = [strand for strand in done if strand.experiment.shift.on]
     if len(with_it) == len(done):
         return "There is no run without the shift to compare with, so whether it helped cannot be told."
     if not with_it:
@@ -75,7 +81,11 @@ def _nothing_to_compare(done: Sequence[Strand]) -> str:
 
 def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
     """Many comparisons of one rule in few sentences."""
-    gains = [(one.row.gain, one.row.verdict, one) for one in shifted if one.row and one.row.gain is not None]
+    gains = [
+        (strand.row.gain, strand.row.verdict, strand)
+        for strand in shifted
+        if strand.row and strand.row.gain is not None
+    ]
     experiment, name = shifted[0].experiment, metric(shifted[0].experiment)
     points = experiment.train.metric == "accuracy"
 
@@ -89,56 +99,56 @@ def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
     clear = [gain for gain, verdict, _ in gains if not verdict]
     alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
     higher, lower = ("higher (worse)", "lower (better)") if experiment.train.lower else ("higher", "lower")
-    said = [f"With the shift {rule}, {name} is {higher} in {more} of {len(gains)} comparisons and {lower} in {less}."]
+    answer = [f"With the shift {rule}, {name} is {higher} in {more} of {len(gains)} comparisons and {lower} in {less}."]
     if alone == len(gains):
-        said.append("There are too few seeds to know what is noise.")
+        answer.append("There are too few seeds to know what is noise.")
     else:
         up, down = (sum(sign * gain > 0 for gain in clear) for sign in (1, -1))
         rest = f"; in {noise} the difference is within noise" if (noise := len(gains) - up - down - alone) else ""
         rest += f"; for {alone} there are too few seeds to tell" if alone else ""
-        said.append(f"Beyond noise it is {higher} in {up} and {lower} in {down}{rest}.")
-    (least, _, worst), (most, _, best) = (pick(gains, key=lambda one: one[0]) for pick in (min, max))
+        answer.append(f"Beyond noise it is {higher} in {up} and {lower} in {down}{rest}.")
+    (least, _, worst), (most, _, best) = (pick(gains, key=lambda strand: strand[0]) for pick in (min, max))
     mean = statistics.fmean(gain for gain, _, _ in gains)
     ends = f"from {much(least)} ({worst.line.label}) to {much(most)} ({best.line.label})"
-    return [*said, f"The mean difference is {much(mean)}, {ends}."]
+    return [*answer, f"The mean difference is {much(mean)}, {ends}."]
 
 
 def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:
     experiment = strands[0].experiment
     unit = ", %" if experiment.train.metric == "accuracy" else ""
     lower = " (lower is better)" * experiment.train.lower
-    compared = any(one.row and one.row.gain is not None for one in strands)
+    compared = any(strand.row and strand.row.gain is not None for strand in strands)
     words = [*summary.words(varying).values()] or ["line"]
     columns = [*words, f"{metric(experiment)}{unit}", *(["difference"] * compared), "seeds", "last round", "MB up"]
     rows = []
-    for one in strands:
-        label = [*one.line.settings.values()] or [one.line.label]
-        rows.append(Row(one.line.key, [*label, *_cells(one, compared)]))
+    for strand in strands:
+        label = [*strand.line.settings.values()] or [strand.line.label]
+        rows.append(TableRow(strand.line.key, [*label, *_result_cells(strand, compared)]))
     return Table(name, f"{titled(experiment)} at the end{lower}", columns, rows)
 
 
-def _cells(one: Strand, compared: bool) -> list[str]:
-    experiment, row = one.experiment, one.row
+def _result_cells(strand: Strand, compared: bool) -> list[str]:
+    experiment, row = strand.experiment, strand.row
     if row is None:
-        so_far = [float(score(run)[run.evaluated][-1]) for run in one.runs if run.evaluated.any()]
-        at = f"unfinished, round {one.reached} of {experiment.train.rounds}"
+        so_far = [float(score(run)[run.evaluated][-1]) for run in strand.runs if run.evaluated.any()]
+        at = f"unfinished, round {strand.reached} of {experiment.train.rounds}"
         last = scored(statistics.fmean(so_far), experiment) if so_far else ""
-        up = statistics.fmean(float(run.up.sum()) for run in one.runs)
-        return [at, *([""] * compared), str(len(one.runs)), last, megabytes(up)]
+        up = statistics.fmean(float(run.up.sum()) for run in strand.runs)
+        return [at, *([""] * compared), str(len(strand.runs)), last, megabytes(up)]
     spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
-    cells = [f"{scored(row.mean, experiment)}{spread}", *([summary.told(row, experiment)] * compared)]
+    cells = [f"{scored(row.mean, experiment)}{spread}", *([summary.difference_text(row, experiment)] * compared)]
     return [*cells, str(len(row.scores)), scored(row.last, experiment), megabytes(row.bytes_up)]
 
 
 def intervals(strands: Sequence[Strand], name: str) -> Intervals:
     """The final figures of all seeds, those to be compared beside one another."""
     headings: dict[str, dict[str, list[Interval]]] = {}
-    for one in strands:
-        if one.row and math.isfinite(one.row.mean):
-            spread = None if one.row.spread is None else cut(one.row.spread)
-            seeds = {seed: cut(value) or 0.0 for seed, value in one.row.scores.items()}
-            interval = Interval(one.line.key, cut(one.row.mean) or 0.0, spread, seeds)
-            headings.setdefault(one.heading, {}).setdefault(one.band, []).append(interval)
+    for strand in strands:
+        if strand.row and math.isfinite(strand.row.mean):
+            spread = None if strand.row.spread is None else cut(strand.row.spread)
+            seeds = {seed: cut(value) or 0.0 for seed, value in strand.row.scores.items()}
+            interval = Interval(strand.line.key, cut(strand.row.mean) or 0.0, spread, seeds)
+            headings.setdefault(strand.heading, {}).setdefault(strand.band, []).append(interval)
     bands = [(heading, [Band(*band) for band in bands.items()]) for heading, bands in headings.items()]
     experiment = strands[0].experiment
     caption = "The mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."

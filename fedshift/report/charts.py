@@ -1,13 +1,14 @@
 """The nouns of a report: what is said, tabled and drawn. The page and the figures on paper draw the same ones."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any, Literal, NamedTuple
 
 Numbers = Sequence[float | None]  # None where nothing was measured
 Dash = Literal["", "dashed", "dotdash"]  # of a line; dots are for what a line was before
 
 
-class Line(NamedTuple):
+class LegendLine(NamedTuple):
     """Runs that differ in nothing but their seed: one entry of the legend, shown or hidden as a whole."""
 
     key: str
@@ -133,7 +134,7 @@ class Heat(NamedTuple):
     marks: list[str]  # a word for each column, such as the group a label belongs to, or ''
 
 
-class Steps(NamedTuple):
+class HistogramPanel(NamedTuple):
     """Histograms with bins in common: the first one filled, others as outlines."""
 
     title: str
@@ -146,7 +147,7 @@ class Histograms(NamedTuple):
     title: str
     caption: str
     x: Axis
-    panels: list[Steps]
+    panels: list[HistogramPanel]
 
 
 Chart = Curves | Intervals | Points | Stacks | Heat | Histograms
@@ -160,7 +161,7 @@ class Choice(NamedTuple):
     of: list[tuple[str, Chart]]
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     line: str  # or ''
     cells: list[str]
 
@@ -169,7 +170,7 @@ class Table(NamedTuple):
     name: str
     title: str
     columns: list[str]
-    rows: list[Row]
+    rows: list[TableRow]
     folded: bool = False  # only its title is shown until it is asked for
     caption: str = ""
 
@@ -185,5 +186,23 @@ class Report(NamedTuple):
     title: str
     about: str  # '9 runs of 150 rounds, seeds 0, 1, 2'
     warnings: list[str]  # what is unfinished, broken or damaged
-    lines: list[Line]
+    lines: list[LegendLine]
     sections: list[Section]
+
+
+def to_json(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The nouns of a report as JSON has them, charts, choices and tables with their kind; `number` changes numbers.
+
+    >>> to_json([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
+    [0, True, {'a': [None, {'label': 'sent', 'unit': 'B', 'log': False}]}]
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Real):
+        return number(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
+        return kind | {name: to_json(part, number) for name, part in value._asdict().items()}
+    if isinstance(value, dict):
+        return {str(name): to_json(part, number) for name, part in value.items()}
+    return [to_json(part, number) for part in value]

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedshift.experiment.rates import said
+from fedshift.core.units import bytes_text, rate_text, seconds_text
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
 from fedshift.report.lines import Strand, panels
-from fedshift.runs.recorded import Figures, Recorded, estimates
-from fedshift.runs.tradeoff import size
+from fedshift.runs.recorded import Recorded
+from fedshift.runs.sheet import Figures, estimates
 
 UPLINK = "seconds.uplink"
 PARTS = {"codes": "bytes.codes", "side data": "bytes.side", "header": "bytes.header"}
@@ -28,33 +28,35 @@ def section(strands: Sequence[Strand], rate: float) -> Section:
 
 
 def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
-    """What a run sends in all, the least and the most of it, and how long that takes."""
-    sizes = {one.line.label: float(np.mean([run.up.sum() for run in one.runs])) for one in strands if one.row}
+    """Bytes that runs send in all, the fewest and the most, and the time those take on the link."""
+    sizes = {
+        strand.line.label: float(np.mean([run.up.sum() for run in strand.runs])) for strand in strands if strand.row
+    }
     if not any(sizes.values()):
         return []
     least, most = min(sizes.values()), max(sizes.values())
 
-    def told(count: float) -> str:
-        return f"{size(count)}, {time(count / rate)} on one link of {said(rate)} for all"
+    def sent_in(count: float) -> str:
+        return f"{bytes_text(count)}, {seconds_text(count / rate)} on one link of {rate_text(rate)} for all"
 
     def which(count: float) -> str:
-        alike = [label for label, other in sizes.items() if size(other) == size(count)]
+        alike = [label for label, other in sizes.items() if bytes_text(other) == bytes_text(count)]
         return common(alike, [label for label in sizes if label not in alike])
 
-    guessed = estimates(run.uploaded.estimate for one in strands if one.row for run in one.runs)
+    guessed = estimates(run.uploaded.estimate for strand in strands if strand.row for run in strand.runs)
     further = [guessed] if guessed else []
-    if size(least) == size(most):
-        return [f"A run sends {told(least)}.", *further]
+    if bytes_text(least) == bytes_text(most):
+        return [f"A run sends {sent_in(least)}.", *further]
     much = f"{most / least:.3g} times as much" if least else "most"
     return [
-        f"Runs with {which(least)} send the least: {told(least)}.",
-        f"Those with {which(most)} send {much}: {told(most)}.",
+        f"Runs with {which(least)} send the least: {sent_in(least)}.",
+        f"Those with {which(most)} send {much}: {sent_in(most)}.",
         *further,
     ]
 
 
 def common(labels: Sequence[str], others: Sequence[str]) -> str:
-    """What these lines have in common and no other has all of, without the shift where that is not needed.
+    """Name for these lines: all that they share and no other line has, without the shift where that is not needed.
 
     >>> common(["fedavg, 32+4 bits, no shift", "fedprox, 32+4 bits, no shift"], ["fedavg, 32+8 bits, no shift"])
     '32+4 bits'
@@ -70,29 +72,18 @@ def common(labels: Sequence[str], others: Sequence[str]) -> str:
     return labels[0] + (f" (and {more} more line{'s' * (more > 1)})" if more else "")
 
 
-def time(seconds: float) -> str:
-    """
-    >>> time(26.5), time(3104), time(86238)
-    ('26.5 s', '51.7 min', '24 h')
-    """
-    for unit, much in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * much:
-            return f"{seconds / much:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curves]:
     """The score against bytes, against seconds on one link, and on the links of the settings where they have some."""
     axis, points = score_axis(strands[0].experiment), room(len(strands))
     title, caption = titled(strands[0].experiment), f"{AVERAGE} {BAND}"
 
     def drawn(some: Sequence[Strand], across: Callable[[Recorded], Figures]) -> list[Panel]:
-        return panels(some, lambda one: curve(one, averaged(score), points, across, banded=True))
+        return panels(some, lambda strand: curve(strand, averaged(score), points, across, banded=True))
 
-    sending = [one for one in strands if any(run.up.any() for run in one.runs)]
-    linked = [one for one in strands if all(UPLINK in run.figures for run in one.runs)]
+    sending = [strand for strand in strands if any(run.up.any() for run in strand.runs)]
+    linked = [strand for strand in strands if all(UPLINK in run.figures for run in strand.runs)]
     shared = f"All uploads of a round share one link. {caption}"
-    own = f"The bandwidths are those of the settings: a round takes until its slowest upload is there. {caption}"
+    links = f"The bandwidths are those of the settings: a round takes until its slowest upload is there. {caption}"
     in_bytes, in_seconds = Axis("sent up by all clients", "B"), Axis("time on the uplink", "s")
     made = [
         Curves(f"score-bytes{end}", f"{title} against bytes sent", caption, in_bytes, axis, drawn(sending, sent)),
@@ -108,7 +99,7 @@ def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curve
         Curves(
             f"score-links{end}",
             f"{title} against time on the clients' own links",
-            own,
+            links,
             in_seconds,
             axis,
             drawn(linked, lambda run: np.cumsum(np.nan_to_num(run.figure(UPLINK)))),
@@ -118,17 +109,17 @@ def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curve
 
 
 def upload(strands: Sequence[Strand]) -> Stacks | None:
-    """What one client sends in one round."""
+    """Bytes that one client sends in one round, by part."""
     found: list[tuple[Strand, dict[str, float]]] = []
-    for one in strands:
-        uploads = sum(float(np.nansum(_uploads(run))) for run in one.runs)
-        split = all("bytes.codes" in run.figures for run in one.runs)
+    for strand in strands:
+        uploads = sum(float(np.nansum(_uploads(run))) for run in strand.runs)
+        split = all("bytes.codes" in run.figures for run in strand.runs)
         sums = {
-            part: sum(float(np.nansum(run.figure(name) + corrected(run, name))) for run in one.runs)
+            part: sum(float(np.nansum(run.figure(name) + corrected(run, name))) for run in strand.runs)
             for part, name in (PARTS.items() if split else ())
-        } or {WHOLE: sum(float(np.nansum(run.up)) for run in one.runs)}
+        } or {WHOLE: sum(float(np.nansum(run.up)) for run in strand.runs)}
         if uploads and sum(sums.values()):
-            found.append((one, {part: size / uploads for part, size in sums.items()}))
+            found.append((strand, {part: size / uploads for part, size in sums.items()}))
     caption = "Bytes of one upload, mean over clients and rounds: full and quantized ones together."
     return _stacks("upload", "Bytes per round and client", caption, Axis("one upload", "B"), [*PARTS, WHOLE], found)
 
@@ -139,20 +130,20 @@ def corrected(run: Recorded, name: str) -> Figures:
 
 
 def _uploads(run: Recorded) -> Figures:
-    """How many arrived in each round; a published record does not say, the settings do."""
+    """Number of uploads that arrived in each round; from the settings where the record, a published one, has none."""
     if "arrived" in run.figures:
         return run.figures["arrived"]
     return np.full(len(run.rounds), float(run.experiment.train.cohort))
 
 
 def phases(strands: Sequence[Strand]) -> Stacks | None:
-    """What the seconds of a round went into; saving comes on top of what is recorded as the round."""
+    """Seconds of a round by phase; saving comes on top of what is recorded as the round."""
     found = []
-    for one in strands:
-        times = [_phases(run) for run in one.runs if np.nansum(run.figure("seconds.round"))]
+    for strand in strands:
+        times = [_phases(run) for run in strand.runs if np.nansum(run.figure("seconds.round"))]
         if times:
             keys = dict.fromkeys(key for time in times for key in time)
-            found.append((one, {key: float(np.mean([time.get(key, 0.0) for time in times])) for key in keys}))
+            found.append((strand, {key: float(np.mean([time.get(key, 0.0) for time in times])) for key in keys}))
     caption = "Mean over rounds. Where clients train side by side, their time is shared out as it passed on the clock."
     return _stacks("phases", "Seconds a round", caption, Axis("one round", "s"), [*PHASES, ROUND], found)
 
@@ -179,5 +170,5 @@ def _stacks(
 ) -> Stacks | None:
     """The parts that some line has."""
     used = [part for part in parts if any(part in sizes for _, sizes in found)]
-    stacks = [Stack(one.line.key, [cut(sizes.get(part, 0.0)) or 0.0 for part in used]) for one, sizes in found]
+    stacks = [Stack(strand.line.key, [cut(sizes.get(part, 0.0)) or 0.0 for part in used]) for strand, sizes in found]
     return Stacks(name, title, caption, x, used, stacks) if stacks else None

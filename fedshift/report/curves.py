@@ -9,7 +9,8 @@ import numpy as np
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curve
 from fedshift.report.lines import Strand
-from fedshift.runs.recorded import Figures, Recorded
+from fedshift.runs.recorded import Recorded
+from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import WINDOW, directed, metric
 
 POINTS = 25_000  # that all curves of a chart may have together
@@ -19,23 +20,23 @@ AVERAGE = "Moving average over ten evaluated rounds, of fewer at the beginning; 
 BAND = "Band: from the lowest seed to the highest."
 
 
-class Measured(NamedTuple):
+class MeasuredRounds(NamedTuple):
     """One figure of one run."""
 
     rounds: Figures
     values: Figures
 
 
-Measure = Callable[[Recorded], Measured]
+Measure = Callable[[Recorded], MeasuredRounds]
 
 
 def every(name: str) -> Measure:
     """A column, in every round that has it."""
 
-    def measure(run: Recorded) -> Measured:
+    def measure(run: Recorded) -> MeasuredRounds:
         values = run.figure(name)
         there = ~np.isnan(values)
-        return Measured(run.rounds[there].astype(float), values[there])
+        return MeasuredRounds(run.rounds[there].astype(float), values[there])
 
     return measure
 
@@ -43,8 +44,8 @@ def every(name: str) -> Measure:
 def averaged(of: Callable[[Recorded], Figures]) -> Measure:
     """The mean of the last ten evaluated rounds, at each of them."""
 
-    def measure(run: Recorded) -> Measured:
-        return Measured(run.rounds[run.evaluated].astype(float), moving(of(run)[run.evaluated]))
+    def measure(run: Recorded) -> MeasuredRounds:
+        return MeasuredRounds(run.rounds[run.evaluated].astype(float), moving(of(run)[run.evaluated]))
 
     return measure
 
@@ -149,6 +150,6 @@ def score_axis(experiment: Experiment) -> Axis:
 def by_metric(strands: Sequence[Strand]) -> list[tuple[str, list[Strand]]]:
     """Lines that can be drawn into one chart, because their scores are of one kind; with what its name ends in."""
     kinds: dict[str, list[Strand]] = {}
-    for one in strands:
-        kinds.setdefault(directed(one.experiment), []).append(one)
+    for strand in strands:
+        kinds.setdefault(directed(strand.experiment), []).append(strand)
     return [("" if i == 0 else f"-{i + 1}", some) for i, some in enumerate(kinds.values())]

@@ -3,13 +3,11 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fedshift.core.files import RunError, write
-from fedshift.report import drawn
-from fedshift.report.charts import Chart, Choice, Report, Table
+from fedshift.core.files import RunError, make_folder, write
+from fedshift.report.charts import Report, to_json
 from fedshift.report.gather import UPLINK, gather
-from fedshift.report.prints import check
+from fedshift.report.style import check
 from fedshift.runs.progress import echo, strict_json
 
 PAGE = "report.html"
@@ -33,11 +31,15 @@ def report(
     if figures:
         check(formats, "--figures")
     made = gather(folders, title=title, uplink=uplink)
-    paths = drawn.draw(made, figures, formats) if figures else []
+    paths: list[Path] = []
+    if figures:
+        from fedshift.report.drawing import draw
+
+        paths = draw(made, figures, formats)
     if page:
         write_page(made, page)
     if as_json:
-        echo(strict_json(plain(made)))
+        echo(strict_json(to_json(made)))
     elif page:
         echo(str(page))
         if figures:
@@ -69,18 +71,5 @@ def check_place(out: Path) -> None:
 def write_page(made: Report, out: Path) -> None:
     from fedshift.report.page import render
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"{out.parent}: cannot be written to: {problem.strerror or problem}") from None
+    make_folder(out.parent)
     write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8
-
-
-def plain(value: Any) -> Any:
-    """Nouns as JSON has them: objects, each part of a section with its kind."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        kind = {"kind": type(value).__name__} if isinstance(value, Chart | Choice | Table) else {}
-        return kind | {key: plain(part) for key, part in value._asdict().items()}
-    if isinstance(value, dict):
-        return {str(key): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value

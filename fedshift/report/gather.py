@@ -19,7 +19,7 @@ NAMED = 5  # runs that a warning names
 
 
 def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) -> Report:
-    """What the runs in these folders and below them tell; `uplink` in bytes a second."""
+    """Report on the runs in these folders and below; `uplink` in bytes per second."""
     records = [recorded(folder) for folder in found(folders)]
     runs = [run for run in records if isinstance(run, Recorded)]
     broken = [run for run in records if isinstance(run, Broken)]
@@ -30,7 +30,7 @@ def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) 
         title=title or named(folders),
         about=about(runs),
         warnings=warnings(folders, lines, runs, broken),
-        lines=[one.line for one in lines.strands],
+        lines=[strand.line for strand in lines.strands],
         sections=[
             worth.section(lines),
             answers.section(lines),
@@ -88,30 +88,30 @@ def about(runs: Sequence[Recorded]) -> str:
 
 
 def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> list[str]:
-    """What is unfinished, broken, damaged or there twice."""
-    said = []
-    named = what.called([*(run.folder for run in runs), *(one.folder for one in broken)])
+    """Sentences on runs that are unfinished, broken, damaged or there twice."""
+    sentences = []
+    named = what.called([*(run.folder for run in runs), *(run.folder for run in broken)])
     if late := [run for run in runs if not counts(run)]:
-        told = [f"{named[run.folder]} ({what.status(run)})" for run in late]
-        said.append(f"Not finished, and not in the final figures: {_some(told)}.")
+        listed = [f"{named[run.folder]} ({what.status(run)})" for run in late]
+        sentences.append(f"Not finished, and not in the final figures: {_some(listed)}.")
     if waiting := not_begun(folders):
-        said.append(f"Not begun: {_some(waiting)}.")
+        sentences.append(f"Not begun: {_some(waiting)}.")
     if broken:
-        said.append(f"Broken: {_some([f'{named[run.folder]} ({run.problem})' for run in broken])}.")
+        sentences.append(f"Broken: {_some([f'{named[run.folder]} ({run.problem})' for run in broken])}.")
     if hurt := [run for run in runs if counts(run) and what.losses(run)]:
-        told = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in hurt]
-        said.append(f"Damaged in places, and read without them: {_some(told)}.")
+        listed = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in hurt]
+        sentences.append(f"Damaged in places, and read without them: {_some(listed)}.")
     if vague := sorted({run.experiment.train.metric for run in runs if run.experiment.train.direction is None}):
-        said.append(f"No goal is recorded for {_some(vague)}, so higher is taken to be better.")
+        sentences.append(f"No goal is recorded for {_some(vague)}, so higher is taken to be better.")
     if lines.doubles:
-        told = [f"{named[double.folder]} ({kept.folder})" for double, kept in lines.doubles]
-        said.append(f"Left out, because another run has the same settings and seed: {_some(told)}.")
-    return said
+        listed = [f"{named[double.folder]} ({kept.folder})" for double, kept in lines.doubles]
+        sentences.append(f"Left out, because another run has the same settings and seed: {_some(listed)}.")
+    return sentences
 
 
-def _some(told: Sequence[str]) -> str:
-    more = f", and {len(told) - NAMED} more" if len(told) > NAMED else ""
-    return ", ".join(told[:NAMED]) + more
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def named(folders: Sequence[Path]) -> str:

@@ -11,7 +11,8 @@ from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Strand, panels, rule_of
-from fedshift.runs.recorded import Client, Figures, Recorded
+from fedshift.runs.recorded import ClientRecord, Recorded
+from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import NO, WINDOW
 
 ONLY = 0.9  # of a label's examples, or more, lie with one kind of clients: it is theirs
@@ -36,20 +37,22 @@ def bits(experiment: Experiment, group: str) -> int:
     >>> bits(Experiment(uplink={"bits": "32+4"}), "4 bit")
     4
     """
-    said = experiment.uplink
-    for name, link in said.group.items():
+    uplink = experiment.uplink
+    for name, link in uplink.group.items():
         if " ".join(name.split()) == group:
             return link.bits
     found = re.match(r"(\d+) bit", group)
-    return int(found[1]) if found else said.bits if isinstance(said.bits, int) else 32
+    return int(found[1]) if found else uplink.bits if isinstance(uplink.bits, int) else 32
 
 
-def marks(experiment: Experiment, clients: Sequence[Client]) -> list[str]:
-    """Whose each label is; nobody's where all clients upload alike."""
+def marks(experiment: Experiment, clients: Sequence[ClientRecord]) -> list[str]:
+    """Group that holds each label: superior, inferior, or '' for both; '' throughout where all clients upload alike."""
     labels = np.array([client.labels for client in clients if len(client.labels) == len(clients[0].labels)])
     if not labels.size:
         return []
-    lossy = np.array([bits(experiment, one.group) < 32 for one in clients if len(one.labels) == labels.shape[1]])
+    lossy = np.array(
+        [bits(experiment, client.group) < 32 for client in clients if len(client.labels) == labels.shape[1]]
+    )
     if lossy.all() or not lossy.any():
         return [""] * labels.shape[1]
     theirs, others, least = labels[lossy].sum(axis=0), labels[~lossy].sum(axis=0), ONLY * labels.sum(axis=0)
@@ -60,18 +63,18 @@ def marks(experiment: Experiment, clients: Sequence[Client]) -> list[str]:
 def held(strands: Sequence[Strand]) -> list[Held]:
     """By data set and number of labels; a label is somebody's if it is theirs in every run that can tell."""
     kinds: dict[tuple[str, int], list[Strand]] = {}
-    for one in strands:
-        classes = len(one.runs[0].layers("predicted"))  # predicted.3 reads like a layer
-        if classes and any(run.evaluated.any() for run in one.runs):
-            kinds.setdefault((one.experiment.data.name, classes), []).append(one)
+    for strand in strands:
+        classes = len(strand.runs[0].layers("predicted"))  # predicted.3 reads like a layer
+        if classes and any(run.evaluated.any() for run in strand.runs):
+            kinds.setdefault((strand.experiment.data.name, classes), []).append(strand)
     return [_held(some, classes) for (_, classes), some in kinds.items()]
 
 
 def _held(strands: list[Strand], classes: int) -> Held:
-    runs = [run for one in strands for run in one.runs if run.clients]
-    found = [marks(run.experiment, run.clients) for run in runs]
-    told = [one for one in found if any(one) and len(one) == classes]
-    whose = [{one[label] for one in told} for label in range(classes)]
+    runs = [run for strand in strands for run in strand.runs if run.clients]
+    marked = [marks(run.experiment, run.clients) for run in runs]
+    known = [some for some in marked if any(some) and len(some) == classes]
+    whose = [{some[label] for some in known} for label in range(classes)]
     agreed = [next(iter(seen)) if len(seen) == 1 else "" for seen in whose]
     counts = sum(
         (np.array(client.labels) for run in runs[:1] for client in run.clients if len(client.labels) == classes),
@@ -83,11 +86,11 @@ def _held(strands: list[Strand], classes: int) -> Held:
 
 def charts(strands: Sequence[Strand]) -> list[Heat | Curves]:
     made: list[Heat | Curves] = []
-    for i, one in enumerate(held(strands)):
+    for i, group in enumerate(held(strands)):
         end = f"-{i + 1}" if i else ""
-        made.append(predicted(one, end))
-        if INFERIOR in one.marks:
-            made.append(inferior(one, end))
+        made.append(predicted(group, end))
+        if INFERIOR in group.marks:
+            made.append(inferior(group, end))
     return made
 
 
@@ -97,13 +100,13 @@ def share(run: Recorded, label: int) -> float:
     return float(late.mean()) if len(late) else math.nan
 
 
-def _share(one: Strand, label: int) -> float:
-    return float(np.mean([share(run, label) for run in one.runs if run.evaluated.any()]))
+def _share(strand: Strand, label: int) -> float:
+    return float(np.mean([share(run, label) for run in strand.runs if run.evaluated.any()]))
 
 
 def predicted(of: Held, end: str) -> Heat:
     classes = range(len(of.marks))
-    values = [[_share(one, c) for c in classes] for one in of.strands]
+    values = [[_share(strand, c) for c in classes] for strand in of.strands]
     known = any(of.marks)
     return Heat(
         name=f"predicted{end}",
@@ -111,22 +114,22 @@ def predicted(of: Held, end: str) -> Heat:
         caption=f"Mean of the last ten evaluated rounds and of seeds. {DEFINITION if known else ''}".strip(),
         value=Axis("share of predictions", "%"),
         columns=[str(c) for c in classes],
-        rows=[one.line.label for one in of.strands],
+        rows=[strand.line.label for strand in of.strands],
         values=[cuts(row, 4) for row in values],
-        lines=[one.line.key for one in of.strands],
+        lines=[strand.line.key for strand in of.strands],
         marks=of.marks if known else [""] * len(of.marks),
     )
 
 
 def inferior(of: Held, end: str) -> Curves:
-    """How often one of the labels is predicted that quantized clients hold."""
+    """Share of predictions that are labels of quantized clients."""
     theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
 
     def total(run: Recorded) -> Figures:
         return sum((run.figure(f"predicted.{label}") for label in theirs), np.zeros(len(run.rounds)))
 
     points = room(2 * len(of.strands))
-    found = panels(of.strands, lambda one: curve(one, averaged(total), points, banded=True))
+    found = panels(of.strands, lambda strand: curve(strand, averaged(total), points, banded=True))
     named = ", ".join(map(str, theirs))
     return Curves(
         name=f"inferior{end}",
@@ -145,13 +148,13 @@ def _data(of: Held, end: str) -> str:
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
     """Predicted share of inferior labels, without shift and with each rule, beside their share of the data."""
-    said: list[str] = []
+    answer: list[str] = []
     several = held(strands)
     for of in several:
         theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
         parts: list[str] = []
         for rule, how in ((NO, "without shift"), (PER_LAYER, "with the shift per layer"), (PER_FILTER, "per filter")):
-            runs = [run for one in of.strands for run in one.runs if one.row and _mixed(run, rule)]
+            runs = [run for strand in of.strands for run in strand.runs if strand.row and _mixed(run, rule)]
             if theirs and runs:
                 mean = float(np.mean([sum(share(run, label) for label in theirs) for run in runs]))
                 if math.isfinite(mean):
@@ -159,12 +162,12 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
                     parts.append(f"{100 * mean:.1f} % {'with the shift ' * first}{how}")
         if parts:
             where = f" of {of.strands[0].experiment.data.name}" if len(several) > 1 else ""
-            said.append(
+            answer.append(
                 f"Labels{where} that quantized clients hold ({100 * ONLY:.0f} % or more of each) are "
                 f"{100 * of.inferior:.1f} % of the data; "
                 f"of what is predicted at the end they are {joined(parts)}."
             )
-    return said
+    return answer
 
 
 def joined(parts: Sequence[str]) -> str:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedshift.experiment.settings import Experiment
-from fedshift.report.charts import Curve, Dash, Line, Panel
-from fedshift.report.palette import COLOURS
+from fedshift.report.charts import Curve, Dash, LegendLine, Panel
+from fedshift.report.style import COLOURS
 from fedshift.runs import summary
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.summary import BITS, NO, SHIFT, UPLINK, comparable, described, phrase
@@ -22,9 +22,9 @@ FIRST = (ALGORITHM, "data.name", "model.name", UPLINK, BITS)  # of a label; the 
 class Strand(NamedTuple):
     """A line and the runs behind it, one for each seed: finished ones, or else those that are on their way."""
 
-    line: Line
+    line: LegendLine
     runs: list[Recorded]
-    row: summary.Row | None  # what came of it; None while none of its runs is finished
+    row: summary.SummaryRow | None  # what came of it; None while none of its runs is finished
     heading: str  # lines under one are alike in it: 'fedprox'
     band: str  # and what else they are, but for the shift: '32+4 bits'
     panel: str  # the heading, where one drawing cannot hold all lines
@@ -46,7 +46,7 @@ class Grouped(NamedTuple):
 
 
 def counts(run: Recorded) -> bool:
-    """Whether its last rounds are there, of which a final figure is made."""
+    """True if the last rounds of a run, of which a final figure is made, are there."""
     return run.finished and run.reached > run.experiment.train.rounds - summary.WINDOW and bool(run.evaluated.any())
 
 
@@ -70,19 +70,22 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
     made = [_strand(flat[kind], mine, varying, named, split) for kind, mine in seeds.items()]
     rows = _rows(made, experiments)
     several = len(made) > MOST and bool(split)
-    made = [one._replace(row=row, panel=one.heading if several else "") for one, row in zip(made, rows, strict=True)]
+    made = [
+        strand._replace(row=row, panel=strand.heading if several else "")
+        for strand, row in zip(made, rows, strict=True)
+    ]
     return Grouped(_coloured(_ordered(made)), varying, doubles)
 
 
-def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Row | None]:
-    """What came of each, in their order."""
-    done = [counts(one.runs[0]) for one in made]
-    results = [outcome(run) for one, there in zip(made, done, strict=True) if there for run in one.runs]
+def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.SummaryRow | None]:
+    """Summary of each strand, in their order."""
+    done = [counts(strand.runs[0]) for strand in made]
+    results = [outcome(run) for strand, there in zip(made, done, strict=True) if there for run in strand.runs]
     found = iter(summary.rows(results, of)) if results else iter(())
     return [next(found) if there else None for there in done]
 
 
-def outcome(run: Recorded) -> summary.Result:
+def outcome(run: Recorded) -> summary.RunResult:
     there, sent = run.evaluated, run.uploaded
     trace = summary.Trace(*(x[there].tolist() for x in (run.rounds, np.cumsum(sent.up), run.scores)))
     return summary.result(run.experiment, trace, sent, float(run.down.sum()))
@@ -92,7 +95,7 @@ def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:
     """The setting that makes headings: the algorithm, or the one that leaves the fewest lines under each."""
     if ALGORITHM in varying:
         return ALGORITHM
-    sizes = {key: _sizes([str(one.get(key)) for one in flat]) for key in varying if key != SHIFT}
+    sizes = {key: _sizes([str(settings.get(key)) for settings in flat]) for key in varying if key != SHIFT}
     able = {key: held for key, held in sizes.items() if 1 < len(held) <= PANELS}
     if len(flat) <= MOST or not able:
         return ""
@@ -104,7 +107,7 @@ def _telling(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> list[
     kept = sorted(varying, key=lambda key: (key == SHIFT, FIRST.index(key) if key in FIRST else len(FIRST)))
     for key in reversed([key for key in kept if key not in (*FIRST, SHIFT)]):
         fewer = [other for other in kept if other != key]
-        if len({tuple(str(one.get(other)) for other in fewer) for one in flat}) == len(flat):
+        if len({tuple(str(settings.get(other)) for other in fewer) for settings in flat}) == len(flat):
             kept = fewer
     return kept
 
@@ -121,7 +124,7 @@ def _strand(
     words = summary.words(varying)
     phrases = {key: phrase(key, words.get(key, ""), flat.get(key)) for key in named}
     rest = [text for key, text in phrases.items() if text and key not in (split or ALGORITHM, SHIFT)]
-    line = Line(
+    line = LegendLine(
         key="",
         label=", ".join([*filter(None, phrases.values()), *([] if done else ["unfinished"])]) or "plain",
         settings={words[key]: value for key, value in summary.label(runs[0].experiment, varying).items()},
@@ -134,12 +137,12 @@ def _strand(
 
 
 def _ordered(made: Sequence[Strand]) -> list[Strand]:
-    headings = list(dict.fromkeys(one.heading for one in made))
-    bands = list(dict.fromkeys(one.band for one in made))
+    headings = list(dict.fromkeys(strand.heading for strand in made))
+    bands = list(dict.fromkeys(strand.band for strand in made))
 
-    def place(one: Strand) -> tuple[int, int, int]:
-        rule = (NO, PER_LAYER, PER_FILTER).index(rule_of(one.experiment))
-        return headings.index(one.heading), bands.index(one.band), rule
+    def place(strand: Strand) -> tuple[int, int, int]:
+        rule = (NO, PER_LAYER, PER_FILTER).index(rule_of(strand.experiment))
+        return headings.index(strand.heading), bands.index(strand.band), rule
 
     return sorted(made, key=place)
 
@@ -151,7 +154,7 @@ def rule_of(experiment: Experiment) -> str:
 
 def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
     """Dash of each rule's lines: none, unless the lines of another rule are solid."""
-    rules = {rule_of(one.experiment) for one in made}
+    rules = {rule_of(strand.experiment) for strand in made}
     return {
         NO: "dashed" if len(rules) > 1 else "",
         PER_LAYER: "dotdash" if PER_FILTER in rules else "",
@@ -161,25 +164,25 @@ def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
 
 def _coloured(made: Sequence[Strand]) -> list[Strand]:
     """A colour for each band, the same in every panel; dashes where the shift is what differs; a label for each."""
-    colours = list(dict.fromkeys((one.heading, one.band)[bool(one.panel) :] for one in made))
+    colours = list(dict.fromkeys((strand.heading, strand.band)[bool(strand.panel) :] for strand in made))
     dashes = _dashes(made)
-    labels = [one.line.label for one in made]
+    labels = [strand.line.label for strand in made]
     coloured = []
-    for i, one in enumerate(made):
+    for i, strand in enumerate(made):
         alike = labels[:i].count(labels[i])
-        line = one.line._replace(
+        line = strand.line._replace(
             key=f"line-{i}",
             label=labels[i] + (f" ({alike + 1})" if alike else ""),
-            colour=colours.index((one.heading, one.band)[bool(one.panel) :]) % len(COLOURS),
-            dash=dashes[rule_of(one.experiment)],
+            colour=colours.index((strand.heading, strand.band)[bool(strand.panel) :]) % len(COLOURS),
+            dash=dashes[rule_of(strand.experiment)],
         )
-        coloured.append(one._replace(line=line))
+        coloured.append(strand._replace(line=line))
     return coloured
 
 
 def panels(strands: Iterable[Strand], curves: Callable[[Strand], Sequence[Curve]]) -> list[Panel]:
     """The curves of all lines, a panel for each heading where there are many."""
     found: dict[str, list[Curve]] = {}
-    for one in strands:
-        found.setdefault(one.panel, []).extend(curves(one))
+    for strand in strands:
+        found.setdefault(strand.panel, []).extend(curves(strand))
     return [Panel(title, drawn) for title, drawn in found.items() if drawn]

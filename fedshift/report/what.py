@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.experiment.settings import Experiment
-from fedshift.report.charts import Axis, Choice, Heat, Row, Section, Table
+from fedshift.report.charts import Axis, Choice, Heat, Section, Table, TableRow
 from fedshift.report.curves import chosen
 from fedshift.report.labels import DEFINITION, bits, marks
 from fedshift.report.lines import Grouped, counts, rule_of
 from fedshift.runs import summary
-from fedshift.runs.recorded import Broken, Client, Recorded
+from fedshift.runs.recorded import Broken, ClientRecord, Recorded
 from fedshift.runs.summary import comparable
 
 CLIENTS = 120  # rows that a drawing of clients may have
@@ -26,19 +26,19 @@ def section(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]
 
 
 def status(run: Recorded) -> str:
-    """How it ended, and what of its record is lost."""
+    """State of a run at its end, and the lost parts of its record."""
     rounds = run.experiment.train.rounds
-    said = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
+    end = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
     if run.finished and not counts(run):
-        said = f"finished, but the record ends with round {run.reached} of {rounds}"
-    return "; ".join([said, *losses(run)])
+        end = f"finished, but the record ends with round {run.reached} of {rounds}"
+    return "; ".join([end, *losses(run)])
 
 
 def losses(run: Recorded) -> list[str]:
     """Lines that are damaged, and rounds that have none."""
-    told = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
+    damaged = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
     gone = run.missing
-    return [*told, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
+    return [*damaged, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
 
 
 def called(folders: Sequence[Path]) -> dict[Path, str]:
@@ -56,16 +56,16 @@ def called(folders: Sequence[Path]) -> dict[Path, str]:
 
 def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Table:
     words = summary.words(grouped.varying)
-    lines = {run.folder: one.line for one in grouped.strands for run in one.runs}
-    named = called([*(run.folder for run in runs), *(one.folder for one in broken)])
+    lines = {run.folder: strand.line for strand in grouped.strands for run in strand.runs}
+    named = called([*(run.folder for run in runs), *(run.folder for run in broken)])
     doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:
         varying = summary.label(run.experiment, grouped.varying).values()
         line = lines.get(run.folder)
         ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
-        rows.append(Row(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
-    rows += [Row("", [named[one.folder], *[""] * len(words), "", f"broken: {one.problem}"]) for one in broken]
+        rows.append(TableRow(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
+    rows += [TableRow("", [named[run.folder], *[""] * len(words), "", f"broken: {run.problem}"]) for run in broken]
     return Table("runs", "Runs", ["run", *words.values(), "seed", "status"], rows, folded=len(rows) > 20)
 
 
@@ -78,7 +78,7 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
             found.setdefault(key, {})[summary.shown(value) if value is not None else ""] = None
     other = (*summary.apart([run.experiment for run in runs])[0], "seed", "name")
     same = {key: next(iter(values)) for key, values in found.items() if len(values) == 1 and key not in other}
-    rows = [Row("", [key, value]) for key, value in same.items() if value]
+    rows = [TableRow("", [key, value]) for key, value in same.items() if value]
     return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)
 
 
@@ -86,7 +86,7 @@ def shifted(runs: Sequence[Recorded]) -> list[Table]:
     """The tensors that were shifted and by which rule, as far as records name them."""
     known = [(rule_of(run.experiment), run.about.get("shifted")) for run in runs if run.experiment.shift.on]
     named = [(rule, ", ".join(map(str, names)) or "none") for rule, names in known if isinstance(names, list)]
-    rows = [Row("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
+    rows = [TableRow("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
     return [Table("shifted", "Shifted tensors", ["shift", "tensors", "runs"], rows, folded=True)] if rows else []
 
 
@@ -95,19 +95,19 @@ def versions(runs: Sequence[Recorded]) -> list[Table]:
     for key in ABOUT:
         found = Counter(str(run.about[key]) for run in runs if key in run.about)
         for value, count in found.items():
-            rows.append(Row("", [key if key != "data" else "checksum of the data", value, str(count)]))
+            rows.append(TableRow("", [key if key != "data" else "checksum of the data", value, str(count)]))
     return [Table("versions", "Versions and machine", ["what", "value", "runs"], rows, folded=True)] if rows else []
 
 
 def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
-    """Who holds which labels: a field for each way in which they are held."""
-    found: dict[str, tuple[Recorded, list[Client]]] = {}
+    """Labels of each client: a field for each partition among the runs."""
+    found: dict[str, tuple[Recorded, list[ClientRecord]]] = {}
     for run in runs:
         known = [client for client in run.clients if client.labels]
         if known:
             held = str([client.labels for client in known])
-            told = held in found and any(marks(found[held][0].experiment, found[held][1]))
-            if held not in found or (not told and any(marks(run.experiment, known))):  # whose labels are whose
+            marked = held in found and any(marks(found[held][0].experiment, found[held][1]))
+            if held not in found or (not marked and any(marks(run.experiment, known))):  # whose labels are whose
                 found[held] = run, known
     kept = list(found.values())[:PARTITIONS]
     seeds = Counter(run.experiment.seed for run, _ in kept)
@@ -122,11 +122,11 @@ def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
     return [Choice("clients", "Labels of each client", made)]
 
 
-def _heat(experiment: Experiment, clients: Sequence[Client], name: str, title: str) -> Heat:
+def _heat(experiment: Experiment, clients: Sequence[ClientRecord], name: str, title: str) -> Heat:
     """Clients in the order of their groups, those of most bits first; every so many of a great many."""
     classes = len(clients[0].labels)
     order = {group: -bits(experiment, group) for group in dict.fromkeys(client.group for client in clients)}
-    ordered = sorted(clients, key=lambda one: (order[one.group], one.group, one.number))
+    ordered = sorted(clients, key=lambda client: (order[client.group], client.group, client.number))
     shown = [ordered[i] for i in chosen(len(ordered), CLIENTS)]
     some = f" {len(shown)} of {len(ordered)} clients." if len(shown) < len(ordered) else ""
     whose = marks(experiment, clients) or [""] * classes

@@ -4,9 +4,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from fedshift.experiment.rates import megabytes
+from fedshift.core.units import megabytes
 from fedshift.experiment.settings import Experiment
-from fedshift.report.charts import Axis, Choice, Field, Point, Points, Row, Section, Table
+from fedshift.report.charts import Axis, Choice, Field, Point, Points, Section, Table, TableRow
 from fedshift.report.curves import by_metric, cut, score_axis, titled
 from fedshift.report.lines import Grouped, Strand
 from fedshift.runs import summary, tradeoff
@@ -27,10 +27,10 @@ def section(grouped: Grouped) -> Section:
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    rows = [one.row for one in strands if one.row]
+    rows = [strand.row for strand in strands if strand.row]
     if not rows:
         return ["No run is finished yet, so nothing can be said."]
-    labels = {id(one.row): one.line.label for one in strands}
+    labels = {id(strand.row): strand.line.label for strand in strands}
     return tradeoff.answers(rows, lambda row: labels[id(row)])
 
 
@@ -74,11 +74,11 @@ def charts(strands: Sequence[Strand], end: str) -> list[Points | Choice]:
 
 
 def _chart(
-    strands: Sequence[Strand], like: Points, across: Callable[[summary.Row], float | None]
+    strands: Sequence[Strand], like: Points, across: Callable[[summary.SummaryRow], float | None]
 ) -> Points | Choice | None:
     """A field for each task; one task at a time where there are very many."""
-    keys = {id(one.row): one.line.key for one in strands}
-    groups = summary.tasks(one.row for one in strands if one.row)
+    keys = {id(strand.row): strand.line.key for strand in strands}
+    groups = summary.tasks(strand.row for strand in strands if strand.row)
     fields = []
     for rows in groups:
         places = [(row, x) for row in rows if (x := across(row)) and math.isfinite(row.mean)]
@@ -100,8 +100,8 @@ def _chart(
     if len(fields) <= PANELS:
         return like._replace(fields=fields)
     several = [
-        like._replace(name=f"{like.name}-of-{i + 1}", title=f"{like.title}: {one.title}", fields=[one])
-        for i, one in enumerate(fields)
+        like._replace(name=f"{like.name}-of-{i + 1}", title=f"{like.title}: {field.title}", fields=[field])
+        for i, field in enumerate(fields)
     ]
     return Choice(like.name, like.title, [(chart.fields[0].title, chart) for chart in several])
 
@@ -123,12 +123,12 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
         f"full precision at equal bytes{unit}",
         "MB to target",
     ]
-    by_row = {id(one.row): one for one in strands if one.row}
-    merits = summary.merits([one.row for one in strands if one.row])
-    listed = [(by_row[id(row)], _cells(row, optimal)) for row, optimal in merits]
-    listed += [(one, _unfinished(one)) for one in strands if one.row is None]
-    labels = [[one.line.label] if named else [*one.line.settings.values()] for one, _ in listed]
-    rows = [Row(one.line.key, [*label, *cells]) for (one, cells), label in zip(listed, labels, strict=True)]
+    by_row = {id(strand.row): strand for strand in strands if strand.row}
+    merits = summary.merits([strand.row for strand in strands if strand.row])
+    listed = [(by_row[id(row)], _setting_cells(row, optimal)) for row, optimal in merits]
+    listed += [(strand, _unfinished(strand)) for strand in strands if strand.row is None]
+    labels = [[strand.line.label] if named else [*strand.line.settings.values()] for strand, _ in listed]
+    rows = [TableRow(strand.line.key, [*label, *cells]) for (strand, cells), label in zip(listed, labels, strict=True)]
     title = f"{titled(experiment)}, bytes, and full precision beside them"
     return Table(name, title, columns, rows, caption=_caption(experiment))
 
@@ -143,7 +143,7 @@ def _caption(experiment: Experiment) -> str:
     )
 
 
-def _cells(row: summary.Row, optimal: bool) -> list[str]:
+def _setting_cells(row: summary.SummaryRow, optimal: bool) -> list[str]:
     experiment, cost = row.experiment, row.cost
     spread = "" if row.spread is None else f" ± {scored(row.spread, experiment)}"
     full = row.full or (None if quantized(experiment) else row)
@@ -171,7 +171,7 @@ def _difference(cost: summary.Paired, experiment: Experiment) -> str:
     return f"{points} ({low} to {high})"
 
 
-def _equal(row: summary.Row) -> str:
+def _equal(row: summary.SummaryRow) -> str:
     if row.full is None:
         return ""
     found = tradeoff.equal_bytes(row)
@@ -186,6 +186,6 @@ def _equal(row: summary.Row) -> str:
     return f"{scored(found.score, row.experiment)} (this {which} by {by}{verdict})"
 
 
-def _unfinished(one: Strand) -> list[str]:
-    up = statistics.fmean(float(run.up.sum()) for run in one.runs)
-    return [f"unfinished, round {one.reached} of {one.experiment.train.rounds}", megabytes(up), *[""] * 5]
+def _unfinished(strand: Strand) -> list[str]:
+    up = statistics.fmean(float(run.up.sum()) for run in strand.runs)
+    return [f"unfinished, round {strand.reached} of {strand.experiment.train.rounds}", megabytes(up), *[""] * 5]

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from fedshift.core.files import TEMPORARY, RunError, read_about, read_tensors, remove, write_tensors
 from fedshift.core.types import Broadcast, Params
 from fedshift.rounds.federation import State
-from fedshift.runs.identity import SETTINGS, Identity
-from fedshift.runs.memory import Files, Stored, Version
+from fedshift.runs.identity import SETTINGS, RunIdentity
+from fedshift.runs.memory import Files, StoredMemory, Version
 
 KEPT = 2
 
 
-class Saved(NamedTuple):
+class CheckpointAbout(NamedTuple):
     """Metadata of a checkpoint."""
 
-    identity: Identity
+    identity: RunIdentity
     number: int  # rounds done
     skipped: int
     memory: dict[int, Version]  # by client
@@ -43,10 +43,10 @@ class Saved(NamedTuple):
         }
 
     @classmethod
-    def parse(cls, path: Path, about: dict[str, Any]) -> "Saved":
+    def parse(cls, path: Path, about: dict[str, Any]) -> "CheckpointAbout":
         """RunError where it is not what a checkpoint says, or not of the round that the name says."""
         try:
-            identity = Identity.parse(about["identity"])
+            identity = RunIdentity.parse(about["identity"])
             memory = {int(client): Version(int(n), str(checksum)) for client, (n, checksum) in about["memory"].items()}
             saved = cls(identity, int(about["number"]), int(about["skipped"]), memory, str(about["record"]))
         except (ValueError, LookupError, TypeError, AttributeError):
@@ -58,7 +58,7 @@ class Saved(NamedTuple):
 
 class Restored(NamedTuple):
     state: State
-    memory: Stored
+    memory: StoredMemory
     warnings: list[str]  # checkpoints that could not be used, and why
 
 
@@ -72,9 +72,9 @@ class Checkpoints:
         ]
         self.newest_first = sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
 
-    def save(self, state: State, memory: Stored, identity: Identity, record: str) -> None:
+    def save(self, state: State, memory: StoredMemory, identity: RunIdentity, record: str) -> None:
         memory.save(state.number)
-        saved = Saved(identity, state.number, state.skipped, memory.newest, record)
+        saved = CheckpointAbout(identity, state.number, state.skipped, memory.newest, record)
         path = write_tensors(self.folder, f"checkpoint.{state.number:06d}", _flat(state), saved.about())
         others = [one for one in self.newest_first if one[1] != path]
         self.newest_first = [(state.number, path), *others]
@@ -85,17 +85,17 @@ class Checkpoints:
         self.newest_first = [one for one in self.newest_first if one[0] >= oldest]
         memory.prune(oldest)
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> RunIdentity | None:
         """The run that the newest readable checkpoint is of."""
         for _, path in self.newest_first:
             try:
-                return Saved.parse(path, read_about(path)).identity
+                return CheckpointAbout.parse(path, read_about(path)).identity
             except RunError:
                 continue
         return None
 
     def restore(
-        self, like: State, identity: Identity, records: Sequence[str], keep: bool, latest: float = math.inf
+        self, like: State, identity: RunIdentity, records: Sequence[str], keep: bool, latest: float = math.inf
     ) -> Restored | None:
         """The newest checkpoint up to round `latest` that is whole and of this run; None when there is none.
 
@@ -104,8 +104,8 @@ class Checkpoints:
         removed; when no other is left, nothing is changed.
         """
         unusable: dict[Path, str] = {}
-        disagreeing: list[tuple[Path, State, Saved]] = []
-        chosen: tuple[State, Saved] | None = None
+        disagreeing: list[tuple[Path, State, CheckpointAbout]] = []
+        chosen: tuple[State, CheckpointAbout] | None = None
         for number, path in self.newest_first:
             if number > latest:
                 continue
@@ -143,13 +143,13 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
         state, saved = chosen
         self.newest_first = [one for one in self.newest_first if one[0] <= latest and one[1] not in unusable]
-        memory = Stored.restored(self.folder / "memory", identity.run, saved.number, saved.memory, keep)
+        memory = StoredMemory.restored(self.folder / "memory", identity.run, saved.number, saved.memory, keep)
         return Restored(state, memory, warnings)
 
-    def _read(self, path: Path, like: State, identity: Identity) -> tuple[State, Saved]:
+    def _read(self, path: Path, like: State, identity: RunIdentity) -> tuple[State, CheckpointAbout]:
         """A checkpoint and what belongs to it, every byte of which is checked."""
         tensors, about = read_tensors(path)
-        saved = Saved.parse(path, about)
+        saved = CheckpointAbout.parse(path, about)
         if saved.identity.run != identity.run:
             raise RunError(f"{path}: is of another run (id {saved.identity.run}, not {identity.run})")
         state = _state(path, tensors, like, saved)
@@ -162,12 +162,12 @@ class Checkpoints:
         return state, saved
 
 
-def known(folder: Path) -> Identity | None:
+def known(folder: Path) -> RunIdentity | None:
     """Identity of the run in a folder: that of `identity.json`, or of the newest checkpoint if the file is damaged."""
-    return Identity.read(folder) or Checkpoints(folder).identity()
+    return RunIdentity.read(folder) or Checkpoints(folder).identity()
 
 
-def _state(path: Path, tensors: Params, like: State, saved: Saved) -> State:
+def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> State:
     """RunError where the tensors are not those of a state like this one."""
     expected = _flat(like)
     kinds, needed = ({name: (x.shape, x.dtype) for name, x in flat.items()} for flat in (tensors, expected))

@@ -26,7 +26,7 @@ OBJECTS = {  # arguments of `run`, and the settings they stand in for
 }
 
 
-class Identity(NamedTuple):
+class RunIdentity(NamedTuple):
     run: str  # an id drawn at the start
     settings: str  # TOML
     data: str  # checksum, and how a model sees it
@@ -36,13 +36,13 @@ class Identity(NamedTuple):
     model: str = ""  # digest of the final model, once there is one
 
     @classmethod
-    def of(cls, experiment: Experiment, fed: Federation, given: Sequence[str]) -> "Identity":
+    def of(cls, experiment: Experiment, fed: Federation, given: Sequence[str]) -> "RunIdentity":
         """A new run."""
         start, fixed = digest_of(fed.start().out.params), digest_of(fed.task.fixed)
         return cls(secrets.token_hex(8), experiment.toml(), data_id(fed.task.data), start, fixed, tuple(given))
 
     @classmethod
-    def parse(cls, raw: Any) -> "Identity":
+    def parse(cls, raw: Any) -> "RunIdentity":
         """ValueError for what is no identity."""
         if not isinstance(raw, dict) or raw.keys() != set(cls._fields):
             raise ValueError("no identity of a run")
@@ -52,7 +52,7 @@ class Identity(NamedTuple):
         return cls(**raw | {"given": tuple(given)})
 
     @classmethod
-    def read(cls, folder: Path) -> "Identity | None":
+    def read(cls, folder: Path) -> "RunIdentity | None":
         """None where it is missing or damaged."""
         try:
             raw = json.loads((folder / IDENTITY).read_bytes())
@@ -78,7 +78,7 @@ class Identity(NamedTuple):
                 f"back to resume it, or start a new run in another folder from the changed file"
             )
 
-    def compare(self, now: "Identity", folder: Path) -> None:
+    def compare(self, now: "RunIdentity", folder: Path) -> None:
         """RunError where a run is resumed with other data or another model than it was started with."""
         if self.data != now.data:
             raise RunError(f"{folder}: was run with other data than it is given now")

@@ -12,23 +12,23 @@ from fedshift.experiment.settings import Experiment
 from fedshift.rounds.federation import Federation, Outcome, State
 from fedshift.runs.about import machine
 from fedshift.runs.checkpoint import Checkpoints, known
-from fedshift.runs.identity import IDENTITY, Identity, data_id
-from fedshift.runs.memory import Stored
-from fedshift.runs.record import MODEL, SETTINGS, Folder, finished, remains
+from fedshift.runs.identity import IDENTITY, RunIdentity, data_id
+from fedshift.runs.memory import StoredMemory
+from fedshift.runs.record import MODEL, SETTINGS, RunFolder, finished, remains
 
 
 class Journal:
     """The folder of one run, its checkpoints and the memory of its clients; begun or restored before it is used."""
 
-    memory: Stored
+    memory: StoredMemory
 
     def __init__(self, path: Path, experiment: Experiment, fed: Federation, given: Sequence[str] = ()) -> None:
         """`given` are the arguments of the caller, like 'model', that the settings cannot rebuild."""
-        self.folder, self.experiment, self.fed = Folder(path), experiment, fed
+        self.folder, self.experiment, self.fed = RunFolder(path), experiment, fed
         self.checkpoints = Checkpoints(self.folder.path)
         self.in_ram = experiment.record.memory == "ram"
         self.saved = 0  # the last round there is a checkpoint of
-        self.identity = Identity.of(experiment, fed, given)
+        self.identity = RunIdentity.of(experiment, fed, given)
 
     @property
     def session(self) -> str:
@@ -47,7 +47,7 @@ class Journal:
             raise RunError(f"{where}: holds {left} of a run whose {SETTINGS} is missing; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
         self.folder.begin(self.experiment, self.fed, about | {"shifted": self.fed.shifted}, self.identity)
-        self.memory = Stored.restored(where / "memory", self.identity.run, keep=self.in_ram)
+        self.memory = StoredMemory.restored(where / "memory", self.identity.run, keep=self.in_ram)
         return self.fed.start()
 
     def restore(self, tell: Callable[[str], None], latest: int | None = None) -> State:
@@ -75,16 +75,16 @@ class Journal:
         if found and self.folder.model.exists():
             tell(f"{self.folder.model}: is damaged or not the model that the run ended with; it is made again")
         self.identity = was._replace(model="")
-        if Identity.read(where) is None:
+        if RunIdentity.read(where) is None:
             self.identity.write(where)
             tell(f"{where / IDENTITY}: was missing or damaged, and is repaired")
-        self.memory = found.memory if found else Stored.restored(where / "memory", was.run, keep=self.in_ram)
+        self.memory = found.memory if found else StoredMemory.restored(where / "memory", was.run, keep=self.in_ram)
         for sentence in self.folder.rewind(state.number, self.experiment, self.fed):
             tell(sentence)
         self.saved = state.number
         return state
 
-    def _check_start(self, was: Identity, recorded: int, tell: Callable[[str], None]) -> None:
+    def _check_start(self, was: RunIdentity, recorded: int, tell: Callable[[str], None]) -> None:
         """RunError where a run without a checkpoint cannot start again from round 0 to the same result."""
         where = self.folder.path
         if self.folder.model.exists():
@@ -156,12 +156,12 @@ def taken(folder: Path) -> RunError:
     return RunError(f"{folder}: already contains a run; resume it with `fedshift resume {folder}`")
 
 
-def _missing(was: Identity, own: Collection[str]) -> list[str]:
+def _missing(was: RunIdentity, own: Collection[str]) -> list[str]:
     """Arguments that a run needs again, as objects; not data that are found by their name."""
     return [name for name in was.given if name not in own and not (name == "data" and _found_by_name(was))]
 
 
-def _found_by_name(was: Identity) -> bool:
+def _found_by_name(was: RunIdentity) -> bool:
     try:
         return data_id(load(tomllib.loads(was.settings)["data"]["name"])) == was.data
     except Exception:  # whatever a name that stands for nothing leads to

@@ -52,7 +52,7 @@ class Files(NamedTuple):
         return {"run": self.run, "client": client, "round": number}
 
 
-class Stored:
+class StoredMemory:
     """In files, and in RAM as well where `keep` says so."""
 
     def __init__(self, folder: Path, run: str, keep: bool = True) -> None:
@@ -65,7 +65,7 @@ class Stored:
     @classmethod
     def restored(
         cls, folder: Path, run: str, number: int = 0, needed: Mapping[int, Version] | None = None, keep: bool = True
-    ) -> "Stored":
+    ) -> "StoredMemory":
         """The memory that the checkpoint of round `number` needs; what was written later is removed."""
         memory = cls(folder, run, keep)
         memory.newest = dict(needed or {})

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedshift.core.names import printable
-from fedshift.experiment.rates import megabytes
+from fedshift.core.units import megabytes
+from fedshift.experiment.toml import plain
 
 EVERY = 2.0  # seconds between lines
 RECORDED = "Recording in {}"
@@ -85,7 +86,7 @@ class Json(Silent):
         self.write(strict_json(figures))
 
 
-class Lines(Silent):
+class LineDisplay(Silent):
     """One line every few seconds, and for the first and the last round."""
 
     def __init__(self, errors: Console, console: Console, now: Callable[[], float] = time.monotonic) -> None:
@@ -100,7 +101,7 @@ class Lines(Silent):
         if number not in (1, self.rounds[run]) and self.now() - self.last < EVERY:
             return
         self.last = self.now()
-        figures = shown(score, loss, self.sent[run], self.metrics[run])
+        figures = figures_text(score, loss, self.sent[run], self.metrics[run])
         self.console.print(
             f"{self.names[run]}: round {number} of {self.rounds[run]}, {figures}",
             highlight=False,
@@ -142,7 +143,7 @@ class Bars(Silent):
                 self.names[run], total=self.rounds[run], completed=number - 1, figures=""
             )
         if score is not None:
-            self.progress.update(self.tasks[run], figures=shown(score, loss, self.sent[run], self.metrics[run]))
+            self.progress.update(self.tasks[run], figures=figures_text(score, loss, self.sent[run], self.metrics[run]))
         crowded = number == self.rounds[run] and len(self.names) > CROWD
         self.progress.update(self.tasks[run], completed=number, visible=not crowded)
 
@@ -168,20 +169,16 @@ def strict_json(value: object) -> str:
     '{"score": null, "rows": [1, 2.5]}'
     """
 
-    def plain(part: object) -> object:
-        if isinstance(part, float) and not math.isfinite(part):
-            return None
-        if isinstance(part, dict):
-            return {str(key): plain(value) for key, value in part.items()}
-        return [plain(value) for value in part] if isinstance(part, (list, tuple)) else part
+    def finite(leaf: object) -> object:
+        return None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf
 
-    return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value, finite), allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def shown(score: float | None, loss: float | None, sent: int, metric: str = "accuracy") -> str:
+def figures_text(score: float | None, loss: float | None, sent: int, metric: str = "accuracy") -> str:
     """Score, loss and uploaded bytes as text.
 
-    >>> shown(0.875, 0.4321, 1_250_000), shown(0.3, 0.4321, 1_250_000, "mine:mae")
+    >>> figures_text(0.875, 0.4321, 1_250_000), figures_text(0.3, 0.4321, 1_250_000, "mine:mae")
     ('87.5 %, loss 0.432, 1.2 MB up', 'mae 0.3, loss 0.432, 1.2 MB up')
     """
     name = metric.rpartition(":")[2]

@@ -12,13 +12,10 @@ model.safetensors   the final model; a run that has it whole is finished
 report.html         the page to look at, written when the command ends
 """
 
-import csv
-import io
 import json
 import math
 import os
 import zlib
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -30,12 +27,13 @@ from fedshift.experiment.toml import SettingsError, read
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.runs.columns import ESTIMATES, client_header, client_rows, header, row
 from fedshift.runs.identity import SETTINGS as SETTINGS  # of a run directory like the names below
-from fedshift.runs.identity import Identity
+from fedshift.runs.identity import RunIdentity
+from fedshift.runs.sheet import cells, csv_lines
 
 SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "rounds.csv"
 
 
-class Folder:
+class RunFolder:
     """A run directory that nobody else writes to while it is open."""
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +62,7 @@ class Folder:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds a run or a sweep."""
+        """True if it contains a run or a sweep."""
         return any((self.path / name).exists() for name in (SETTINGS, SWEEP))
 
     @property
@@ -79,11 +77,11 @@ class Folder:
             (self.path / LOCK).unlink(missing_ok=True)
         self.close()
 
-    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: Identity) -> None:
-        """What is known before the first round; settings.toml comes last, because it makes the folder a run's."""
+    def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: RunIdentity) -> None:
+        """Write what is known before the first round; settings.toml comes last: it makes the folder a run's."""
         write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
-        write(self.clients, _lines([client_header(fed), *client_rows(fed)]))
-        write(self.rounds, _lines([header(experiment, fed)]))
+        write(self.clients, csv_lines([client_header(fed), *client_rows(fed)]))
+        write(self.rounds, csv_lines([header(experiment, fed)]))
         identity.write(self.path)
         write(self.path / SETTINGS, experiment.toml().encode())
 
@@ -92,7 +90,7 @@ class Folder:
         columns = header(experiment, fed)
         before = [name for name in columns if name not in ESTIMATES]
         first = self._content().partition(b"\n")[0] + b"\n"
-        old = first == _lines([before]) or (first != _lines([columns]) and bool(self._whole_lines(len(before))))
+        old = first == csv_lines([before]) or (first != csv_lines([columns]) and bool(self._whole_lines(len(before))))
         self.estimates = not (old and fed.variable)
         return columns if self.estimates else before
 
@@ -113,7 +111,7 @@ class Folder:
         columns = self._columns(experiment, fed)
         lines = b"".join(line + b"\n" for line in self._whole_lines(len(columns))[:number])
         self.checksum = zlib.crc32(lines)
-        first, clients = _lines([columns]), _lines([client_header(fed), *client_rows(fed)])
+        first, clients = csv_lines([columns]), csv_lines([client_header(fed), *client_rows(fed)])
         repaired = (
             [] if self._content().startswith(first) else [f"{self.rounds}: its first line was damaged, and is repaired"]
         )
@@ -128,14 +126,14 @@ class Folder:
 
     def add(self, experiment: Experiment, fed: Federation, outcome: Outcome) -> None:
         pairs = zip(header(experiment, fed), row(experiment, fed, outcome), strict=True)
-        line = _lines([[cell for name, cell in pairs if self.estimates or name not in ESTIMATES]])
+        line = csv_lines([[cell for name, cell in pairs if self.estimates or name not in ESTIMATES]])
         self._append(self.rounds, line)
         self.checksum = zlib.crc32(line, self.checksum)
         if outcome.histograms:
-            told = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
-            self._append(self.histograms, "".join(told).encode())
+            texts = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
+            self._append(self.histograms, "".join(texts).encode())
 
-    def finish(self, params: Params, identity: Identity) -> None:
+    def finish(self, params: Params, identity: RunIdentity) -> None:
         """The model; what was only there to go on from goes."""
         content, digest = seal(separate(params), {})
         identity._replace(model=digest).write(
@@ -168,15 +166,15 @@ class Folder:
         _, *lines = self._content().split(b"\n")
         whole = []
         for number, line in enumerate(lines[:-1], 1):
-            cells = _cells(line)
-            if len(cells) != columns or cells[0] != str(number):
+            found = cells(line.decode("utf-8", errors="replace"))
+            if len(found) != columns or found[0] != str(number):
                 break
             whole.append(line)
         return whole
 
 
 def begun(path: Path) -> bool:
-    """Whether there is a run in a folder."""
+    """True if there is a run in a folder."""
     return (path / SETTINGS).exists()
 
 
@@ -205,7 +203,7 @@ def finished(path: Path) -> bool:
         _, digest = unseal(path / MODEL, content_of(path / MODEL))
     except RunError:
         return False
-    known = Identity.read(path)
+    known = RunIdentity.read(path)
     return known is None or known.model == digest
 
 
@@ -216,19 +214,6 @@ def about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _lines(rows: Iterable[list[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
-
-
-def _cells(line: bytes) -> list[str]:
-    try:
-        return next(csv.reader([line.decode("utf-8", errors="replace")]), [])
-    except csv.Error:  # a field that is too long
-        return []
 
 
 def _round_of(line: bytes) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
@@ -17,13 +16,22 @@ from rich.table import Column, Table
 from fedshift.codecs.named import WIDTH, default_coder
 from fedshift.core.files import RunError
 from fedshift.core.names import printable
-from fedshift.experiment.rates import megabytes
-from fedshift.experiment.settings import Experiment, Link, Shift, Uplink, quantizes, uplink_name, widths
+from fedshift.core.tables import titled
+from fedshift.core.units import megabytes
+from fedshift.experiment.settings import (
+    Experiment,
+    LinkSettings,
+    ShiftSettings,
+    UplinkSettings,
+    quantizes,
+    uplink_name,
+    widths,
+)
 from fedshift.experiment.toml import dotted
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS
-from fedshift.runs.recorded import PARTS, Estimate, Uploaded, sheet
+from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet
 
 WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
 # settings of how a run is computed and recorded, which change its scores by rounding at most
@@ -54,7 +62,7 @@ class Trace(NamedTuple):
     scores: Sequence[float] = ()
 
 
-class Result(NamedTuple):
+class RunResult(NamedTuple):
     """One finished run, read from its record."""
 
     experiment: Experiment
@@ -74,7 +82,7 @@ class Paired(NamedTuple):
     margin: float | None = None  # half the 95 % interval; None for fewer than two seeds
 
 
-class Row(NamedTuple):
+class SummaryRow(NamedTuple):
     """Runs that differ in nothing but their seed."""
 
     label: dict[str, str]  # the settings that differ between rows
@@ -85,8 +93,10 @@ class Row(NamedTuple):
     gain: float | None = None
     verdict: str = ""
     experiment: Experiment = Experiment()  # of one of its runs
-    runs: Sequence[Result] = ()  # one for each seed
-    full: "Row | None" = None  # full precision with the same server rule: all settings alike but those of the uplink
+    runs: Sequence[RunResult] = ()  # one for each seed
+    full: "SummaryRow | None" = (
+        None  # full precision with the same server rule: all settings alike but those of the uplink
+    )
 
     @property
     def mean(self) -> float:
@@ -130,7 +140,7 @@ def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def load(folder: Path, experiment: Experiment) -> Result:
+def load(folder: Path, experiment: Experiment) -> RunResult:
     found = sheet(folder / ROUNDS)
     if found.lost:
         many = f"{found.lost} damaged line{'s' * (found.lost > 1)}"
@@ -146,18 +156,18 @@ def load(folder: Path, experiment: Experiment) -> Result:
     return result(experiment, Trace(*zip(*evaluated, strict=True)), sent, down)
 
 
-def result(experiment: Experiment, trace: Trace, sent: Uploaded, bytes_down: float = math.nan) -> Result:
+def result(experiment: Experiment, trace: Trace, sent: Uploaded, bytes_down: float = math.nan) -> RunResult:
     """Of the evaluated rounds, and the bytes of all rounds."""
     down = int(bytes_down) if math.isfinite(bytes_down) else None
     scores, up = trace.scores, int(sent.up.sum())
-    return Result(experiment, mean_of(scores[-WINDOW:]), scores[-1], up, down, trace, sent.estimate)
+    return RunResult(experiment, mean_of(scores[-WINDOW:]), scores[-1], up, down, trace, sent.estimate)
 
 
-def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
+def rows(results: Sequence[RunResult], of: Sequence[Experiment] = ()) -> list[SummaryRow]:
     """One for each setting of these runs; `of` are all runs there should be, where some have failed."""
     varying, kinds = apart([result.experiment for result in results], of)
     keys = columns(varying, of or [result.experiment for result in results])
-    grouped: dict[tuple[str, ...], dict[int, Result]] = {}
+    grouped: dict[tuple[str, ...], dict[int, RunResult]] = {}
     for result, kind in zip(results, kinds, strict=True):
         grouped.setdefault(kind, {})[result.experiment.seed] = result
     made = [_row(list(members.values()), keys) for members in grouped.values()]
@@ -166,8 +176,8 @@ def rows(results: Sequence[Result], of: Sequence[Experiment] = ()) -> list[Row]:
     return [_compared(row, own, others) for row, own in others]
 
 
-def _row(runs: Sequence[Result], keys: Sequence[str]) -> Row:
-    return Row(
+def _row(runs: Sequence[RunResult], keys: Sequence[str]) -> SummaryRow:
+    return SummaryRow(
         label(runs[0].experiment, keys),
         {run.experiment.seed: run.score for run in runs},
         mean_of([run.last for run in runs]),
@@ -265,15 +275,15 @@ def uplink_label(experiment: Experiment) -> str:
     own = _uplink(experiment)
     common = {key: value for key, value in own.items() if not key.startswith("group.")}
     if not experiment.uplink.group:
-        label, bits = _scope_label(common, Uplink), shown(experiment.uplink.bits)
+        label, bits = _scope_label(common, UplinkSettings), shown(experiment.uplink.bits)
         return bits if label == f"{bits} bit" else label
-    parts = [_scope_label(common, Uplink)]
+    parts = [_scope_label(common, UplinkSettings)]
     for name, link in experiment.uplink.group.items():
         prefix = f"group.{name}."
         mine = {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
         count = len(link.clients or ())
         who = f"({count} client{'s' * (count != 1)})" if link.share is None else f"{link.share:g}"
-        parts.append(f"{name} {who}: {_scope_label(mine, Link)}")
+        parts.append(f"{name} {who}: {_scope_label(mine, LinkSettings)}")
     return "; ".join(parts)
 
 
@@ -285,7 +295,7 @@ def _uplink(experiment: Experiment) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key.rpartition(".")[2] != "bandwidth"}
 
 
-def _scope_label(settings: Mapping[str, Any], kind: type[Uplink] | type[Link]) -> str:
+def _scope_label(settings: Mapping[str, Any], kind: type[UplinkSettings] | type[LinkSettings]) -> str:
     """Label of the clients that upload alike, or alike but for their bits: the name of an uplink, or its settings.
 
     A rate or a kept part stands for bits.
@@ -315,7 +325,7 @@ def _unusual(key: str, value: Any) -> str:
     return str(value) if key in ("quantizer", "coder") else f"{key} {shown(value)}"
 
 
-def _exact(coding: Uplink | Link) -> bool:
+def _exact(coding: UplinkSettings | LinkSettings) -> bool:
     """True if all clients with this coding upload in full precision, whatever its quantizer."""
     return widths(coding) == {32}
 
@@ -355,7 +365,9 @@ def phrase(key: str, word: str, value: Any) -> str:
     return shown(value) if key.endswith(".name") else f"{word} {shown(value)}"
 
 
-def _compared(row: Row, own: Mapping[str, str], others: Sequence[tuple[Row, Mapping[str, str]]]) -> Row:
+def _compared(
+    row: SummaryRow, own: Mapping[str, str], others: Sequence[tuple[SummaryRow, Mapping[str, str]]]
+) -> SummaryRow:
     """With its full precision; and a shifted row with the same without the shift, or else one of few bits with 32."""
     lossy = quantized(row.experiment)
     exact = [other for other in others if not quantized(other[0].experiment)]
@@ -371,7 +383,9 @@ def _compared(row: Row, own: Mapping[str, str], others: Sequence[tuple[Row, Mapp
     return row._replace(against=against, gain=gain, verdict=verdict, full=full)
 
 
-def _base(own: Mapping[str, str], others: Sequence[tuple[Row, Mapping[str, str]]], free: tuple[str, ...]) -> Row | None:
+def _base(
+    own: Mapping[str, str], others: Sequence[tuple[SummaryRow, Mapping[str, str]]], free: tuple[str, ...]
+) -> SummaryRow | None:
     """The row that agrees in all settings but the free ones, or else in all of them that scores depend on.
 
     Of several, one whose uplink has no settings of its own but bits.
@@ -437,9 +451,9 @@ def task(experiment: Experiment) -> tuple[str, ...]:
     return tuple(f"{key}={x}" for key, x in comparable(experiment).items() if key.startswith(TASK))
 
 
-def tasks(made: Iterable[Row]) -> list[list[Row]]:
+def tasks(made: Iterable[SummaryRow]) -> list[list[SummaryRow]]:
     """Rows of one task each, in the order in which the tasks appear."""
-    found: dict[tuple[str, ...], list[Row]] = {}
+    found: dict[tuple[str, ...], list[SummaryRow]] = {}
     for row in made:
         found.setdefault(task(row.experiment), []).append(row)
     return list(found.values())
@@ -461,14 +475,14 @@ def front(points: Sequence[tuple[float, float]], lower: bool = False) -> list[bo
     return [math.isfinite(score) and not beaten(size, score) for size, score in signed]
 
 
-def by_merit(made: Sequence[Row]) -> list[Row]:
+def by_merit(made: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Task by task, Pareto-optimal rows first, then the dominated ones; both from few uploaded bytes to many."""
     return [row for row, _ in merits(made)]
 
 
-def merits(made: Sequence[Row]) -> list[tuple[Row, bool]]:
+def merits(made: Sequence[SummaryRow]) -> list[tuple[SummaryRow, bool]]:
     """Rows by merit, and whether each is Pareto-optimal in its task."""
-    ordered: list[tuple[Row, bool]] = []
+    ordered: list[tuple[SummaryRow, bool]] = []
     for some in tasks(made):
         lower = some[0].experiment.train.lower
         best = front([(row.bytes_up, row.mean) for row in some], lower)
@@ -480,7 +494,7 @@ def merits(made: Sequence[Row]) -> list[tuple[Row, bool]]:
     return ordered
 
 
-def table(made: Sequence[Row], experiment: Experiment, title: str = "", width: int | None = None) -> Table:
+def table(made: Sequence[SummaryRow], experiment: Experiment, title: str = "", width: int | None = None) -> Table:
     """One row per setting, by merit; where the settings' own columns do not fit the width, they share one column."""
     made = by_merit(made)
     labels = [list(row.label.values()) for row in made]
@@ -530,17 +544,16 @@ def _least(drawn: Table) -> int:
 
 
 def _drawn(
-    made: Sequence[Row], experiment: Experiment, title: str, heads: Sequence[str], labels: Sequence[Sequence[str]]
+    made: Sequence[SummaryRow],
+    experiment: Experiment,
+    title: str,
+    heads: Sequence[str],
+    labels: Sequence[Sequence[str]],
 ) -> Table:
     seeds = sorted({seed for row in made for seed in row.scores})
     listed = f"{len(seeds)} seeds" if len(seeds) > 5 else f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     about = f"{experiment.train.rounds} rounds, {listed}"
-    drawn = Table(
-        title=f"{printable(title)}: {about}" if title else about,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-    )
+    drawn = titled(f"{printable(title)}: {about}" if title else about)
     for head in heads:
         drawn.add_column(printable(head), overflow="fold")
     metrics = list(dict.fromkeys(printable(metric(row.experiment)) for row in made))
@@ -601,16 +614,16 @@ def points(x: float) -> str:
     return f"{100 * x:.1f}"
 
 
-def told(row: Row, experiment: Experiment) -> str:
+def difference_text(row: SummaryRow, experiment: Experiment) -> str:
     """A row's difference, in points of accuracy or as large as a metric of one's own has it."""
-    return "" if row.gain is None else _told(Paired(row.gain, row.verdict), row.against, experiment)
+    return "" if row.gain is None else _difference_text(Paired(row.gain, row.verdict), row.against, experiment)
 
 
-def compared_with(row: Row) -> str:
+def compared_with(row: SummaryRow) -> str:
     """Difference from full precision with the same server rule where there is one, else from no shift; for tables."""
     if row.cost is None:
-        return told(row._replace(verdict=brief(row.verdict)), row.experiment)
-    return _told(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
+        return difference_text(row._replace(verdict=brief(row.verdict)), row.experiment)
+    return _difference_text(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
 
 
 def brief(verdict: str) -> str:
@@ -618,7 +631,7 @@ def brief(verdict: str) -> str:
     return "one seed" if verdict == ONE_SEED else verdict
 
 
-def _told(of: Paired, against: str, experiment: Experiment) -> str:
+def _difference_text(of: Paired, against: str, experiment: Experiment) -> str:
     verdict = f" ({of.verdict})" if of.verdict else ""
     return f"{much(of.gain, experiment)}{quality(of.gain, experiment)} against {against}{verdict}"
 
@@ -639,7 +652,7 @@ def quality(gain: float, experiment: Experiment) -> str:
     return " (worse)" if gain > 0 else " (better)"
 
 
-def sentences(made: Sequence[Row]) -> list[str]:
+def sentences(made: Sequence[SummaryRow]) -> list[str]:
     """What the few bits cost and what the shift gave back, where the runs tell."""
     compared = [(row, row.gain) for row in made if row.gain is not None and math.isfinite(row.gain)]
     keys = dict.fromkeys(key for row, _ in compared for key in row.label if key not in (SHIFT, BITS, UPLINK))
@@ -647,7 +660,7 @@ def sentences(made: Sequence[Row]) -> list[str]:
     return [_sentence(row, gain, named) for row, gain in compared]
 
 
-def _sentence(row: Row, gain: float, named: Mapping[str, str]) -> str:
+def _sentence(row: SummaryRow, gain: float, named: Mapping[str, str]) -> str:
     """One comparison; `named` are the further settings in which the comparisons differ, and their names."""
     verdict = f" ({row.verdict})" if row.verdict else ""
     key = UPLINK if UPLINK in row.label else BITS
@@ -729,7 +742,7 @@ def _varying(experiments: Sequence[Experiment], settings: Sequence[Mapping[str, 
     not each rule's default.
     """
     shifts = [one.shift for one in experiments if one.shift.on]
-    usual = all(shift.share == Shift(per=shift.per).share for shift in shifts)
+    usual = all(shift.share == ShiftSettings(per=shift.per).share for shift in shifts)
     found = []
     for key in dict.fromkeys(key for one in settings for key in one):
         partial = key.startswith(("shift.", "uplink.")) and not key.startswith("uplink.group.")

@@ -21,7 +21,7 @@ from fedshift.runs.events import Event
 from fedshift.runs.journal import require_settings
 from fedshift.runs.packs import Seat, alike, fitting, kind
 from fedshift.runs.parallel import Simulate, Worker
-from fedshift.runs.record import SWEEP, Folder, begun, finished, settings_of
+from fedshift.runs.record import SWEEP, RunFolder, begun, finished, settings_of
 from fedshift.runs.run import Run
 from fedshift.runs.summary import names
 
@@ -56,7 +56,7 @@ class Sweep:
         `simulate` trains runs whose engine is flower.
         """
         path, foreign = self.out / SWEEP, not (self.out / ".lock").exists()
-        with Folder(self.out):
+        with RunFolder(self.out):
             same = path.exists() and read(path) == tomllib.loads(self.text)
             if path.exists() and foreign and not same:
                 raise RunError(f"{path}: is not of this sweep; choose another --out")
@@ -102,7 +102,7 @@ class Sweep:
         for group in self._alike(todo):
             waiting = list(group)
             while waiting and not stop():
-                first = Opened(self.runs, waiting)
+                first = OpenedRun(self.runs, waiting)
                 yield from first.train(stop)
                 waiting = [place for place in waiting if place not in first.places]
 
@@ -121,7 +121,7 @@ class Sweep:
         return [left for pack in packs if (left := [place for place in pack if place in todo])]
 
 
-class Opened:
+class OpenedRun:
     """The first runs of a list, as many as are trained at once, ready to go on."""
 
     def __init__(self, runs: Sequence[One], waiting: Sequence[int]) -> None:

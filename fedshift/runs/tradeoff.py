@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fedshift.core.units import bytes_text
 from fedshift.experiment.settings import Experiment
 from fedshift.runs.summary import (
     BITS,
@@ -16,7 +17,7 @@ from fedshift.runs.summary import (
     UPLINK,
     WINDOW,
     Paired,
-    Row,
+    SummaryRow,
     Trace,
     described,
     mean_of,
@@ -36,7 +37,7 @@ NEAR = 0.01  # allowed loss of score against full precision: in points for accur
 NAMED = 3  # settings named in one sentence
 ANSWERS = 4  # tasks with sentences of their own
 
-Name = Callable[[Row], str]
+Name = Callable[[SummaryRow], str]
 
 
 class Equal(NamedTuple):
@@ -77,7 +78,7 @@ def score_at(trace: Trace, sent: float) -> float:
     return curve[-1][1]
 
 
-def equal_bytes(row: Row) -> Equal | None:
+def equal_bytes(row: SummaryRow) -> Equal | None:
     """Full precision with the same server rule at the bytes of this row, seed by seed where both have the seed."""
     if row.full is None or not row.runs:
         return None
@@ -93,7 +94,7 @@ def equal_bytes(row: Row) -> Equal | None:
     return Equal(mean_of([*known.values()]), gain, better, gain.verdict == "within noise")
 
 
-def target(full: Row) -> float:
+def target(full: SummaryRow) -> float:
     """Target score: 1 point of accuracy, or 1 % of another metric, worse than full precision."""
     margin = NEAR if full.experiment.train.metric == "accuracy" else NEAR * abs(full.mean)
     return full.mean + margin if full.experiment.train.lower else full.mean - margin
@@ -103,7 +104,7 @@ def reaches(score: float, goal: float, experiment: Experiment) -> bool:
     return score <= goal if experiment.train.lower else score >= goal
 
 
-def bytes_to(row: Row, goal: float) -> float | None:
+def bytes_to(row: SummaryRow, goal: float) -> float | None:
     """Uploaded bytes up to the first evaluated round whose smoothed score, mean over seeds, reaches the goal."""
     curves = [
         dict(zip(run.trace.rounds, zip(run.trace.bytes_up, smooth(run.trace.scores), strict=True), strict=True))
@@ -116,19 +117,7 @@ def bytes_to(row: Row, goal: float) -> float | None:
     return None
 
 
-def size(count: float) -> str:
-    """Bytes as text.
-
-    >>> size(33_160_000), size(107_797_950_000), size(57_920_000)
-    ('33.2 MB', '108 GB', '57.9 MB')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def answers(table: Sequence[Row], name: Name | None = None) -> list[str]:
+def answers(table: Sequence[SummaryRow], name: Name | None = None) -> list[str]:
     """Sentences on each task; `name` returns the name of a row."""
     groups = tasks(table)
     sentences: list[str] = []
@@ -142,12 +131,12 @@ def answers(table: Sequence[Row], name: Name | None = None) -> list[str]:
     )
 
 
-def namer(table: Sequence[Row]) -> Name:
+def namer(table: Sequence[SummaryRow]) -> Name:
     """Names of rows by the settings in which they differ, those of the uplink first and the shift last."""
     keys = sorted(table[0].label if table else (), key=lambda key: (key == SHIFT, key not in (UPLINK, BITS)))
     short = words(keys)
 
-    def name(row: Row) -> str:
+    def name(row: SummaryRow) -> str:
         flat = described(row.experiment)
         return ", ".join(filter(None, (phrase(key, short[key], flat.get(key)) for key in keys))) or phrase(
             UPLINK, "", flat[UPLINK]
@@ -156,7 +145,7 @@ def namer(table: Sequence[Row]) -> Name:
     return name
 
 
-def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
+def task_name(row: SummaryRow, groups: Sequence[Sequence[SummaryRow]]) -> str:
     """Name of a task: the data, model, algorithm and metric in which it differs from the others."""
     flats = [described(rows[0].experiment) for rows in groups]
     settings = described(row.experiment)
@@ -166,7 +155,7 @@ def task_name(row: Row, groups: Sequence[Sequence[Row]]) -> str:
     return ", ".join(filter(None, (phrase(key, short[key], settings[key]) for key in keys))) or metric(row.experiment)
 
 
-def about(rows: Sequence[Row], name: Name) -> list[str]:
+def about(rows: Sequence[SummaryRow], name: Name) -> list[str]:
     """Sentences on the rows of one task."""
     finite = [row for row in rows if math.isfinite(row.mean)]
     packed = [row for row in finite if quantized(row.experiment)]
@@ -181,7 +170,7 @@ def about(rows: Sequence[Row], name: Name) -> list[str]:
     return sentences or ["Final scores of full precision are NaN or infinite, so compression cannot be judged."]
 
 
-def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
+def _best(judged: Sequence[SummaryRow], exact: Sequence[SummaryRow], name: Name) -> list[str]:
     """Sentences on the setting with the fewest bytes near full precision or, without one, the best at equal bytes."""
     experiment = judged[0].experiment
     sign = -1 if experiment.train.lower else 1
@@ -204,7 +193,7 @@ def _best(judged: Sequence[Row], exact: Sequence[Row], name: Name) -> list[str]:
     return [f"{none}; the best setting at equal bytes: {first}", *rest]
 
 
-def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
+def _sentences(row: SummaryRow, equal: Equal | None, name: Name) -> list[str]:
     """Bytes and score of a setting, compared with those of full precision, also at equal bytes."""
     full, cost, experiment = row.full, row.cost, row.experiment
     assert full is not None
@@ -212,9 +201,10 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
     unit = " points" if experiment.train.metric == "accuracy" else quality(cost.gain, experiment)
     verdict = f", {cost.verdict}" if cost.verdict else ""
     sentences = [
-        f"{name(row)} uploads {size(row.bytes_up)} instead of {size(full.bytes_up)} ({times(row.fewer)} times fewer) "
-        f"and reaches {_score(row.mean, experiment)} (full precision with the same server rule: "
-        f"{_score(full.mean, experiment)}; difference {much(cost.gain, experiment)}{unit}{verdict})."
+        f"{name(row)} uploads {bytes_text(row.bytes_up)} instead of {bytes_text(full.bytes_up)} "
+        f"({times(row.fewer)} times fewer) and reaches {_score(row.mean, experiment)} "
+        f"(full precision with the same server rule: {_score(full.mean, experiment)}; "
+        f"difference {much(cost.gain, experiment)}{unit}{verdict})."
     ]
     if equal:
         sentences.append(
@@ -224,7 +214,7 @@ def _sentences(row: Row, equal: Equal | None, name: Name) -> list[str]:
     sent, full_sent = bytes_to(row, goal), bytes_to(full, goal)
     if sent and full_sent:
         score = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
-        sentences.append(f"To reach {score} it uploads {size(sent)}, and full precision {size(full_sent)}.")
+        sentences.append(f"To reach {score} it uploads {bytes_text(sent)}, and full precision {bytes_text(full_sent)}.")
     return sentences
 
 
@@ -235,7 +225,7 @@ def room_of(experiment: Experiment) -> str:
     return "plus 1 %" if experiment.train.lower else "less 1 %"
 
 
-def _losing(judged: Sequence[Row], name: Name) -> list[str]:
+def _losing(judged: Sequence[SummaryRow], name: Name) -> list[str]:
     """Sentences on settings that are no better than fewer rounds in full precision."""
     lower = [(row, equal) for row in judged if (equal := equal_bytes(row)) and not equal.better]
     verbs = {False: ("loses to", "lose to"), True: ("does not beat", "do not beat")}
@@ -257,7 +247,7 @@ def _losing(judged: Sequence[Row], name: Name) -> list[str]:
     return sentences
 
 
-def _missing(alone: Sequence[Row], name: Name) -> list[str]:
+def _missing(alone: Sequence[SummaryRow], name: Name) -> list[str]:
     """Sentence on settings without a full-precision run to compare with, and how to add one."""
     if not alone:
         return []

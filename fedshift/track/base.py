@@ -46,7 +46,7 @@ class Tracker(Protocol):
 
 
 def about(folder: Path, now: int) -> About:
-    """What the folder of a run says."""
+    """Read a run's folder."""
     return About(folder.resolve(), {key: _scalar(value) for key, value in dotted(read(folder / SETTINGS)).items()}, now)
 
 

@@ -4,16 +4,15 @@ test/accuracy  test/loss  predicted/3  uplink/error  uplink/share  clients/arriv
 bytes/codes  bytes/up  bytes/up_total  bytes/down  bytes/down_total  layers/step/fc1.weight
 """
 
-import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedshift.runs.columns import LAYER
+from fedshift.runs.sheet import PARTS, cells, whole_lines
 
 GROUPS = {"accuracy": "test", "loss": "test", "metric": "test", "error": "uplink", "share": "uplink"}
 GROUPS |= dict.fromkeys(("arrived", "dropped", "failed"), "clients")
-UP = ("bytes/codes", "bytes/side", "bytes/header")
 LONGEST = 240  # characters of a name; MLflow allows 250
 
 
@@ -36,8 +35,8 @@ def legal(names: Iterable[str]) -> list[str]:
     ['layers/step/a-b', 'layers/step/a-b-']
     """
     found: list[str] = []
-    for one in names:
-        plain = re.sub(r"[^\w./ -]", "-", one, flags=re.ASCII)[:LONGEST]
+    for name in names:
+        plain = re.sub(r"[^\w./ -]", "-", name, flags=re.ASCII)[:LONGEST]
         while plain in found:
             plain += "-"
         found.append(plain)
@@ -53,22 +52,22 @@ class Figures:
         self.up = self.down = 0.0
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """What was recorded since the last time."""
+        """Rounds that were recorded since the last call; damaged lines are left out."""
         with open(self.path, "rb") as file:
             file.seek(self.read)
             whole, end, _ = file.read().rpartition(b"\n")
         self.read += len(whole + end)
-        for cells in csv.reader(whole.decode().splitlines()):
-            if not self.names:
-                self.names = legal(map(name, cells))
-            else:
-                yield int(cells[0]), self._of(cells)
+        lines = whole.split(b"\n") if end else []
+        if lines and not self.names:
+            self.names = legal(map(name, cells(lines.pop(0).decode())))
+        for line in whole_lines(lines, len(self.names)):
+            yield int(line[0]), self._of(line)
 
-    def _of(self, cells: Sequence[str]) -> dict[str, float]:
-        told = dict(zip(self.names, cells, strict=True))
-        del told["round"]
-        told["clients/failed"] = str(len(told["clients/failed"].split()))  # their numbers, in the record
-        figures = {key: float(cell) for key, cell in told.items() if cell}  # empty: not measured
-        up = sum(figures[part] for part in UP)
+    def _of(self, line: Sequence[str]) -> dict[str, float]:
+        texts = dict(zip(self.names, line, strict=True))
+        del texts["round"]
+        texts["clients/failed"] = str(len(texts["clients/failed"].split()))  # their numbers, in the record
+        figures = {key: float(cell) for key, cell in texts.items() if cell}  # empty: not measured
+        up = sum(figures[name(part)] for part in PARTS)
         self.up, self.down = self.up + up, self.down + figures["bytes/down"]
         return figures | {"bytes/up": up, "bytes/up_total": self.up, "bytes/down_total": self.down}

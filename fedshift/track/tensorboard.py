@@ -61,9 +61,9 @@ class TensorBoard:
 
 def ended(how: How) -> Any:
     """The end of a session, as the HParams page wants it; torch only writes of successes."""
-    told = HParamsPluginData(session_end_info=SessionEndInfo(status=Status.Value(STATUS[how])))
-    told.version = PLUGIN_DATA_VERSION
-    data = SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=told.SerializeToString())
+    session = HParamsPluginData(session_end_info=SessionEndInfo(status=Status.Value(STATUS[how])))
+    session.version = PLUGIN_DATA_VERSION
+    data = SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=session.SerializeToString())
     return Summary(value=[Summary.Value(tag=SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=data))])
 
 

@@ -101,12 +101,12 @@ class Trackers:
             self._put(News(folder, number, how))
 
     def close(self, how: How) -> None:
-        """What is still on ends like this."""
+        """End all runs that have not ended, and wait for the trackers."""
         for folder in list(self.on):
             self.end(folder, how)
-        begun = [one for one in self.asides if one.thread.ident is not None]
-        for one in begun:
-            one.put(None)
+        begun = [aside for aside in self.asides if aside.thread.ident is not None]
+        for aside in begun:
+            aside.put(None)
         with suppress(KeyboardInterrupt):  # whoever does not want to wait: everything is recorded
             for name in self._late(begun, SILENT):
                 self.tell(
@@ -119,19 +119,19 @@ class Trackers:
     def _late(self, asides: Iterable[Aside], seconds: float) -> list[str]:
         """Those that have not come to their end by then."""
         until = time.monotonic() + seconds
-        late = [one.name for one in asides if not one.over.wait(max(0.0, until - time.monotonic()))]
+        late = [aside.name for aside in asides if not aside.over.wait(max(0.0, until - time.monotonic()))]
         self._hear()
         return late
 
     def _put(self, news: News) -> None:
-        for one in self.asides:
-            one.put(news)
+        for aside in self.asides:
+            aside.put(news)
         self._hear()
 
     def _hear(self) -> None:
-        for one in self.asides:
-            while not one.problems.empty():
-                sentence = one.problems.get()
+        for aside in self.asides:
+            while not aside.problems.empty():
+                sentence = aside.problems.get()
                 if sentence not in self.told:  # of one run is enough where a whole sweep has the same trouble
                     self.told.add(sentence)
                     self.tell(sentence)

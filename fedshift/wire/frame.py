@@ -43,7 +43,7 @@ class Header(NamedTuple):
     lossy: bool = False  # some tensor does not travel exactly: derived by pack
 
 
-class Record(NamedTuple):
+class TensorRecord(NamedTuple):
     """One tensor: what it is called, how it is coded, where its buffers lie."""
 
     name: str
@@ -57,7 +57,7 @@ class Record(NamedTuple):
     codes: int  # bytes of codes
 
 
-def describe(records: Sequence[Record]) -> bytes:
+def describe(records: Sequence[TensorRecord]) -> bytes:
     return b"".join(_record(record) for record in records)
 
 
@@ -112,7 +112,7 @@ def parse(data: bytes | memoryview) -> Opened:
     return Opened(header, tensors, view[PRELUDE.size : -CRC.size])
 
 
-def records(frame: Opened, expected: int) -> tuple[list[Record], int]:
+def records(frame: Opened, expected: int) -> tuple[list[TensorRecord], int]:
     """As many records as expected, and the bytes they take."""
     if frame.tensors != expected:
         raise WireError(f"the frame has {frame.tensors} tensors, the model {expected}")
@@ -123,7 +123,7 @@ def records(frame: Opened, expected: int) -> tuple[list[Record], int]:
     return found, at
 
 
-def _record(record: Record) -> bytes:
+def _record(record: TensorRecord) -> bytes:
     name = record.name.encode()
     if len(name) >= 1 << 16:
         raise ValueError(f"{record.name[:40]}...: a tensor's name must be shorter than 65,536 bytes")
@@ -137,7 +137,7 @@ def _record(record: Record) -> bytes:
     )
 
 
-def _read_record(view: memoryview, at: int, number: int) -> tuple[Record, int]:
+def _read_record(view: memoryview, at: int, number: int) -> tuple[TensorRecord, int]:
     try:
         length, axes = struct.unpack_from("<HB", view, at)
         if axes > MOST_AXES:
@@ -146,7 +146,7 @@ def _read_record(view: memoryview, at: int, number: int) -> tuple[Record, int]:
         name = bytes(view[at : at + length]).decode()
         shape = struct.unpack_from(f"<{axes}I", view, at + length)
         at += length + 4 * axes
-        record = Record(name, shape, *CODEC.unpack_from(view, at))
+        record = TensorRecord(name, shape, *CODEC.unpack_from(view, at))
     except struct.error:
         raise WireError(f"the record of tensor {number} runs beyond the frame") from None
     except UnicodeDecodeError:

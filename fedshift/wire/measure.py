@@ -20,7 +20,7 @@ Job = Callable[[], object]
 Tick = Callable[[str], None]
 
 
-class Row(NamedTuple):
+class CodecRow(NamedTuple):
     """One codec on the whole model."""
 
     codec: str
@@ -75,14 +75,14 @@ def codecs() -> dict[str, Codec]:
     return table
 
 
-def rows(params: Params, repeats: int, tick: Tick) -> Iterator[Row]:
+def rows(params: Params, repeats: int, tick: Tick) -> Iterator[CodecRow]:
     """The table, one codec at a time."""
     for name, codec in codecs().items():
         tick(name)
         yield row(name, codec, params, repeats)
 
 
-def row(name: str, codec: Codec, params: Params, repeats: int) -> Row:
+def row(name: str, codec: Codec, params: Params, repeats: int) -> CodecRow:
     """One codec on these tensors."""
     frame = pack(codec, params, key=key(0, "bench"))
     jobs: dict[str, Job] = {
@@ -90,7 +90,7 @@ def row(name: str, codec: Codec, params: Params, repeats: int) -> Row:
         "decode": partial(unpack, frame, params),
     }
     took = medians(jobs, repeats)
-    return Row(
+    return CodecRow(
         name,
         8 * len(frame) / sum(x.numel() for x in params.values()),
         len(frame),

@@ -17,7 +17,7 @@ from fedshift.codecs.base import CHUNK, Codec, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, reader
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.core.types import Params
-from fedshift.wire.frame import Header, Opened, Record, WireError, parse, records
+from fedshift.wire.frame import Header, Opened, TensorRecord, WireError, parse, records
 from fedshift.wire.registry import DTYPES, codec_of, numbers_of
 
 LARGEST = 2.0**24  # up to here a float32 holds every integer
@@ -162,7 +162,7 @@ class Reader:
         return layout
 
 
-def _expect(record: Record, x: Tensor) -> Codec:
+def _expect(record: TensorRecord, x: Tensor) -> Codec:
     """The codec of a record that describes a tensor like x."""
     if record.shape != tuple(x.shape):
         raise WireError(f"{record.name}: shape {record.shape} where {tuple(x.shape)} is expected")

@@ -12,7 +12,7 @@ from fedshift.codecs.kmeans import KMeans
 from fedshift.codecs.step import Step
 from fedshift.codecs.ternary import Ternary
 from fedshift.codecs.uniform import Stochastic, Uniform
-from fedshift.wire.frame import Record
+from fedshift.wire.frame import TensorRecord
 
 DTYPES = {
     0: torch.float32,
@@ -53,13 +53,13 @@ def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, in
     return kind, _number(LOOKUPS, codec.quantizer), codec.quantizer.bits, coder, groups, block
 
 
-def codec_of(record: Record) -> Codec:
+def codec_of(record: TensorRecord) -> Codec:
     """The way back; ValueError for numbers that mean nothing."""
     return _codec(record._replace(name="", shape=(), codes=0))
 
 
 @lru_cache(1024)
-def _codec(record: Record) -> Codec:
+def _codec(record: TensorRecord) -> Codec:
     if record.coder not in CODERS or record.groups not in GROUPS:
         raise ValueError(f"unknown coder {record.coder} or groups {record.groups}")
     if bool(record.block) != (GROUPS[record.groups] is PerBlock):
@@ -71,7 +71,7 @@ def _codec(record: Record) -> Codec:
     return Codec(quantizer, CODERS[record.coder](), groups)
 
 
-def _quantizer(record: Record) -> Quantizer:
+def _quantizer(record: TensorRecord) -> Quantizer:
     if record.quantizer in LOOKUPS:
         return LOOKUPS[record.quantizer](record.bits)
     if record.quantizer == IDENTITY and record.bits == 8 * DTYPES[record.dtype].itemsize:

@@ -19,7 +19,7 @@ from fedshift.codecs.base import Codec, finite
 from fedshift.codecs.exact import Identity
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.wire.frame import Header, Record, build, describe, overhead, parse
+from fedshift.wire.frame import Header, TensorRecord, build, describe, overhead, parse
 from fedshift.wire.reader import LARGEST, Reader, as_dtype, code_count, side_numbers
 from fedshift.wire.registry import numbers_of
 
@@ -75,9 +75,9 @@ class Writer:
             self.described = lengths, describe([record._replace(codes=length) for record, length in pairs])
         return build(said._replace(lossy=self.lossy), len(lengths), self.described[1], buffers)
 
-    def _record(self, name: str, x: Tensor) -> Record:
+    def _record(self, name: str, x: Tensor) -> TensorRecord:
         try:
-            return Record(name, tuple(x.shape), *numbers_of(self.codecs[name], x.dtype), codes=0)
+            return TensorRecord(name, tuple(x.shape), *numbers_of(self.codecs[name], x.dtype), codes=0)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 

@@ -13,9 +13,9 @@ from common import RESULTS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.paper.figures.style import EXACT, PAGE, STYLE, sheet
-from fedshift.report.palette import COLOURS
-from fedshift.report.prints import content, styled
+from fedshift.paper.figures.style import EXACT, PAGE, sheet
+from fedshift.report import style
+from fedshift.report.style import COLOURS, content, styled
 from fedshift.runs.progress import echo
 
 Row = dict[str, str]
@@ -195,7 +195,7 @@ def main() -> None:
     args = parser.parse_args()
     for name, draw in FIGURES.items():
         path = args.out / f"centring-{name}.png"
-        with styled(STYLE | {"savefig.dpi": 200}):
+        with styled(style.PAPER | {"savefig.dpi": 200}):
             path.write_bytes(content(draw(), "png", MAKER))
         echo(path)
 

@@ -11,8 +11,7 @@ import torch
 
 from fedshift import Params
 from fedshift.bench import deployed, flower
-from fedshift.bench.deployed import Counted
-from fedshift.bench.relay import Relay
+from fedshift.bench.deployed import Relay, Traffic
 from fedshift.flower.testing.bench import CLIENTS, on_grid
 
 COMMAND = "from fedshift.cli import app; app()"
@@ -54,14 +53,14 @@ def test_a_relay_passes_everything_on_and_counts_it() -> None:
 
 def test_bars_of_a_deployment_by_hand() -> None:
     """Of 5,000,000 bytes, 1/7 are 714,285 and 1/25 are 200,000; 25,000 above a frame of 170,000 are 195,000."""
-    fp32 = Counted(5_000_000, 4_900_000, 1, 10)
-    found = {"none": fp32, "paper": Counted(714_000, 650_000, 1, 10), "lean": Counted(195_000, 170_000, 1, 10)}
+    fp32 = Traffic(5_000_000, 4_900_000, 1, 10)
+    found = {"none": fp32, "paper": Traffic(714_000, 650_000, 1, 10), "lean": Traffic(195_000, 170_000, 1, 10)}
     assert [(bar.asked, bar.met) for bar in deployed.bars(found)] == [
         ("<= 1/7", True),
         ("<= 1/25", True),
         ("<= 25,000", True),
     ]
-    found |= {"paper": Counted(715_000, 650_000, 1, 10), "lean": Counted(200_001, 175_000, 1, 10)}
+    found |= {"paper": Traffic(715_000, 650_000, 1, 10), "lean": Traffic(200_001, 175_000, 1, 10)}
     assert [bar.met for bar in deployed.bars(found)] == [False] * 3
     assert deployed.row("lean", found["lean"], waiting=300.0)[1:] == (
         "200,001",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.addon.arrays import to_params, to_record
-from fedshift.flower.addon.memory import Memory, Recalled, Told
+from fedshift.flower.addon.memory import NodeMemory, Recalled, Told
 from fedshift.flower.testing import LocalGrid
 from fedshift.rounds.uplink import named, send
 from tests.flower.apps import client_app, model, moved, run, same
@@ -37,27 +37,27 @@ def memory_of(number: int) -> Params:
 
 
 @pytest.fixture(params=["state", "disk"])
-def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Memory:
-    return Memory(context(), tmp_path / "states" if request.param == "disk" else None)
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> NodeMemory:
+    return NodeMemory(context(), tmp_path / "states" if request.param == "disk" else None)
 
 
-def recalled(memory: Memory, accepted: int, saved: int, session: str = "a") -> tuple[float | None, bool]:
+def recalled(memory: NodeMemory, accepted: int, saved: int, session: str = "a") -> tuple[float | None, bool]:
     found, lost = memory.recall("mod", Told(99, session, accepted, saved))
     return float(found["w"][0]) if found else None, lost
 
 
-def test_a_node_that_never_trained_has_nothing_and_has_lost_nothing(memory: Memory) -> None:
+def test_a_node_that_never_trained_has_nothing_and_has_lost_nothing(memory: NodeMemory) -> None:
     assert memory.recall("mod", Told(1, "a", 0, 0)) == Recalled({}, False)
 
 
-def test_the_memory_of_the_upload_that_was_used_is_taken_not_that_of_the_newest(memory: Memory) -> None:
+def test_the_memory_of_the_upload_that_was_used_is_taken_not_that_of_the_newest(memory: NodeMemory) -> None:
     memory.keep("mod", "a", 3, memory_of(3))
     memory.keep("mod", "a", 5, memory_of(5))
     assert recalled(memory, accepted=3, saved=3) == (3.0, False)  # the upload of round 5 never arrived
     assert recalled(memory, accepted=5, saved=5) == (None, True)  # and its memory is gone for good
 
 
-def test_a_server_may_go_back_to_what_it_saved(memory: Memory) -> None:
+def test_a_server_may_go_back_to_what_it_saved(memory: NodeMemory) -> None:
     for number in (2, 4, 6):
         memory.keep("mod", "a", number, memory_of(number))
         assert recalled(memory, accepted=number, saved=3) == (number, False)
@@ -65,7 +65,7 @@ def test_a_server_may_go_back_to_what_it_saved(memory: Memory) -> None:
     assert recalled(memory, accepted=4, saved=4) == (None, True)
 
 
-def test_what_is_not_needed_any_more_is_removed(memory: Memory) -> None:
+def test_what_is_not_needed_any_more_is_removed(memory: NodeMemory) -> None:
     for number in (2, 4, 6):
         memory.keep("mod", "a", number, memory_of(number))
     recalled(memory, accepted=6, saved=5)
@@ -74,14 +74,14 @@ def test_what_is_not_needed_any_more_is_removed(memory: Memory) -> None:
     assert memory._rounds("mod", "a") == [6]
 
 
-def test_another_training_finds_nothing_of_the_first_and_leaves_it_alone(memory: Memory) -> None:
+def test_another_training_finds_nothing_of_the_first_and_leaves_it_alone(memory: NodeMemory) -> None:
     memory.keep("mod", "a", 3, memory_of(3))
     assert recalled(memory, accepted=3, saved=3, session="b") == (None, True)
     assert recalled(memory, accepted=3, saved=3) == (3.0, False)
 
 
 def test_damage_on_disk_is_a_loss_and_not_a_wrong_memory(tmp_path: Path) -> None:
-    memory = Memory(context(), tmp_path)
+    memory = NodeMemory(context(), tmp_path)
     memory.keep("mod", "a", 3, memory_of(3))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -89,7 +89,7 @@ def test_damage_on_disk_is_a_loss_and_not_a_wrong_memory(tmp_path: Path) -> None
 
 
 def test_nodes_share_a_folder(tmp_path: Path) -> None:
-    one, other = Memory(context(1), tmp_path), Memory(context(2), tmp_path)
+    one, other = NodeMemory(context(1), tmp_path), NodeMemory(context(2), tmp_path)
     one.keep("mod", "a", 3, memory_of(1))
     other.keep("mod", "a", 3, memory_of(2))
     assert recalled(one, 3, 3) == (1.0, False)
@@ -99,7 +99,7 @@ def test_nodes_share_a_folder(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=12))
 def test_whatever_happens_both_ends_agree_or_the_loss_is_told(events: list[tuple[bool, bool, int]]) -> None:
     """A node in rounds whose upload may be lost, on a server that saves now and then, and may go back to that."""
-    memory, accepted, saved = Memory(context()), 0, (0, 0)  # (round, what was accepted then)
+    memory, accepted, saved = NodeMemory(context()), 0, (0, 0)  # (round, what was accepted then)
     number = 0
     for arrives, saves, back in events:
         if back == 3:

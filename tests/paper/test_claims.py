@@ -5,12 +5,12 @@ from pathlib import Path
 from fedshift.paper.claims import CLAIMS, answers
 from fedshift.paper.dynamics import Blocks
 from fedshift.paper.experiments import dirichlet, mixed
-from fedshift.paper.uplinks import Upload
+from fedshift.paper.uplinks import CodecUpload
 from tests.paper.written import EVEN, read, write
 
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")
 ODD = (0.08, 0.12) * 5  # 60 % of the predictions are odd
-CODECS = [Upload("KMeans(4)", 1e6, 0.010, 20.1), Upload("Uniform(8)", 2e6, 0.005, 36.7)]
+CODECS = [CodecUpload("KMeans(4)", 1e6, 0.010, 20.1), CodecUpload("Uniform(8)", 2e6, 0.005, 36.7)]
 
 
 def answered(folder: Path) -> dict[str, tuple[str, str]]:

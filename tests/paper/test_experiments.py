@@ -9,7 +9,7 @@ from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.experiments import (
     BASE,
     TABLES,
-    Choice,
+    CellChoice,
     ablations,
     all_quantized,
     chosen,
@@ -105,7 +105,7 @@ def test_flags_choose_a_part() -> None:
     assert [cell.name for cell in table1(part)] == [
         f"{algorithm}_32+{bits}_shift" for algorithm in ("fedpaq", "fedef") for bits in (4, 8)
     ]
-    assert chosen([], [], "both") == Choice()
+    assert chosen([], [], "both") == CellChoice()
     assert [cell.name for cell in table1(chosen([], ["fedavg"], "both"))] == ["fedavg_32+32"]
     assert table2(chosen([], ["fedef"], "both")) == []
 

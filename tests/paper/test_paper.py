@@ -7,7 +7,7 @@ import pytest
 
 from fedshift.paper.experiments import mixed
 from fedshift.paper.publish import LAYER, publish, reduced
-from fedshift.paper.records import Record
+from fedshift.paper.records import FinishedRun
 from tests.paper.written import write
 from tests.runs import fedshift
 
@@ -156,7 +156,7 @@ def test_a_run_is_published_once(ran: Path, tmp_path: Path) -> None:
     assert "command" not in about
     for path in (tmp_path / name).iterdir():
         assert str(ran.parent) not in path.read_text()
-    ours, theirs = Record(tmp_path / name), Record(ran / name)
+    ours, theirs = FinishedRun(tmp_path / name), FinishedRun(ran / name)
     assert ours.experiment == theirs.experiment
     assert ours.scores == pytest.approx(theirs.scores, abs=0.005)
     assert ours.column("step.fc1.weight") == pytest.approx(theirs.column("step.fc1.weight"), rel=0.005)
@@ -190,7 +190,7 @@ def test_a_record_of_a_whole_run_is_small(tmp_path: Path) -> None:
     typical += ["1.23", "48512345", "1234", "4567", "86236960"]
     lines = [",".join([str(t + 1), *typical]) for t in range(800)]
     (folder / "rounds.csv").write_text("\n".join([",".join(header), *lines, ""]))
-    assert len(reduced(Record(folder))) < 165_000
+    assert len(reduced(FinishedRun(folder))) < 165_000
 
 
 def test_a_sweep_of_ones_own_is_published_run_by_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fedshift.paper.uplinks import (
     MEASURED,
     SETTINGS,
     Candidate,
-    Upload,
+    CodecUpload,
     advice,
     candidates,
     changes,
@@ -26,15 +26,15 @@ from fedshift.paper.uplinks import (
 )
 from tests.runs import fedshift
 
-EXACT = Upload("Identity", 8.421e6, 0.0, None)
-POOR = Upload("KMeans(4)", 1.059e6, 0.179, 20.1)
-BAD = Upload("KMeans(2)", 0.5e6, 0.1, 9.3)
-CAST = Upload("Cast(bfloat16)", 4.2e6, 0.01, 55.6)
+EXACT = CodecUpload("Identity", 8.421e6, 0.0, None)
+POOR = CodecUpload("KMeans(4)", 1.059e6, 0.179, 20.1)
+BAD = CodecUpload("KMeans(2)", 0.5e6, 0.1, 9.3)
+CAST = CodecUpload("Cast(bfloat16)", 4.2e6, 0.01, 55.6)
 FOUND = [
     Candidate("exact", EXACT, "weights"),
-    Candidate("lean", Upload("lean", 0.2e6, 0.1, 3.0), "updates, error feedback"),
-    Candidate("extreme", Upload("extreme", 0.05e6, 0.1, 1.0), "updates, error feedback"),
-    Candidate("random-4", Upload("random-4", 1.05e6, 0.1, 18.0), "weights"),
+    Candidate("lean", CodecUpload("lean", 0.2e6, 0.1, 3.0), "updates, error feedback"),
+    Candidate("extreme", CodecUpload("extreme", 0.05e6, 0.1, 1.0), "updates, error feedback"),
+    Candidate("random-4", CodecUpload("random-4", 1.05e6, 0.1, 18.0), "weights"),
 ]
 
 
@@ -116,7 +116,12 @@ def test_published_figures_are_those_of_the_frontier() -> None:
 
 def test_a_codec_that_is_never_first_is_not_named() -> None:
     """Of lines 1 + 4x, 2 + 2x and 4 + x all are first somewhere; 3 + 3x is above the second throughout."""
-    lines = [Upload("a", 4, 1, None), Upload("b", 2, 2, None), Upload("c", 1, 4, None), Upload("d", 3, 3, None)]
+    lines = [
+        CodecUpload("a", 4, 1, None),
+        CodecUpload("b", 2, 2, None),
+        CodecUpload("c", 1, 4, None),
+        CodecUpload("d", 3, 3, None),
+    ]
     assert [(at, one.codec) for at, one in changes(lines)] == [(0.0, "c"), (0.5, "b"), (2.0, "a")]
 
 

@@ -11,18 +11,18 @@ from fedshift.report.charts import (
     Curve,
     Curves,
     Heat,
+    HistogramPanel,
     Histograms,
     Interval,
     Intervals,
-    Line,
+    LegendLine,
     Panel,
     Report,
-    Row,
     Section,
     Stack,
     Stacks,
-    Steps,
     Table,
+    TableRow,
 )
 
 ACCURACY = Axis("test accuracy", "%")
@@ -30,8 +30,8 @@ ROUND = Axis("round")
 SEEDS = [0, 1, 2]
 
 
-def line(key: str, label: str, settings: dict[str, str], colour: int, dashed: bool = False) -> Line:
-    return Line(key, label, settings, colour, "dashed" if dashed else "", [f"{key}-{seed}" for seed in SEEDS])
+def line(key: str, label: str, settings: dict[str, str], colour: int, dashed: bool = False) -> LegendLine:
+    return LegendLine(key, label, settings, colour, "dashed" if dashed else "", [f"{key}-{seed}" for seed in SEEDS])
 
 
 def curve(draw: random.Random, key: str, rounds: int, top: float, step: float = 1, gap: bool = False) -> Curve:
@@ -46,7 +46,7 @@ def curve(draw: random.Random, key: str, rounds: int, top: float, step: float = 
     return Curve(key, [step * (number + 1) for number in range(rounds)], y, low, high)
 
 
-def charts(lines: list[Line], rounds: int, panels: dict[str, list[Line]]) -> list[Section]:
+def charts(lines: list[LegendLine], rounds: int, panels: dict[str, list[LegendLine]]) -> list[Section]:
     """Every kind of chart, of these lines."""
     draw = random.Random(7)
     tops = {each.key: 0.5 + 0.4 * draw.random() for each in lines}
@@ -156,7 +156,7 @@ def charts(lines: list[Line], rounds: int, panels: dict[str, list[Line]]) -> lis
         "",
         Axis("weight"),
         [
-            Steps(
+            HistogramPanel(
                 layer,
                 [-0.5 + n / 20 for n in range(21)],
                 [(name, [1000 * math.exp(-(((n - 9.5) / wide) ** 2)) for n in range(20)]) for name, wide in pairs],
@@ -169,14 +169,14 @@ def charts(lines: list[Line], rounds: int, panels: dict[str, list[Line]]) -> lis
         "summary",
         "All lines",
         ["line", "accuracy", "MB up", "note"],
-        [Row(each.key, [each.label, f"{100 * tops[each.key]:.1f} ± 2.0", "13.26", "finished"]) for each in lines],
+        [TableRow(each.key, [each.label, f"{100 * tops[each.key]:.1f} ± 2.0", "13.26", "finished"]) for each in lines],
     )
     runs = Table(
         "runs",
         "Every run",
         ["run", "seed", "accuracy"],
         [
-            Row(each.key, [run, str(s), f"{100 * tops[each.key]:.1f}"])
+            TableRow(each.key, [run, str(s), f"{100 * tops[each.key]:.1f}"])
             for each in lines
             for s, run in enumerate(each.runs)
         ],

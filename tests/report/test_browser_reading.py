@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.report.charts import Report, Row, Section, Table
+from fedshift.report.charts import Report, Section, Table, TableRow
 from tests.report import made
 from tests.report.conftest import Open
 from tests.report.test_browser import DRAW_ALL, drawn, readout, ticks
@@ -219,7 +219,7 @@ def test_no_column_of_a_table_is_out_of_sight(open_page: Open, width: int) -> No
         "-8.6 against 32 bits (within noise)",
         "3",
     ]
-    lines = [Row("", [*cells, f"{n}.16"]) for n in range(10, 14)]
+    lines = [TableRow("", [*cells, f"{n}.16"]) for n in range(10, 14)]
     report = Report("wide", "", [], [], [Section("s", "s", [], [Table("ends", "At the end", columns, lines)])])
     page = open_page(report, width)
     for narrower in (width, width - 40):  # also after the window has changed

@@ -10,6 +10,7 @@ from fedshift.report.charts import (
     Curve,
     Curves,
     Heat,
+    HistogramPanel,
     Histograms,
     Interval,
     Intervals,
@@ -18,7 +19,6 @@ from fedshift.report.charts import (
     Section,
     Stack,
     Stacks,
-    Steps,
     Table,
 )
 from tests.report.conftest import Open
@@ -47,7 +47,9 @@ STRANGE: list[Chart] = [
     Heat("no-values", "no values", "", Axis("x", "%"), ["a", "b"], ["r"], [[None, None]], [""], ["", ""]),
     Heat("thousand", "a thousand labels", "", X, [str(n) for n in range(1000)], ["r"], [[1] * 1000], [""], [""] * 1000),
     Histograms("no-panels", "no panels", "", X, []),
-    Histograms("no-counts", "no counts", "", X, [Steps("", [0, 1], [("", [0])]), Steps("", [0, 1], [])]),
+    Histograms(
+        "no-counts", "no counts", "", X, [HistogramPanel("", [0, 1], [("", [0])]), HistogramPanel("", [0, 1], [])]
+    ),
 ]
 
 

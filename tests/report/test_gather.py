@@ -8,8 +8,8 @@ from shutil import copytree
 import pytest
 
 from fedshift.core.files import RunError
-from fedshift.report.charts import Curves, Report, Section
-from fedshift.report.files import plain, write_report
+from fedshift.report.charts import Curves, Report, Section, to_json
+from fedshift.report.files import write_report
 from fedshift.report.gather import gather
 from fedshift.runs.progress import strict_json
 from tests.report.written import damage, published, settings, write, write_histograms
@@ -155,7 +155,7 @@ def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:
         ("scaffold", 8),
     ]
     assert len({line.colour for line in made.lines}) == 4
-    assert len(strict_json(plain(made))) < 3_000_000
+    assert len(strict_json(to_json(made))) < 3_000_000
 
 
 def test_what_cannot_be_reported_gets_a_sentence(tmp_path: Path) -> None:

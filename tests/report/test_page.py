@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import fedshift
-from fedshift.report.charts import Axis, Curve, Curves, Heat, Line, Panel, Report, Row, Section, Table
+from fedshift.report.charts import Axis, Curve, Curves, Heat, LegendLine, Panel, Report, Section, Table, TableRow
 from fedshift.report.page import SCRIPTS, STYLES, render
-from fedshift.report.palette import COLOURS
+from fedshift.report.style import COLOURS
 from tests.report import made
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- \u2028 & \"quoted\" 'so' $title"
@@ -50,12 +50,12 @@ def embedded(page: str) -> Any:
 
 def hostile() -> Report:
     """Every word that a user can choose is hostile."""
-    line = Line("k", HOSTILE, {HOSTILE: HOSTILE}, 0, "", [HOSTILE])
+    line = LegendLine("k", HOSTILE, {HOSTILE: HOSTILE}, 0, "", [HOSTILE])
     curves = Curves(
         HOSTILE, HOSTILE, HOSTILE, Axis(HOSTILE), Axis(HOSTILE), [Panel(HOSTILE, [Curve("k", [1, 2], [1, 2])])]
     )
     heat = Heat(HOSTILE, HOSTILE, HOSTILE, Axis(HOSTILE), [HOSTILE], [HOSTILE], [[1]], ["k"], [HOSTILE])
-    table = Table(HOSTILE, HOSTILE, [HOSTILE], [Row("k", [HOSTILE])])
+    table = Table(HOSTILE, HOSTILE, [HOSTILE], [TableRow("k", [HOSTILE])])
     section = Section(HOSTILE, HOSTILE, [HOSTILE], [table, curves, heat])
     return Report(HOSTILE, HOSTILE, [HOSTILE], [line, line._replace(key="k2")], [section])
 

@@ -53,6 +53,13 @@ def test_a_line_is_told_when_it_is_whole_and_only_once(tmp_path: Path) -> None:
     assert list(figures.new()) == []
 
 
+def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
+    record = tmp_path / "rounds.csv"
+    whole = "0.5,1,1,0.25,0.1,100,20,3,500,0.5,9,1,,0.1\n"
+    record.write_bytes(f"{HEAD}1,0.5\n2,{whole}3,\0{whole}4,{whole}".encode())
+    assert [number for number, _ in Figures(record).new()] == [2, 4]
+
+
 def test_names_of_real_columns_are_legal_in_every_tracker() -> None:
     fed = federation()
     names = legal(map(name, header(settings(), fed)))

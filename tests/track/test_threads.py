@@ -95,7 +95,7 @@ def test_one_that_fails_is_told_of_once_and_left_out(
 ) -> None:
     told, numbers = followed(tmp_path / "one", {"bad": kind, "own": own})
     assert (told, numbers) == ([f"--track bad: {why}; the training goes on without it"], [1, 2, 3])
-    assert own.told[-1] == "finished"  # the other goes on
+    assert "finished" in own.told  # the other goes on; both write to one list, each from its own thread
 
 
 def test_the_same_trouble_of_two_runs_is_told_of_once(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Recalled(NamedTuple):
     lost: bool  # whether the server counts on a memory that is not there
 
 
-class Memory:
+class NodeMemory:
     """The memories of one node, by whose and of which round; `name` is of what takes part, a client or a mod."""
 
     def __init__(self, context: Context, folder: Path | str | None = None) -> None:

@@ -17,7 +17,7 @@ from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.flower.addon.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params, unpacked
-from fedshift.flower.addon.memory import Memory, Told
+from fedshift.flower.addon.memory import NodeMemory, Told
 from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, send
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.wire.writer import EXACT
@@ -84,7 +84,7 @@ class QuantizeMod:
             message.content[name] = unpacked(record)
         config = self._taken(message)
         told, uplink = self.told(config), self.uplink_of(context, config)
-        remembered = Memory(context, self.state_dir)
+        remembered = NodeMemory(context, self.state_dir)
         memory, lost = remembered.recall("mod", told)
         lost = lost and self.remembers(uplink)
         own = self.enter(message, context, memory, lost)

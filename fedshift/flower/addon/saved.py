@@ -30,7 +30,7 @@ FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, type, partial  # sett
 SCALARS = bool, int, float, str, type(None)
 
 
-class Saved(NamedTuple):
+class SavedRounds(NamedTuple):
     number: int  # rounds done
     arrays: ArrayRecord
     session: str
@@ -54,7 +54,7 @@ class Saver:
         """Of the folder, while training writes to it: a server that was thought dead may be alive."""
         return Lock(self.folder)
 
-    def save(self, state: Saved) -> None:
+    def save(self, state: SavedRounds) -> None:
         tensors: Params = {f"model/{name}": x for name, x in to_params(state.arrays).items()}
         kinds: dict[str, tuple[str, list[str]]] = {}  # how each attribute holds its arrays, and their order
         changed: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ class Saver:
             path.unlink(missing_ok=True)
         self.oldest = kept[:KEPT][-1][0]
 
-    def restore(self, like: ArrayRecord) -> Saved | None:
+    def restore(self, like: ArrayRecord) -> SavedRounds | None:
         """The newest whole checkpoint, with the strategies as they were then; None where there is none.
 
         Those that cannot be read are put aside, not removed; when no other is left, nothing is changed.
@@ -104,7 +104,7 @@ class Saver:
             raise RunError(f"{next(iter(damaged.values()))}; there is no whole checkpoint to go on from")
         return None
 
-    def _set(self, path: Path, tensors: Params, about: dict[str, Any], like: ArrayRecord) -> Saved:
+    def _set(self, path: Path, tensors: Params, about: dict[str, Any], like: ArrayRecord) -> SavedRounds:
         names = [type(strategy).__name__ for strategy in self.chain]
         if about["strategies"] != names:
             was, now = " around ".join(about["strategies"]), " around ".join(names)
@@ -117,7 +117,7 @@ class Saver:
             setattr(self.chain[int(i)], name, REBUILD[kind]({key: tensors[f"{place}/{key}"] for key in keys}))
         for strategy, numbers in zip(self.chain, about["changed"], strict=True):
             vars(strategy).update(numbers)
-        return Saved(about["number"], to_record(model), about["session"], about["accepted"], about["skipped"])
+        return SavedRounds(about["number"], to_record(model), about["session"], about["accepted"], about["skipped"])
 
     def _newest_first(self) -> list[tuple[int, Path]]:
         found = [(path.name.split(".")[1], path) for path in self.folder.glob("flower.*.*.safetensors")]

@@ -39,9 +39,9 @@ from fedshift.flower.addon.replies import (
     sort_out,
     substitute,
 )
-from fedshift.flower.addon.saved import Saved, Saver
+from fedshift.flower.addon.saved import SavedRounds, Saver
 from fedshift.flower.addon.seeded import Seeded
-from fedshift.flower.addon.targets import Arrived, changed, check_module, targets
+from fedshift.flower.addon.targets import ArrivedUpload, changed, check_module, targets
 
 LOG = getLogger("flwr.fedshift")
 BitsFor = Callable[[int, int], int | str | None]  # of a node and a round; text is the name of an uplink
@@ -251,7 +251,7 @@ class FedShift(Strategy):
         sent = [only_in(self.sent[one.node], ArrayRecord)[1] for one in usable]
         replies = [only(one.message, ArrayRecord)[1] for one in usable]
         frames = [one.frame for one in usable]
-        return changed(self.targeted.tensors or (), list(map(Arrived, sent, replies, frames)))
+        return changed(self.targeted.tensors or (), list(map(ArrivedUpload, sent, replies, frames)))
 
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
         rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
@@ -310,7 +310,7 @@ class FedShift(Strategy):
                     LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
                     result.train_metrics_clientapp[number] = metrics
                 if self.saver:
-                    self.saver.save(Saved(number, result.arrays, self.session, self.accepted, self.skipped))
+                    self.saver.save(SavedRounds(number, result.arrays, self.session, self.accepted, self.skipped))
                 messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
                 told = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
                 if told is not None:

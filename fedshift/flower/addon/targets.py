@@ -88,7 +88,7 @@ def _of_module(model: Params, module: nn.Module) -> dict[str, Filters | None]:
     )
 
 
-class Arrived:
+class ArrivedUpload:
     """An upload: what was sent, what came back, and the frame it came in."""
 
     def __init__(self, sent: ArrayRecord, decoded: ArrayRecord, frame: bytes | None) -> None:
@@ -125,7 +125,7 @@ class Arrived:
         return True
 
 
-def changed(names: Sequence[str], uploads: Sequence[Arrived]) -> list[str]:
+def changed(names: Sequence[str], uploads: Sequence[ArrivedUpload]) -> list[str]:
     """Those of the arrays that some client changed.
 
     A quantized array is compared with what the codec makes of the one that was sent. With error feedback on weights

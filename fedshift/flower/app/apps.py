@@ -26,7 +26,7 @@ from fedshift.experiment.toml import SettingsError, differences, read
 from fedshift.flower.addon.seeded import introduce
 from fedshift.flower.app.desk import Desk
 from fedshift.flower.app.engine import TIMEOUT, WAIT, Flower
-from fedshift.flower.app.node import Node
+from fedshift.flower.app.node import ClientNode
 from fedshift.flower.app.turns import digest
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.runs.events import Event
@@ -60,14 +60,14 @@ def client_app(
     >>> sorted(partitions(grid, grid.get_node_ids()).values())  # each knows which clients it plays
     [0, 1]
     """
-    app, built = introduce(ClientApp()), dict[str, Node]()
+    app, built = introduce(ClientApp()), dict[str, ClientNode]()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
         if (text := settings.toml()) not in built:  # once a process
             built.clear()
-            built[text] = Node(settings, build(settings, model, data, loss, metric))
+            built[text] = ClientNode(settings, build(settings, model, data, loss, metric))
         return built[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
     return app

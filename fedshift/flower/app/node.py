@@ -13,14 +13,14 @@ from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.engines.client import Client
 from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.arrays import CONTROL, KEY, enclose
-from fedshift.flower.addon.memory import Memory, Recalled, Told
+from fedshift.flower.addon.memory import NodeMemory, Recalled, Told
 from fedshift.flower.app.turns import ARRAYS, CONFIG, EXTRA, FRAMES, Order, digest, remembers, report
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
 from fedshift.wire.writer import unpack
 
 
-class Node:
+class ClientNode:
     """The whole federation, of which a node plays some clients; it knows everything but what others remember."""
 
     def __init__(self, experiment: Experiment, fed: Federation) -> None:
@@ -32,7 +32,7 @@ class Node:
         if order.experiment != self.experiment:
             raise ValueError("this node was given other settings than the server")
         sent = self._sent(message.content.array_records)
-        memory, frames, reports = Memory(context, folder), dict[str, Array](), dict[str, Any]()
+        memory, frames, reports = NodeMemory(context, folder), dict[str, Array](), dict[str, Any]()
         for client, accepted in zip(order.clients, order.accepted, strict=True):
             with one_thread():
                 upload = self._play(
@@ -51,7 +51,7 @@ class Node:
         control = self.fed.algorithm.client.init(take(params, self.fed.task.trained))
         return Broadcast(params, unpack(records[CONTROL][KEY].data, like=control) if control else {})
 
-    def _play(self, client: int, order: Order, sent: Broadcast, memory: Memory, told: Told) -> Upload:
+    def _play(self, client: int, order: Order, sent: Broadcast, memory: NodeMemory, told: Told) -> Upload:
         fed, name = self.fed, f"client-{client}"
         uplink, rule = fed.groups[int(fed.group[client])].uplink, fed.algorithm.client
         keeps = remembers(rule, uplink)

@@ -22,7 +22,7 @@ REFUSED = re.compile(r"(Exit Code: \d+)\n(.+)\n(.+)")  # 305, "Failed to initial
 PATIENCE = ("--max-retries", "2")  # nothing tells a SuperNode without TLS that it is not wanted
 
 
-class Node:
+class SuperNode:
     """A SuperNode: `process` is None until it is started, and stays the last one after that."""
 
     def __init__(self, superlink: SuperLink, name: str, config: Config, security: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ class Deployment:
         """In `folder` are keys, logs and the database; `nodes` are the node configs, one for each SuperNode."""
         self.folder = folder.absolute()
         self.tls = server_certificate(self.folder / "keys") if tls else None
-        self.auth, self.nodes = auth, list[Node]()
+        self.auth, self.nodes = auth, list[SuperNode]()
         self.superlink = SuperLink(self.folder, tls=self.tls, auth=auth, database=self.folder / "superlink.db")
         try:
             with ThreadPoolExecutor() as pool:
@@ -118,10 +118,12 @@ class Deployment:
         """The final status and the log of the run; ProcessError if it has not finished in so many seconds."""
         return self.superlink.wait(run, timeout)
 
-    def node(self, number: int) -> Node:
+    def node(self, number: int) -> SuperNode:
         return self.nodes[number]
 
-    def add(self, config: Config, *, key: Key | None = None, ca: Path | None = None, insecure: bool = False) -> Node:
+    def add(
+        self, config: Config, *, key: Key | None = None, ca: Path | None = None, insecure: bool = False
+    ) -> SuperNode:
         """Launch one more SuperNode; ask it whether it is `connected` or `refused`.
 
         It is registered with a key of its own. With another `key` it is a stranger, with another `ca` it takes the
@@ -146,13 +148,13 @@ class Deployment:
 
     def _member(
         self, number: int, config: Config, key: Key | None = None, ca: Path | None = None, insecure: bool = False
-    ) -> Node:
+    ) -> SuperNode:
         name = f"node-{number}"
         if insecure or self.tls is None:
-            return Node(self.superlink, name, config, ["--insecure", *(PATIENCE if self.tls else ())])
+            return SuperNode(self.superlink, name, config, ["--insecure", *(PATIENCE if self.tls else ())])
         if key is None and self.auth:
             key = supernode_key(self.folder / "keys", name)
             self.superlink.register(key.public)
         security = ["--root-certificates", str(ca or self.tls.ca)]
         security += ["--auth-supernode-private-key", str(key.private)] if key else []
-        return Node(self.superlink, name, config, security)
+        return SuperNode(self.superlink, name, config, security)

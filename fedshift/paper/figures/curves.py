@@ -1,39 +1,93 @@
-"""Figure 7: accuracy over the rounds, a panel for each algorithm and number of bits."""
+"""Figures 7 and 9: accuracy, steps of the model and drift of clients, round after round, smoothed as in the paper."""
 
+import itertools
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+
+import numpy as np
+from matplotlib.axes import Axes
 
 from fedshift.core.files import RunError
-from fedshift.paper.figures.records import Panel, Source
-from fedshift.paper.figures.rounds import caption, coloured, plot, series
-from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, Drawn, footnote, legend, sheet
-from fedshift.paper.records import Record
+from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
+from fedshift.paper.figures.style import COLUMN, EXACT, PAGE, PLAIN, SHIFTED, DrawnFigure, footnote, legend, sheet
+from fedshift.paper.records import FinishedRun
+from fedshift.report.curves import chosen, moving
+from fedshift.report.style import COLOURS
 from fedshift.runs.columns import column
 
-MOST = 60  # panels
+LAYERS = 5  # as many as there is room for
+PANELS = 60  # panels
+ROWS = {
+    "step": "between rounds,\n" + r"$|\hat{w}^{t}-\hat{w}^{t-1}|$",
+    "drift": "client drift,\n" + r"mean of $|w_k^{t}-\hat{w}^{t-1}|$",
+}
 
 
-def across(panels: Sequence[Panel]) -> int:
-    """How many panels stand side by side: one for each number of bits where every row has the same ones."""
+def curve(line: SeedLine, of: Callable[[FinishedRun], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
+    """Rounds that all runs of a line have, and each run smoothed over its own."""
+    each = [of(record) for record in line.records]
+    rounds = sorted(set.intersection(*(set(values) for values in each)))
+    return rounds, [moving(np.array([values[t] for t in rounds])).tolist() for values in each]
+
+
+def fitting(layers: list[str]) -> list[str]:
+    """All of them, or as many as there is room for."""
+    return [layers[i] for i in chosen(len(layers), LAYERS)]
+
+
+def coloured(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
+    """The lines of a panel with their colours, which are the same in all figures."""
+    plain = [(panel.plain, PLAIN)] if panel.plain else []
+    return [*plain, *zip(panel.shifted, itertools.cycle((SHIFTED, *COLOURS[2:])), strict=False)]
+
+
+def plot(
+    axes: Axes, line: SeedLine, of: Callable[[FinishedRun], dict[int, float]], colour: str, style: str = "-"
+) -> list[float]:
+    """The mean over seeds, and all of them between its edges; what it is like beyond the first tenth of the rounds.
+
+    The beginning changes most, and would leave no room for anything else.
+    """
+    rounds, each = curve(line, of)
+    columns = list(zip(*each, strict=True))
+    means = [statistics.fmean(x) for x in columns]
+    axes.plot(rounds, means, style, color=colour, label=line.label)
+    if len(each) > 1:
+        low, high = [min(x) for x in columns], [max(x) for x in columns]
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+    return [x for t, x in zip(rounds, means, strict=True) if 10 * t > rounds[-1] and math.isfinite(x)]
+
+
+def caption(source: Source, panels: Sequence[ShiftPanel], more: str = "") -> str:
+    """Explanation of lines and bands, below curves."""
+    bands = any(len(line.records) > 1 for panel in panels for line in panel.lines)
+    means = "mean over seeds of ten-round moving averages, bands: all seeds" if bands else "ten-round moving average"
+    return f"{source.about(panels)}; {means}; the beginning cut off{more}"
+
+
+def across(panels: Sequence[ShiftPanel]) -> int:
+    """Number of panels side by side: one for each number of bits where every row has the same ones."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for one in panels:
-        rows.setdefault((one.algorithm, one.more), []).append(one.bits)
+    for panel in panels:
+        rows.setdefault((panel.algorithm, panel.more), []).append(panel.bits)
     first, *others = rows.values()
     if 1 < len(first) <= 5 and all(row == first for row in others):
         return len(first)
     return {6: 3, 7: 4, 8: 4}.get(len(panels), min(len(panels), 5))
 
 
-def score(record: Record) -> dict[int, float]:
+def score(record: FinishedRun) -> dict[int, float]:
     """Accuracy in percent, or a metric of the user's own as it is."""
     name = column(record.experiment)
-    return {t: (100 if name == "accuracy" else 1) * x for t, x in series(record, name).items()}
+    return {t: (100 if name == "accuracy" else 1) * x for t, x in record.series(name).items()}
 
 
-def draw(source: Source) -> Drawn:
+def draw_accuracy(source: Source) -> DrawnFigure:
     panels, wide = source.panels, across(source.panels)
-    if len(panels) > MOST:
-        raise RunError(f"{source.folder}: its runs make {len(panels)} panels, and figure 7 has room for {MOST}")
+    if len(panels) > PANELS:
+        raise RunError(f"{source.folder}: its runs make {len(panels)} panels, and figure 7 has room for {PANELS}")
     scores = sorted({column(line.experiment) for panel in panels for line in panel.all})
     if len(scores) > 1:
         raise RunError(
@@ -49,7 +103,7 @@ def draw(source: Source) -> Drawn:
             continue
         panel = panels[place]
         exact = [(panel.exact, EXACT, ":")] if panel.exact else []
-        for line, colour, style in [*exact, *((*one, "-") for one in coloured(panel))]:
+        for line, colour, style in [*exact, *((*pair, "-") for pair in coloured(panel))]:
             late += plot(axes, line, score, colour, style)
         axes.set_title(f"{panel.title}\n{panel.more}" if panel.more else panel.title)
         if place + wide >= len(panels):  # nothing below it
@@ -64,4 +118,28 @@ def draw(source: Source) -> Drawn:
         grid[0, 0].set_ylim(min(late) - room / 2, max(late) + room)
     legend(figure, grid.flat)
     footnote(figure, caption(source, panels))
-    return Drawn(figure, source.drawn(panels))
+    return DrawnFigure(figure, source.drawn(panels))
+
+
+def draw_movement(source: Source) -> DrawnFigure:
+    panel = source.pair._replace(exact=None)
+    every = panel.lines[0].records[0].layers("step")
+    if not every:
+        raise RunError(f"{panel.lines[0].records[0].folder}: records no layers, which figure 9 is about")
+    layers = fitting(every)
+    figure = sheet(PAGE, 3.3)
+    grid = figure.subplots(len(ROWS), len(layers), sharex=True, squeeze=False)
+    for row, (name, what) in enumerate(ROWS.items()):
+        for axes, layer in zip(grid[row], layers, strict=True):
+            of = methodcaller("series", f"{name}.{layer}")
+            late = [x for line, colour in coloured(panel) for x in plot(axes, line, of, colour)]
+            axes.set_ylim(0, 1.2 * max(late, default=1.0))
+            if not row:
+                axes.set_title(layer.removesuffix(".weight"))
+            else:
+                axes.set_xlabel("round")
+        grid[row, 0].set_ylabel(what)
+    legend(figure, grid.flat)
+    some = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
+    footnote(figure, f"{panel.title}. {caption(source, [panel], some)}")
+    return DrawnFigure(figure, source.drawn([panel]))

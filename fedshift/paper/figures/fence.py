@@ -7,6 +7,8 @@ s P m^2 it is a function of the ratio r = m'/m alone, r ((2 - s) r - 2): below z
 the longer one, between r = 0 and the fence r = 2 / (2 - s), which is 2K / (K + S).
 """
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,14 +17,15 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from fedshift.algorithms import Algorithm, chain
+from fedshift.algorithms import Algorithm, Shift, chain, shorter
+from fedshift.core.files import RunError
 from fedshift.core.types import Broadcast, Params, Round
 from fedshift.data.datasets import load
 from fedshift.experiment.settings import Experiment
-from fedshift.paper.figures.ratios import Ratios, ratios
-from fedshift.paper.figures.records import Panel, Source
-from fedshift.paper.figures.rounds import coloured
-from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.curves import coloured, fitting
+from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
+from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, DrawnFigure, footnote, letter, sheet
+from fedshift.paper.records import FinishedRun
 from fedshift.runs.run import Run
 
 LEAST, MOST = -1.0, 4.0  # ratios shown
@@ -52,7 +55,7 @@ def fence(share: float) -> float:
     return 2 / (2 - share)
 
 
-class Step(NamedTuple):
+class LayerStep(NamedTuple):
     """One layer in one round, from its weights: what the theorem speaks of, and what there is of it."""
 
     share: float
@@ -61,7 +64,7 @@ class Step(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Whether the step is shorter where the theorem says so."""
+        """True if the step is shorter where the theorem says so, and longer elsewhere."""
         return (self.gain > 0) == (gain(self.share, self.ratio) > 0)
 
 
@@ -79,7 +82,7 @@ class Watch:
         return out, state
 
 
-def steps() -> list[Step]:
+def steps() -> list[LayerStep]:
     """Every layer in every round of a small run on digits, in float64 so that differences are not lost in rounding."""
     digits, watch = load("digits"), Watch()
     digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
@@ -98,40 +101,128 @@ def steps() -> list[Step]:
     ]
 
 
-def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> Step:
+def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> LayerStep:
     """From w^t, w^{t+1} and w_hat^{t+1}.
 
     >>> step(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]), 0.5)
-    Step(share=0.5, ratio=2.0, gain=2.0)
+    LayerStep(share=0.5, ratio=2.0, gain=2.0)
     """
     before, after = float(start.mean()), float(average.mean())
     apart = float((average - start).square().sum() - (shifted - start).square().sum())
-    return Step(share, after / before, apart / (share * start.numel() * before**2))
+    return LayerStep(share, after / before, apart / (share * start.numel() * before**2))
 
 
-def draw(source: Source) -> Drawn:
+class LayerMeans(NamedTuple):
+    """A layer in a round: its mean before and after aggregation, and the share that is taken or would be."""
+
+    share: float
+    before: float  # m^t, of the model that clients were sent
+    after: float  # m^{t+1}, before the shift
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+    @property
+    def shorter(self) -> bool:
+        return shorter(self.share, self.before, self.after)
+
+
+def means(record: FinishedRun, layer: str) -> list[LayerMeans]:
+    """From the second round on; the first begins with a mean that no record has."""
+    sent, shares = record.series(f"mean_after.{layer}"), record.series("share")
+    whole = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
+    made = []
+    for t in sorted(sent.keys() & shares.keys()):
+        share = taken(record, t, shares[t])
+        if sent.get(t - 1) and (whole or share < 1):
+            kept = 1 - share if record.experiment.shift.on else 1.0
+            made.append(LayerMeans(share, sent[t - 1], whole[t] if whole else sent[t] / kept))
+    return made
+
+
+def taken(record: FinishedRun, number: int, share: float) -> float:
+    """The share of the mean that the rule takes when quantized uploads have this one; without it, their own.
+
+    A published record has this to work the mean before the shift out from the mean after it.
+    """
+    config = record.experiment.shift
+    if not config.on:
+        return share
+    rule = Shift(config.per, config.share, config.max_share, config.warmup)
+    return rule.share_in(Round(number, 0, 0, Broadcast({}, {}), {}, {}, share))
+
+
+class Spread(NamedTuple):
+    """Percentiles 5, 25, 50, 75 and 95 of the ratio, and how often the shift makes the step the shorter one."""
+
+    ratios: tuple[float, ...]
+    shorter: float
+
+
+def spread(rounds: Sequence[LayerMeans]) -> Spread:
+    """
+    >>> spread([LayerMeans(0.5, 1.0, 1.0), LayerMeans(0.5, 1.0, 2.0)]).shorter
+    0.5
+    """
+    if len(rounds) < 2:
+        raise RunError("the fence: needs runs of three rounds or more")
+    at = statistics.quantiles((means.ratio for means in rounds), n=20, method="inclusive")
+    return Spread(tuple(at[i] for i in (0, 4, 9, 14, 18)), statistics.fmean(means.shorter for means in rounds))
+
+
+class Ratios(NamedTuple):
+    share: float
+    layers: list[str]
+    lines: dict[str, list[Spread]]  # by 'without shift', 'with shift': one for each layer
+
+
+def ratios(panel: ShiftPanel) -> Ratios:
+    """Of the runs of a panel, without the shift and with it."""
+    per_layer = [line for line in panel.shifted if line.experiment.shift.per == "layer"]
+    lines = [line for line in (panel.plain, *per_layer[:1]) if line]
+    if not lines:
+        where = panel.shifted[0].records[0].folder
+        raise RunError(f"{where}: the fence: is about means of layers, and this run's shift is per filter")
+    layers = fitting(lines[0].records[0].layers("mean_after"))
+    seen = {line.label: [_means(line, layer) for layer in layers] for line in lines}
+    shares = [means.share for rounds in seen.values() for some in rounds for means in some]
+    if not shares:
+        raise RunError(
+            f"{lines[0].records[0].folder}: the fence: needs means of layers in rounds that follow each other"
+        )
+    if not any(shares):
+        raise RunError(f"{lines[0].records[0].folder}: nothing was quantized or shifted; the fence is about both")
+    return Ratios(statistics.median(shares), layers, {name: list(map(spread, some)) for name, some in seen.items()})
+
+
+def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
+    return [mean for record in line.records for mean in means(record, layer)]
+
+
+def draw(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
-    told, measured = ratios(panel), steps()
-    rows = sum(len(some) for some in told.lines.values())
+    recorded, measured = ratios(panel), steps()
+    rows = sum(len(some) for some in recorded.lines.values())
     figure = sheet(COLUMN, 2.75 + 0.13 * rows)
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.75, 0.3 + 0.13 * rows])
     _curve(top, measured)
-    _rounds(low, told, panel)
+    _rounds(low, recorded, panel)
     low.set_xlim(LEAST, MOST)
     low.set_xlabel(r"ratio of the means, $m^{t+1}\,/\,m^{t}$")
     footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([panel])}")
-    right = sum(one.right for one in measured)
+    right = sum(step.right for step in measured)
     checked = f"the theorem right in {right} of {len(measured)} steps of a small run on digits"
-    return Drawn(figure, f"{checked}; {source.drawn([panel])}")
+    return DrawnFigure(figure, f"{checked}; {source.drawn([panel])}")
 
 
-def _curve(axes: Axes, measured: list[Step]) -> None:
+def _curve(axes: Axes, measured: list[LayerStep]) -> None:
     share = measured[0].share
     x = np.linspace(LEAST, MOST, 301)
     _fence(axes, share)
     axes.axhline(0, color=EXACT, linewidth=0.4)
     axes.plot(x, [gain(share, float(r)) for r in x], color=EXACT, label="Theorem 2, corrected")
-    points = [one.ratio for one in measured], [one.gain for one in measured]
+    points = [step.ratio for step in measured], [step.gain for step in measured]
     axes.plot(*points, "o", color=SHIFTED, markersize=2.8, markeredgewidth=0, alpha=0.8, label="measured on weights")
     axes.set_ylim(-2.9, 9)
     axes.text(fence(share) / 2, 8.7, "inside the fence:\nlonger steps", ha="center", va="top", fontsize=SMALL)
@@ -141,24 +232,24 @@ def _curve(axes: Axes, measured: list[Step]) -> None:
     letter(axes, "a", f"what the shift does to a step, I/K = {share:g}")
 
 
-def _rounds(axes: Axes, told: Ratios, panel: Panel) -> None:
-    """Where the rounds of the records lie: 5 to 95 % of them thin, the middle half thick, a dot at the median."""
-    _fence(axes, told.share)
+def _rounds(axes: Axes, recorded: Ratios, panel: ShiftPanel) -> None:
+    """Draw the ratios of recorded rounds: 5 to 95 % of them thin, the middle half thick, a dot at the median."""
+    _fence(axes, recorded.share)
     colours = {line.label: colour for line, colour in coloured(panel)}
     row, ticks = 0.0, []
-    for i in range(len(told.layers)):
-        for name, some in told.lines.items():
+    for i in range(len(recorded.layers)):
+        for name, some in recorded.lines.items():
             colour, (least, low, median, high, most) = colours[name], some[i].ratios
             first = name if not i else None
             axes.plot([least, most], [row, row], color=colour, linewidth=0.8)
             axes.plot([low, high], [row, row], color=colour, linewidth=2.6, solid_capstyle="butt", label=first)
             axes.plot(median, row, "o", color="white", markeredgecolor=colour, markersize=3, markeredgewidth=0.8)
-            said = f"{100 * some[i].shorter:.0f} %"
-            axes.text(MOST - 0.05, row, said, ha="right", va="center", fontsize=5.5, color=colour)
+            text = f"{100 * some[i].shorter:.0f} %"
+            axes.text(MOST - 0.05, row, text, ha="right", va="center", fontsize=5.5, color=colour)
             row += 1
-        ticks.append(row - (len(told.lines) + 1) / 2)
+        ticks.append(row - (len(recorded.lines) + 1) / 2)
         row += 0.7
-    axes.set_yticks(ticks, [layer.removesuffix(".weight") for layer in told.layers])
+    axes.set_yticks(ticks, [layer.removesuffix(".weight") for layer in recorded.layers])
     axes.set_ylim(row - 0.2, -2.4)
     axes.tick_params(axis="y", length=0)
     axes.legend(loc="upper left", ncols=2, borderpad=0, borderaxespad=0.2)

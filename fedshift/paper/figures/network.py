@@ -30,7 +30,7 @@ def examples() -> Dataset:
 
 
 def recipe(data: Dataset) -> Experiment:
-    """How the paper trains on CIFAR-10, or how the demo does on digits: one run, none of a sweep."""
+    """Settings of one run: the paper's on CIFAR-10, or the demo's on digits."""
     preset: dict[str, Any] = PRESETS["paper" if data.name == "cifar10" else "demo"]
     raw = {key: value for key, value in preset.items() if key != "sweep"}
     return Experiment(**raw).changed(uplink="paper", **{"data.augment": False})
@@ -43,13 +43,13 @@ def weights(model: nn.Module) -> Params:
 @one_thread()
 def trained(model: nn.Module, data: Dataset, index: Tensor, experiment: Experiment, epochs: int, key: Tensor) -> Params:
     """The weights after some epochs of SGD over these examples, shuffled anew for each; the model stays as it is."""
-    said, own = experiment.train, copy.deepcopy(model)
-    optimizer = torch.optim.SGD(own.parameters(), lr=said.lr, momentum=said.momentum)
+    config, copied = experiment.train, copy.deepcopy(model)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=config.lr, momentum=config.momentum)
     for epoch in range(epochs):
         order = rng.uniform(rng.fold(key, epoch).view(1), len(index))[0].argsort(stable=True)
-        for batch in torch.split(index[order], said.batch):
+        for batch in torch.split(index[order], config.batch):
             optimizer.zero_grad()
-            loss = F.cross_entropy(own(data.inputs(data.x[batch])), data.y[batch])
+            loss = F.cross_entropy(copied(data.inputs(data.x[batch])), data.y[batch])
             torch.autograd.backward(loss)
             optimizer.step()
-    return weights(own)
+    return weights(copied)

@@ -9,7 +9,18 @@ from fedshift.data.partition import Partition
 from fedshift.experiment.build import split
 from fedshift.experiment.links import links
 from fedshift.paper.figures.network import TITLES, examples, recipe
-from fedshift.paper.figures.style import INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, TINT, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.style import (
+    INFERIOR,
+    PAGE,
+    SHIFTED,
+    SMALL,
+    SUPERIOR,
+    TINT,
+    DrawnFigure,
+    footnote,
+    letter,
+    sheet,
+)
 from fedshift.paper.published import ALPHAS
 
 FEW = 10  # clients of figure 10
@@ -30,7 +41,7 @@ def groups(data: Dataset) -> tuple[Tensor, Tensor]:
     """Label counts of every client of the main partition, and who of them is inferior."""
     experiment = recipe(data)
     uplinks, group = links(experiment)
-    lossy = torch.tensor([one.uplink.lossy for one in uplinks])[group]
+    lossy = torch.tensor([uplink.uplink.lossy for uplink in uplinks])[group]
     return counts(split(experiment, data), data.y, data.classes), lossy
 
 
@@ -38,34 +49,37 @@ def mixes(data: Dataset, clients: int = FEW) -> dict[float, Tensor]:
     """Label counts of a few clients by alpha."""
     made = {}
     for alpha in ALPHAS:
-        said = {"data.partition": "dirichlet", "data.alpha": alpha, "data.clients": clients}
-        made[alpha] = counts(split(recipe(data).changed(**said), data), data.y, data.classes)
+        changes = {"data.partition": "dirichlet", "data.alpha": alpha, "data.clients": clients}
+        made[alpha] = counts(split(recipe(data).changed(**changes), data), data.y, data.classes)
     return made
 
 
-def main() -> Drawn:
+def main() -> DrawnFigure:
     """Figure 6: shards, all clients of both groups."""
     data = examples()
     held, lossy = groups(data)
     figure = sheet(PAGE, 3.3)
     axes = figure.subplots(2, 1)
-    for one, inferior, name, colour in ((axes[0], False, "superior", SUPERIOR), (axes[1], True, "inferior", INFERIOR)):
+    for panel, inferior, name, colour in (
+        (axes[0], False, "superior", SUPERIOR),
+        (axes[1], True, "inferior", INFERIOR),
+    ):
         ids = torch.nonzero(lossy == inferior)[:, 0].tolist()
-        _dots(one, held[ids], colour, 8, int(held.max()))
-        one.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
-        own = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
-        whose = f"{100 * own:.0f} % of them of {'odd' if inferior else 'even'} labels"
-        letter(one, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
-        one.set_ylabel("label")
+        _dots(panel, held[ids], colour, 8, int(held.max()))
+        panel.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
+        share = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
+        whose = f"{100 * share:.0f} % of them of {'odd' if inferior else 'even'} labels"
+        letter(panel, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
+        panel.set_ylabel("label")
     axes[1].set_xlabel("client")
     dot = f"a dot: {_range(held[held > 0])} of a label"
     axes[0].text(1, 1.03, dot, transform=axes[0].transAxes, ha="right", va="bottom", fontsize=SMALL)
     source = f"the main partition of {_about(data)} over {len(held)} clients, each example with two of them"
     footnote(figure, source)
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
-def dirichlet() -> Drawn:
+def dirichlet() -> DrawnFigure:
     """Figure 10: shares of each label drawn at random, for three alphas."""
     data = examples()
     made = mixes(data)
@@ -88,7 +102,7 @@ def dirichlet() -> Drawn:
     figure.legend(loc="outside lower center", ncols=3, title="examples of a label", title_fontsize=SMALL)
     source = f"{_about(data)} over {FEW} clients"
     footnote(figure, source)
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
 def _dots(axes: Axes, held: Tensor, colour: str, widest: float, most: int) -> None:

@@ -11,9 +11,9 @@ from fedshift.core.files import RunError
 from fedshift.experiment.links import links
 from fedshift.experiment.settings import Experiment
 from fedshift.paper.dynamics import LATE, Blocks, blocks, odd_share
-from fedshift.paper.figures.records import Line, Panel, Source
-from fedshift.paper.figures.rounds import coloured
-from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, Drawn, footnote, letter, sheet
+from fedshift.paper.figures.curves import coloured
+from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
+from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, DrawnFigure, footnote, letter, sheet
 
 TICKS = 20  # labels that are named: there is no room for a hundred
 
@@ -26,7 +26,7 @@ class Shares(NamedTuple):
     of: list[float]  # one for each label
 
 
-def shares(line: Line) -> list[float]:
+def shares(line: SeedLine) -> list[float]:
     labels = line.records[0].layers("predicted")
     if not labels:
         raise RunError(f"{line.records[0].folder}: predicts no labels, which figure 8 is about")
@@ -35,7 +35,7 @@ def shares(line: Line) -> list[float]:
 
 
 def split_by_parity(experiment: Experiment) -> bool:
-    """Whether quantized clients hold the odd labels and the others the even ones: the paper's main partition."""
+    """True if quantized clients hold the odd labels and the others the even ones: the paper's main partition."""
     if experiment.data.partition != "shards":
         return False
     groups, group = links(experiment)
@@ -43,14 +43,14 @@ def split_by_parity(experiment: Experiment) -> bool:
     return not any(lossy[0::2]) and all(lossy[1::2])
 
 
-def lines(panel: Panel) -> list[tuple[Line, str]]:
+def lines(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
     """Full precision first, where there is such a line."""
     return [*([(panel.exact, EXACT)] if panel.exact else []), *coloured(panel)[:2]]
 
 
-def draw(source: Source) -> Drawn:
+def draw(source: Source) -> DrawnFigure:
     panel = source.pair
-    told = [Shares(line.label, colour, shares(line)) for line, colour in lines(panel)]
+    groups = [Shares(line.label, colour, shares(line)) for line, colour in lines(panel)]
     odd = split_by_parity(panel.lines[0].experiment)
     figure = sheet(PAGE, 2.2)
     if odd:
@@ -58,42 +58,42 @@ def draw(source: Source) -> Drawn:
         _odd(right, panel)
     else:
         left = figure.subplots()
-    _bars(left, told, odd)
+    _bars(left, groups, odd)
     letter(left, "a", f"how often a label is predicted, {panel.title}")
     first = panel.lines[0].records[0]
     seen = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
     footnote(figure, f"{source.about([panel])}; mean of the last {seen} evaluated round{'s' * (seen > 1)}")
-    return Drawn(figure, source.drawn([panel]))
+    return DrawnFigure(figure, source.drawn([panel]))
 
 
-def _bars(axes: Axes, told: Sequence[Shares], odd: bool) -> None:
-    labels, wide = range(len(told[0].of)), 0.8 / len(told)
+def _bars(axes: Axes, groups: Sequence[Shares], odd: bool) -> None:
+    labels, wide = range(len(groups[0].of)), 0.8 / len(groups)
     for label in labels:
         if odd and label % 2:
             axes.axvspan(label - 0.5, label + 0.5, color=TINT, linewidth=0, zorder=0)
-    for i, one in enumerate(told):
-        places = [label + (i - (len(told) - 1) / 2) * wide for label in labels]
-        axes.bar(places, one.of, wide * 0.92, color=one.colour, label=one.label, linewidth=0)
+    for i, group in enumerate(groups):
+        places = [label + (i - (len(groups) - 1) / 2) * wide for label in labels]
+        axes.bar(places, group.of, wide * 0.92, color=group.colour, label=group.label, linewidth=0)
     even = 100 / len(labels)
     axes.axhline(even, color="black", linewidth=0.5, linestyle=(0, (4, 3)))
     axes.set_xticks(labels[:: math.ceil(len(labels) / TICKS)])
     axes.set_xlim(-0.5, len(labels) - 0.5)
-    axes.set_ylim(0, 1.25 * max(x for one in told for x in one.of))
+    axes.set_ylim(0, 1.25 * max(x for group in groups for x in group.of))
     axes.set_xlabel("label (shaded: held by quantized clients)" if odd else "label")
     axes.set_ylabel("predictions (%)")
-    axes.legend(loc="upper left", ncols=len(told), borderpad=0, borderaxespad=0.2)
+    axes.legend(loc="upper left", ncols=len(groups), borderpad=0, borderaxespad=0.2)
 
 
-def _odd(axes: Axes, panel: Panel) -> None:
+def _odd(axes: Axes, panel: ShiftPanel) -> None:
     """The labels of quantized clients together, with the standard error of ten-round means."""
     for i, (line, colour) in enumerate(lines(panel)):
         late = {
             (record.experiment.seed, k): x for record in line.records for k, x in enumerate(blocks(odd_share(record)))
         }
-        told = Blocks(late)
-        error = 100 * told.uncertainty if len(late) > 1 else 0.0
-        axes.errorbar(100 * told.mean, i, xerr=error, fmt="o", color=colour, markersize=4, capsize=2)
-        axes.text(100 * told.mean, i - 0.22, told.percent, ha="center", va="bottom", fontsize=SMALL, color=colour)
+        odd = Blocks(late)
+        error = 100 * odd.uncertainty if len(late) > 1 else 0.0
+        axes.errorbar(100 * odd.mean, i, xerr=error, fmt="o", color=colour, markersize=4, capsize=2)
+        axes.text(100 * odd.mean, i - 0.22, odd.percent, ha="center", va="bottom", fontsize=SMALL, color=colour)
     axes.axvline(50, color="black", linewidth=0.5, linestyle=(0, (4, 3)))
     axes.set_yticks(range(len(lines(panel))), [line.label.replace(", ", ",\n") for line, _ in lines(panel)])
     axes.set_ylim(len(lines(panel)) - 0.5, -0.7)

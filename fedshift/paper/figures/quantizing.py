@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedshift.codecs import Uniform
 from fedshift.models import PaperCNN
-from fedshift.paper.figures.style import EXACT, FAINT, PAGE, SHIFTED, SMALL, TINT, Drawn, letter, sheet
+from fedshift.paper.figures.style import EXACT, FAINT, PAGE, SHIFTED, SMALL, TINT, DrawnFigure, letter, sheet
 
 BITS = (8, 4)
 
 
-class Coded(NamedTuple):
+class CodedWeights(NamedTuple):
     """Q(w) and DeQ(Q(w)) of some weights."""
 
     bits: int
@@ -58,7 +58,7 @@ def kernel(seed: int = 0) -> Tensor:
         return PaperCNN().conv1.weight.detach()[0, 0].flatten()
 
 
-def coded(w: Tensor, bits: int) -> Coded:
+def coded(w: Tensor, bits: int) -> CodedWeights:
     """
     >>> one = coded(torch.tensor([0.0, 0.9, 2.0, 3.0]), 2)
     >>> one.codes, one.decoded, one.step, one.bytes
@@ -67,46 +67,46 @@ def coded(w: Tensor, bits: int) -> Coded:
     codes, side = Uniform(bits).encode(w[None])
     decoded = Uniform(bits).decode(codes, side)
     low, high = side[0].tolist()
-    return Coded(bits, w.tolist(), codes[0].tolist(), decoded[0].tolist(), low, high)
+    return CodedWeights(bits, w.tolist(), codes[0].tolist(), decoded[0].tolist(), low, high)
 
 
-def draw() -> Drawn:
+def draw() -> DrawnFigure:
     w = kernel()
     figure = sheet(PAGE, 2.75)
     axes = figure.subplots(2, len(BITS), sharex=True, sharey="row", height_ratios=[2.2, 1])
     for column, bits in enumerate(BITS):
-        one = coded(w, bits)
-        _values(axes[0, column], one, "ab"[column])
-        _errors(axes[1, column], one)
+        coded_weights = coded(w, bits)
+        _values(axes[0, column], coded_weights, "ab"[column])
+        _errors(axes[1, column], coded_weights)
     axes[0, 0].set_ylabel("weight")
     axes[1, 0].set_ylabel("error")
     axes[0, 0].legend(loc="upper left", ncols=2, borderpad=0, bbox_to_anchor=(0.0, 1.02))
-    return Drawn(figure, f"{len(w)} weights of the paper's CNN, quantized here")
+    return DrawnFigure(figure, f"{len(w)} weights of the paper's CNN, quantized here")
 
 
-def _values(axes: Axes, one: Coded, which: str) -> None:
-    places = range(1, len(one.weights) + 1)
-    axes.plot(places, one.weights, "o", color=FAINT, markersize=4.5, markeredgewidth=0, label="weight, 32 bits")
-    axes.plot(places, one.decoded, "_", color=SHIFTED, markersize=7, markeredgewidth=1.3, label="after DeQ(Q(w))")
-    room = one.high - one.low
-    axes.set_ylim(one.low - 0.08 * room, one.high + 0.25 * room)
-    size = f"{4 * len(one.codes)} bytes become {one.bytes}"
-    letter(axes, which, f"{one.bits} bits: {one.most + 1} codes, {size}")
-    right = axes.secondary_yaxis("right", functions=(one.code_at, one.value_of))
+def _values(axes: Axes, weights: CodedWeights, which: str) -> None:
+    places = range(1, len(weights.weights) + 1)
+    axes.plot(places, weights.weights, "o", color=FAINT, markersize=4.5, markeredgewidth=0, label="weight, 32 bits")
+    axes.plot(places, weights.decoded, "_", color=SHIFTED, markersize=7, markeredgewidth=1.3, label="after DeQ(Q(w))")
+    room = weights.high - weights.low
+    axes.set_ylim(weights.low - 0.08 * room, weights.high + 0.25 * room)
+    size = f"{4 * len(weights.codes)} bytes become {weights.bytes}"
+    letter(axes, which, f"{weights.bits} bits: {weights.most + 1} codes, {size}")
+    right = axes.secondary_yaxis("right", functions=(weights.code_at, weights.value_of))
     right.set_ylabel("code Q(w)")
-    right.set_yticks(range(0, one.most + 1, one.most // 5))
-    if one.most < 20:
-        for code in range(one.most + 1):
-            axes.axhline(one.value_of(code), color=TINT, linewidth=0.6, zorder=0)
+    right.set_yticks(range(0, weights.most + 1, weights.most // 5))
+    if weights.most < 20:
+        for code in range(weights.most + 1):
+            axes.axhline(weights.value_of(code), color=TINT, linewidth=0.6, zorder=0)
 
 
-def _errors(axes: Axes, one: Coded) -> None:
-    places = range(1, len(one.weights) + 1)
-    half, worst = one.step / 2, max(map(abs, one.errors))
+def _errors(axes: Axes, weights: CodedWeights) -> None:
+    places = range(1, len(weights.weights) + 1)
+    half, worst = weights.step / 2, max(map(abs, weights.errors))
     axes.axhspan(-half, half, color=TINT, linewidth=0, zorder=0)
     axes.axhline(0, color=EXACT, linewidth=0.4)
-    axes.vlines(places, 0, one.errors, color=SHIFTED, linewidth=1.6)
+    axes.vlines(places, 0, weights.errors, color=SHIFTED, linewidth=1.6)
     axes.set_xlabel("place in the 5x5 filter")
     axes.margins(y=0.3)
-    told = f"largest {worst:.4f}, half a step {half:.4f} (shaded)"
-    axes.text(0.99, 0.98, told, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)
+    text = f"largest {worst:.4f}, half a step {half:.4f} (shaded)"
+    axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

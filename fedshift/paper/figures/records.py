@@ -11,97 +11,97 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, dotted
 from fedshift.paper.experiments import TITLES
 from fedshift.paper.figures.network import TITLES as DATA
-from fedshift.paper.records import Record, endless
+from fedshift.paper.records import FinishedRun, endless
 from fedshift.runs.record import SETTINGS
 from fedshift.runs.summary import apart, comparable, shown, uplink_label, words
 
 OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
 LINK = ("uplink.", "algorithm.", "shift.")  # what a line may differ in from the one of full precision beside it
 ORDER = ["FedAvg", "FedPAQ", "Fed-EF", "FedProx", "FedProx with feedback", "SCAFFOLD", "SCAFFOLD with feedback"]
-TOLD = ("algorithm.name", "uplink.bits", "uplink.feedback")  # said in words
+WORDED = ("algorithm.name", "uplink.bits", "uplink.feedback")  # said in words
 
 
-class Line(NamedTuple):
+class SeedLine(NamedTuple):
     """Runs that differ in nothing but their seed."""
 
     label: str
-    records: list[Record]
+    records: list[FinishedRun]
 
     @property
     def experiment(self) -> Experiment:
         return self.records[0].experiment
 
 
-class Panel(NamedTuple):
+class ShiftPanel(NamedTuple):
     """Lines that differ in nothing but the shift, and the one of full precision to compare with."""
 
     algorithm: str
     bits: str
     more: str  # other settings in which panels differ
-    plain: Line | None
-    shifted: list[Line]
-    exact: Line | None
+    plain: SeedLine | None
+    shifted: list[SeedLine]
+    exact: SeedLine | None
 
     @property
     def title(self) -> str:
         return f"{self.algorithm}, {self.bits}"
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[SeedLine]:
         return [*([self.plain] if self.plain else []), *self.shifted]
 
     @property
-    def all(self) -> list[Line]:
+    def all(self) -> list[SeedLine]:
         return [*([self.exact] if self.exact else []), *self.lines]
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[FinishedRun]:
         return [record for line in self.all for record in line.records]
 
 
 class Source(NamedTuple):
-    """What figures 5, 7, 8 and 9 are drawn from."""
+    """Runs that figures 5, 7, 8 and 9 are drawn from."""
 
-    panels: list[Panel]
+    panels: list[ShiftPanel]
     folder: Path
     fresh: bool = False  # runs made for the figures, much smaller than the paper's
 
     @property
-    def pair(self) -> Panel:
+    def pair(self) -> ShiftPanel:
         """The panel that tells most about the shift: with and without it, FedPAQ, of the fewest bits."""
         return min(
             self.panels,
-            key=lambda one: (
-                one.plain is None or not one.shifted,
-                one.algorithm != TITLES["fedpaq"],
-                _least(one.lines[0]),
+            key=lambda panel: (
+                panel.plain is None or not panel.shifted,
+                panel.algorithm != TITLES["fedpaq"],
+                _least(panel.lines[0]),
             ),
         )
 
-    def drawn(self, panels: Sequence[Panel]) -> str:
-        """How many runs, of how many rounds, from where."""
+    def drawn(self, panels: Sequence[ShiftPanel]) -> str:
+        """Number of runs, their rounds and their folder."""
         records = _once(panels)
         if self.fresh:
             return f"from a fresh small run: {_data(records)}, {_rounds(records)}"
         return f"{len(records)} run{'s' * (len(records) != 1)} of {_rounds(records)} in {self.folder}"
 
-    def about(self, panels: Sequence[Panel]) -> str:
+    def about(self, panels: Sequence[ShiftPanel]) -> str:
         """The same for a reader of the figure, who does not know the folder."""
         records = _once(panels)
         fresh = "A fresh small run: " * self.fresh
         return f"{fresh}{_data(records)}, {_rounds(records)}, {_seeds(panels)}"
 
 
-def found(folder: Path) -> tuple[list[Record], list[str]]:
+def found(folder: Path) -> tuple[list[FinishedRun], list[str]]:
     """The finished runs in a folder and below, and why others are left out.
 
     Of runs that differ in nothing but their rounds, the longest.
     """
-    longest: dict[tuple[str, int], Record] = {}
+    longest: dict[tuple[str, int], FinishedRun] = {}
     others: list[str] = []
     for path in sorted(folder.rglob(SETTINGS)):
         try:
-            record = Record(path.parent)
+            record = FinishedRun(path.parent)
             rounds = len(record.lines)
         except (RunError, SettingsError) as problem:  # it is not finished, or cannot be read
             others.append(str(problem))
@@ -112,31 +112,33 @@ def found(folder: Path) -> tuple[list[Record], list[str]]:
     return list(longest.values()), others
 
 
-def panels(records: Sequence[Record]) -> list[Panel]:
+def panels(records: Sequence[FinishedRun]) -> list[ShiftPanel]:
     """In the paper's order; that of full precision alone is part of the others, where there are others."""
-    flat = [{key: x for key, x in comparable(one.experiment).items() if not key.startswith(OWN)} for one in records]
-    varying = [key for key in apart([one.experiment for one in records])[0] if not key.startswith(OWN)]
-    grouped: dict[str, dict[str, list[Record]]] = {}
-    for record, one in zip(records, flat, strict=True):
-        shift = {key: x for key, x in one.items() if key.startswith("shift.")}
-        rest = {key: x for key, x in one.items() if key not in shift}
+    flat = [
+        {key: x for key, x in comparable(record.experiment).items() if not key.startswith(OWN)} for record in records
+    ]
+    varying = [key for key in apart([record.experiment for record in records])[0] if not key.startswith(OWN)]
+    grouped: dict[str, dict[str, list[FinishedRun]]] = {}
+    for record, settings in zip(records, flat, strict=True):
+        shift = {key: x for key, x in settings.items() if key.startswith("shift.")}
+        rest = {key: x for key, x in settings.items() if key not in shift}
         grouped.setdefault(str(rest), {}).setdefault(str(shift), []).append(record)
-    lines = [[Line("", some) for some in group.values()] for group in grouped.values()]
+    lines = [[SeedLine("", some) for some in group.values()] for group in grouped.values()]
     exact = {_without(LINK, line): line for group in lines for line in group if _full(line)}
     drawn = [group for group in lines if not all(map(_full, group))] or lines
     made = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
-    return sorted(made, key=lambda one: (one.more, ORDER.index(one.algorithm), len(one.bits), one.bits))
+    return sorted(made, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
 
 
-def _panel(lines: Sequence[Line], varying: Sequence[str], exact: Line | None) -> Panel:
-    said = dotted(lines[0].experiment.model_dump())
-    others = [key for key in varying if key not in TOLD and not key.startswith("shift.")]
-    more = ", ".join(f"{word} {shown(said.get(key))}" for key, word in words(others).items())
+def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | None) -> ShiftPanel:
+    settings = dotted(lines[0].experiment.model_dump())
+    others = [key for key in varying if key not in WORDED and not key.startswith("shift.")]
+    more = ", ".join(f"{word} {shown(settings.get(key))}" for key, word in words(others).items())
     plain = next((line for line in lines if not line.experiment.shift.on), None)
     shifted = [line for line in lines if line.experiment.shift.on]
     if exact is plain:
         exact = None
-    return Panel(
+    return ShiftPanel(
         algorithm(lines[0].experiment),
         _bits(lines[0].experiment),
         more,
@@ -161,44 +163,44 @@ def algorithm(experiment: Experiment) -> str:
     return TITLES["fedef" if feedback else "fedpaq"]
 
 
-def _shift(line: Line, others: Sequence[Line]) -> str:
+def _shift(line: SeedLine, others: Sequence[SeedLine]) -> str:
     """With its rule and its own settings where there are several."""
-    varying, _ = apart([one.experiment for one in others])
-    own = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
-    rule = f" {own.pop('shift.on')}" if "shift.on" in own else ""
-    settings = [f"{key.removeprefix('shift.')} {x}" for key, x in own.items() if key.startswith("shift.")]
+    varying, _ = apart([other.experiment for other in others])
+    differing = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
+    rule = f" {differing.pop('shift.on')}" if "shift.on" in differing else ""
+    settings = [f"{key.removeprefix('shift.')} {x}" for key, x in differing.items() if key.startswith("shift.")]
     return ", ".join([f"with shift{rule}", *settings])
 
 
-def _full(line: Line) -> bool:
+def _full(line: SeedLine) -> bool:
     return algorithm(line.experiment) == TITLES["fedavg"] and not line.experiment.shift.on
 
 
-def _without(prefixes: tuple[str, ...], line: Line) -> str:
+def _without(prefixes: tuple[str, ...], line: SeedLine) -> str:
     flat: dict[str, Any] = dotted(line.experiment.model_dump())
     return str(sorted((key, str(x)) for key, x in flat.items() if not key.startswith(OWN + prefixes)))
 
 
-def _least(line: Line) -> int:
+def _least(line: SeedLine) -> int:
     return min(group.uplink.codec.quantizer.bits for group in links(line.experiment)[0])
 
 
-def _once(panels: Iterable[Panel]) -> list[Record]:
+def _once(panels: Iterable[ShiftPanel]) -> list[FinishedRun]:
     """The records of panels, each of them once."""
     return list({record.folder: record for panel in panels for record in panel.records}.values())
 
 
-def _rounds(records: Sequence[Record]) -> str:
-    least, most = (which(len(one.lines) for one in records) for which in (min, max))
+def _rounds(records: Sequence[FinishedRun]) -> str:
+    least, most = (which(len(record.lines) for record in records) for which in (min, max))
     return f"{least} to {most} rounds" if least < most else f"{most} round{'s' * (most > 1)}"
 
 
-def _seeds(panels: Iterable[Panel]) -> str:
-    """How many runs a line is the mean of."""
+def _seeds(panels: Iterable[ShiftPanel]) -> str:
+    """Number of runs that a line is the mean of."""
     counts = [len(line.records) for panel in panels for line in panel.all]
     least, most = min(counts), max(counts)
     return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least} to {most} seeds a line"
 
 
-def _data(records: Sequence[Record]) -> str:
-    return ", ".join(dict.fromkeys(DATA.get(name := one.experiment.data.name, name) for one in records))
+def _data(records: Sequence[FinishedRun]) -> str:
+    return ", ".join(dict.fromkeys(DATA.get(name := record.experiment.data.name, name) for record in records))

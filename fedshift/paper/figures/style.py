@@ -2,44 +2,21 @@
 
 import textwrap
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedshift.report.palette import COLOURS
+from fedshift.report.style import COLOURS
+from fedshift.report.style import SMALL as SMALL
 
 COLUMN, PAGE = 3.5, 7.16  # inches: of one column, and of both with the gap between them
 SHIFTED, PLAIN, SUPERIOR, INFERIOR, UNIFORM, KMEANS = COLOURS[:6]
 EXACT, FAINT, TINT = "0.45", "0.75", "0.93"  # greys: full precision, what is only there to compare with, areas
-SMALL = 6.5
-STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
-    "legend.handlelength": 1.6,
-    "axes.linewidth": 0.5,
-    "xtick.major.width": 0.5,
-    "ytick.major.width": 0.5,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "axes.titlelocation": "left",
-    "lines.linewidth": 1.0,
-    "patch.linewidth": 0.5,
-    "mathtext.fontset": "dejavusans",
-    "savefig.dpi": 300,
-}
 
 
-class Drawn(NamedTuple):
+class DrawnFigure(NamedTuple):
     figure: Figure
     source: str  # what it was drawn from
 
@@ -49,7 +26,7 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """What it was drawn from, below everything else, in lines that fit."""
+    """Write the source of a figure below everything else, in lines that fit."""
     wide = int(20 * figure.get_figwidth())  # characters of the small size
     lines = [line for part in text.splitlines() for line in textwrap.wrap(part, wide)]
     figure.supxlabel("\n".join(lines), fontsize=SMALL, color=EXACT, x=0.01, ha="left")
@@ -58,8 +35,8 @@ def footnote(figure: Figure, text: str) -> None:
 def legend(figure: Figure, axes: Iterable[Axes]) -> None:
     """One for all panels, above them."""
     named: dict[str, Artist] = {}
-    for one in axes:
-        named |= dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
+    for panel in axes:
+        named |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     figure.legend(list(named.values()), list(named), loc="outside upper right", ncols=len(named), borderaxespad=0)
 
 

@@ -9,7 +9,7 @@ from fedshift.experiment.links import links
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.settings import Experiment
 from fedshift.models import PaperCNN
-from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, Drawn, sheet
+from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, DrawnFigure, sheet
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.writer import EXACT as AS_IT_IS
 from fedshift.wire.writer import size
@@ -49,7 +49,7 @@ class System(NamedTuple):
 
     @property
     def bytes_up(self) -> int:
-        return sum(one.clients * one.bytes for one in (self.superior, self.inferior))
+        return sum(side.clients * side.bytes for side in (self.superior, self.inferior))
 
 
 def system() -> System:
@@ -58,31 +58,31 @@ def system() -> System:
     groups, group = links(experiment)
     clients, cohort = experiment.data.clients, experiment.train.cohort
     sides = [
-        Side(cohort * int((group == i).sum()) // clients, one.uplink, size(one.uplink.codec, like))
-        for i, one in enumerate(groups)
+        Side(cohort * int((group == i).sum()) // clients, link.uplink, size(link.uplink.codec, like))
+        for i, link in enumerate(groups)
     ]
     superior, inferior = sorted(sides, key=lambda side: side.uplink.lossy)
     weights = sum(w.numel() for w in like.values())
     return System(clients, experiment.train.epochs, weights, superior, inferior, size(AS_IT_IS, like))
 
 
-def draw() -> Drawn:
-    told = system()
+def draw() -> DrawnFigure:
+    setup = system()
     figure = sheet(PAGE, PAGE * HIGH / WIDE)
     axes = figure.add_subplot()
     axes.set_axis_off()
     axes.set(xlim=(0, WIDE), ylim=(0, HIGH))
-    _clients(axes, told)
-    _server(axes, told)
-    _back(axes, told)
-    source = f"the preset paper, {told.weights:,} weights: {told.bytes_up:,} bytes up a round"
-    return Drawn(figure, source)
+    _clients(axes, setup)
+    _server(axes, setup)
+    _back(axes, setup)
+    source = f"the preset paper, {setup.weights:,} weights: {setup.bytes_up:,} bytes up a round"
+    return DrawnFigure(figure, source)
 
 
-def _clients(axes: Axes, told: System) -> None:
+def _clients(axes: Axes, setup: System) -> None:
     top, low = 30.5, 16.5
-    trains = f"train {told.epochs} epochs"
-    up, down = told.superior, told.inferior
+    trains = f"train {setup.epochs} epochs"
+    up, down = setup.superior, setup.inferior
     _box(axes, 5, top, 15.5, 7, f"{up.clients} superior clients\n{trains}", SUPERIOR)
     _box(axes, 5, low, 15.5, 7, f"{down.clients} inferior clients\n{trains}", INFERIOR)
     _box(axes, 24, low - 0.5, 15.5, 8, f"quantize Q\nK-means, {2**down.bits} codes\nfor each layer", INFERIOR)
@@ -95,13 +95,13 @@ def _clients(axes: Axes, told: System) -> None:
     axes.text(47.5, top - 3.5, "uplink", ha="center", va="center", style="italic", color=EXACT)
 
 
-def _server(axes: Axes, told: System) -> None:
+def _server(axes: Axes, setup: System) -> None:
     dashes = (0, (4, 3))
     frame = FancyBboxPatch((55.7, 6.2), 43.8, 31.4, boxstyle=ROUND, fill=False, edgecolor=EXACT, linestyle=dashes)
     axes.add_patch(frame)
     axes.text(57, 36, "server", ha="left", va="center", style="italic", color=EXACT)
     _box(axes, 57.5, 16.5, 12, 7, "dequantize\nDeQ", INFERIOR)
-    k, i, s = told.cohort, told.inferior.clients, told.superior.clients
+    k, i, s = setup.cohort, setup.inferior.clients, setup.superior.clients
     _box(axes, 74.5, 22, 24, 13.8, "", EXACT)
     axes.text(86.5, 33, f"average of {k} uploads", ha="center", va="center")
     sums = rf"$w=\frac{{1}}{{{k}}}\,(\sum_{{i=1}}^{{{i}}} DeQ(Q(w_i))+\sum_{{j=1}}^{{{s}}} w_j)$"
@@ -114,13 +114,15 @@ def _server(axes: Axes, told: System) -> None:
     _arrow(axes, (86.5, 21.8), (86.5, 17.2), EXACT)
 
 
-def _back(axes: Axes, told: System) -> None:
+def _back(axes: Axes, setup: System) -> None:
     """From the shift along the bottom and up to both groups."""
     axes.plot([86.5, 86.5, 1.5, 1.5], [7.4, 1, 1, 34], color=EXACT, linewidth=0.9, solid_joinstyle="round")
     for y in (20, 34):
         _arrow(axes, (1.5, y), (4.8, y), EXACT)
-    said = f"downlink: {told.broadcast:,} bytes to each of {told.cohort} clients, drawn anew out of {told.population}"
-    axes.text(47.5, 1.8, said, ha="center", va="bottom", color=EXACT)
+    text = (
+        f"downlink: {setup.broadcast:,} bytes to each of {setup.cohort} clients, drawn anew out of {setup.population}"
+    )
+    axes.text(47.5, 1.8, text, ha="center", va="bottom", color=EXACT)
 
 
 def _box(axes: Axes, x: float, y: float, wide: float, high: float, text: str, colour: str) -> None:

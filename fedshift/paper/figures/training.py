@@ -13,7 +13,18 @@ from fedshift.core.types import Params
 from fedshift.data.datasets import Dataset
 from fedshift.experiment.build import named_model
 from fedshift.paper.figures.network import TITLES, examples, recipe, trained, weights
-from fedshift.paper.figures.style import FAINT, KMEANS, PAGE, SMALL, UNIFORM, Drawn, footnote, legend, letter, sheet
+from fedshift.paper.figures.style import (
+    FAINT,
+    KMEANS,
+    PAGE,
+    SMALL,
+    UNIFORM,
+    DrawnFigure,
+    footnote,
+    legend,
+    letter,
+    sheet,
+)
 
 BITS, EPOCHS, BINS = 4, 4, 75
 MOST = 5_000  # examples: an epoch over all of CIFAR-10 takes minutes on a CPU
@@ -24,7 +35,7 @@ QUANTIZERS: dict[str, tuple[Quantizer, str]] = {
 }
 
 
-class Counted(NamedTuple):
+class WeightCounts(NamedTuple):
     """A layer's weights in bins, and what a quantizer makes of them."""
 
     edges: list[float]
@@ -43,7 +54,7 @@ def course(data: Dataset, epochs: int = EPOCHS, most: int = MOST) -> tuple[Param
     return weights(model), trained(model, data, index, experiment, epochs, rng.fold(key, 1))
 
 
-def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> Counted:
+def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> WeightCounts:
     """w between -reach and reach.
 
     >>> one = counted(torch.tensor([-1.0, -0.9, 0.8, 1.0]), Uniform(1), 1.0, bins=4)
@@ -53,7 +64,7 @@ def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> 
     rows = w.reshape(1, -1).float()
     decoded = quantizer.decode(*quantizer.encode(rows))
     values, counts = torch.unique(decoded, return_counts=True)
-    return Counted(
+    return WeightCounts(
         torch.linspace(-reach, reach, bins + 1).tolist(),
         torch.histc(rows, bins, -reach, reach).long().tolist(),
         dict(zip(values.tolist(), counts.tolist(), strict=True)),
@@ -63,7 +74,7 @@ def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> 
     )
 
 
-def draw() -> Drawn:
+def draw() -> DrawnFigure:
     data = examples()
     first, last = course(data)
     layer, experiment = LAYER[data.name], recipe(data)
@@ -72,8 +83,8 @@ def draw() -> Drawn:
     reach = 1.02 * max(float(params[layer].abs().max()) for params in (first, last))
     for row, (name, (quantizer, colour)) in enumerate(QUANTIZERS.items()):
         for column, (params, epoch) in enumerate(((first, "epoch 0, as initialised"), (last, f"epoch {EPOCHS}"))):
-            one = counted(params[layer], quantizer, reach)
-            _panel(axes[row, column], one, name, colour)
+            counts = counted(params[layer], quantizer, reach)
+            _panel(axes[row, column], counts, name, colour)
             letter(axes[row, column], "abcd"[2 * row + column], f"{name}, {BITS} bits, {epoch}")
     for one_axes in axes[:, 0]:
         one_axes.set_ylabel("number of weights")
@@ -86,16 +97,18 @@ def draw() -> Drawn:
         f"batch {experiment.train.batch}, lr {experiment.train.lr:g}, momentum {experiment.train.momentum:g}"
     )
     footnote(figure, source)
-    return Drawn(figure, source)
+    return DrawnFigure(figure, source)
 
 
-def _panel(axes: Axes, one: Counted, name: str, colour: str) -> None:
+def _panel(axes: Axes, weights: WeightCounts, name: str, colour: str) -> None:
     """On a logarithmic scale: a code stands for the weights of many bins."""
-    axes.stairs(one.before, one.edges, fill=True, color=FAINT, label="32 bits: in a bin")
-    values, counts = list(one.after), list(one.after.values())
+    axes.stairs(weights.before, weights.edges, fill=True, color=FAINT, label="32 bits: in a bin")
+    values, counts = list(weights.after), list(weights.after.values())
     axes.vlines(values, 0.5, counts, color=colour, linewidth=1.4)
     axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}: at a code")
     axes.set_yscale("log")
     axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 1.2))
-    told = f"error {100 * one.error:.1f} %, mean {one.mean:.4f}, spread {one.spread:.3f}".replace("-", "\N{MINUS SIGN}")
-    axes.text(1, 0.98, told, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)
+    text = f"error {100 * weights.error:.1f} %, mean {weights.mean:.4f}, spread {weights.spread:.3f}".replace(
+        "-", "\N{MINUS SIGN}"
+    )
+    axes.text(1, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

@@ -7,7 +7,7 @@ import pytest
 from fedshift.cli.paper_figures import runs
 from fedshift.core.files import RunError
 from fedshift.paper.figures import curves, predictions
-from fedshift.paper.figures.ratios import ratios
+from fedshift.paper.figures.fence import ratios
 from fedshift.paper.figures.records import Source
 from tests.report.written import settings, write
 from tests.runs import fedshift
@@ -32,7 +32,7 @@ def test_scores_of_different_kinds_do_not_share_an_axis(tmp_path: Path) -> None:
     write(tmp_path / "a", settings())
     write(tmp_path / "b", settings(train={"metric": "mine:gain"}), 7.0)
     with pytest.raises(RunError, match=r"scored by accuracy and by metric\.gain; figure 7 has one upright axis"):
-        curves.draw(source(tmp_path))
+        curves.draw_accuracy(source(tmp_path))
 
 
 def test_the_rounds_that_shares_are_the_mean_of_are_the_evaluated_ones(tmp_path: Path) -> None:

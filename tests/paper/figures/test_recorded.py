@@ -11,12 +11,11 @@ from fedshift.algorithms import shorter
 from fedshift.core.files import RunError
 from fedshift.paper.experiments import dirichlet, mixed
 from fedshift.paper.figures import fence, predictions
-from fedshift.paper.figures.curves import across, score
-from fedshift.paper.figures.ratios import Means, means, ratios, spread, taken
+from fedshift.paper.figures.curves import across, curve, score
+from fedshift.paper.figures.fence import LayerMeans, means, ratios, spread, taken
 from fedshift.paper.figures.records import Source, found, panels
-from fedshift.paper.figures.rounds import curve
 from fedshift.paper.publish import publish
-from fedshift.paper.records import Record
+from fedshift.paper.records import FinishedRun
 from tests.paper.written import write
 from tests.report.written import settings
 from tests.report.written import write as write_record
@@ -56,7 +55,7 @@ def test_steps_of_a_real_run_lie_on_the_curve() -> None:
 def test_ratios_of_a_record_say_what_the_run_said(ran: Path) -> None:
     """The run compared the means itself, in full precision, when it aggregated."""
     for folder in sorted(ran.iterdir()):
-        record = Record(folder)
+        record = FinishedRun(folder)
         for layer in record.layers("shorter"):
             told = [one.shorter for one in means(record, layer)]
             assert told == [bool(x) for x in record.column(f"shorter.{layer}")[1:]]
@@ -64,9 +63,9 @@ def test_ratios_of_a_record_say_what_the_run_said(ran: Path) -> None:
 
 def test_a_published_record_has_the_same_ratios(ran: Path, tmp_path: Path) -> None:
     """It has no mean before the shift; three digits of the mean after it tell."""
-    own = Record(ran / "shift-True")
+    own = FinishedRun(ran / "shift-True")
     place, _ = publish(own.folder, tmp_path)
-    for a, b in zip(means(own, "fc1.weight"), means(Record(place), "fc1.weight"), strict=True):
+    for a, b in zip(means(own, "fc1.weight"), means(FinishedRun(place), "fc1.weight"), strict=True):
         assert b.ratio == pytest.approx(a.ratio, rel=0.02)
         assert b.share == a.share == 0.5
 
@@ -74,7 +73,7 @@ def test_a_published_record_has_the_same_ratios(ran: Path, tmp_path: Path) -> No
 def test_the_share_taken_is_capped_and_ramped_as_the_rule_does(tmp_path: Path) -> None:
     said = {"shift": {"max_share": 0.4, "warmup": 4}, "train": {"selection": "stratified"}}
     go(small(FEDAVG, said), tmp_path / "run")
-    record = Record(tmp_path / "run")
+    record = FinishedRun(tmp_path / "run")
     assert [taken(record, t, 0.5) for t in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
     assert means(record, "fc1.weight")[0].share == pytest.approx(0.2)
 
@@ -85,7 +84,7 @@ def test_a_panel_says_how_many_rounds_lie_outside(ran: Path) -> None:
     assert (told.share, told.layers) == (0.5, ["fc1.weight", "fc2.weight"])
     assert list(told.lines) == ["without shift", "with shift"]
     with pytest.raises(RunError, match="three rounds or more"):
-        spread([Means(0.5, 1.0, 1.0)])
+        spread([LayerMeans(0.5, 1.0, 1.0)])
 
 
 def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
@@ -193,5 +192,5 @@ def test_labels_are_parted_by_parity_in_the_main_partition_only(tmp_path: Path) 
         (mixed("fedavg", 32, False), False),
         (dirichlet("kmeans", 0.1, 4, True), False),
     ):
-        record = Record(write(tmp_path, cell))
+        record = FinishedRun(write(tmp_path, cell))
         assert predictions.split_by_parity(record.experiment) is parted

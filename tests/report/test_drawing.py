@@ -10,9 +10,8 @@ import pytest
 
 from fedshift.core.files import RunError
 from fedshift.experiment.toml import SettingsError
-from fedshift.report.bars import GREY
 from fedshift.report.charts import Report
-from fedshift.report.drawn import charts, draw, figure
+from fedshift.report.drawing import INK, charts, draw, figure
 from fedshift.report.gather import gather
 from tests.report.written import settings, write, write_histograms
 
@@ -56,7 +55,7 @@ def test_both_rules_of_the_shift_are_told_apart_on_paper(tmp_path: Path) -> None
     marks = [
         (one.get_label(), one.get_marker(), one.get_markerfacecolor()) for one in drawn["final"].legends[0].get_lines()
     ]
-    assert marks == [("no shift", "o", "white"), ("shift per layer", "D", GREY), ("shift per filter", "o", GREY)]
+    assert marks == [("no shift", "o", "white"), ("shift per layer", "D", INK), ("shift per filter", "o", INK)]
 
 
 def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:

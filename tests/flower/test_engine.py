@@ -55,13 +55,13 @@ def test_the_memory_of_clients_stays_on_their_nodes() -> None:
     assert sum(sizes) == sum(sum(outcome.bytes_up) for outcome in outcomes)  # nothing but frames came back
     for client in range(12):
         kept = run.memory.get(client)
-        held = [
+        memories = [
             key for key in grid.contexts[grid.node_of(client % 5)].state if key.startswith(f"fedshift/client-{client}/")
         ]
-        assert set(kept) == ({ROUND} if held else set())
-        if held:
-            assert str(int(kept[ROUND])) in {key.rpartition("/")[2] for key in held}
-            assert len(held) <= 2  # of the last round, and one the server may resume from
+        assert set(kept) == ({ROUND} if memories else set())
+        if memories:
+            assert str(int(kept[ROUND])) in {key.rpartition("/")[2] for key in memories}
+            assert len(memories) <= 2  # of the last round, and one the server may resume from
 
 
 def test_requests_share_their_arrays_and_contain_no_memory() -> None:

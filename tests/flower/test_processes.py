@@ -14,7 +14,7 @@ from fedshift.flower.app.processes import Process, ProcessError, answers, descen
 from tests.flower.left import alive
 from tests.runs import linux
 
-# one child that waits, a grandchild without a parent, and one in a session of its own
+# one child that waits, a grandchild without a parent, and one in a separate session
 FAMILY = "(sleep 1000 &) ; setsid sleep 1000 & echo here; sleep 1000"
 
 

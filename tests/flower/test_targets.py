@@ -158,9 +158,9 @@ def test_the_shift_of_what_is_chosen_is_that_of_the_rule() -> None:
 def test_the_log_names_what_is_shifted_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "flwr.fedshift"):
         run(FedShift(FedAvg(**ALL), tensors=["one.*"]), [QuantizeMod(4)], rounds=3)
-    said = [record.getMessage() for record in caplog.records if "hift" in record.getMessage()]
-    assert sum("Tensors to shift: one.weight, one.bias" in sentence for sentence in said) == 1
-    assert sum("shifted tensors: one.weight, one.bias" in sentence for sentence in said) == 1
+    messages = [record.getMessage() for record in caplog.records if "hift" in record.getMessage()]
+    assert sum("Tensors to shift: one.weight, one.bias" in sentence for sentence in messages) == 1
+    assert sum("shifted tensors: one.weight, one.bias" in sentence for sentence in messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class QuantizeMod:
             {n: e for n, e in errors.items() if n in w},
             self.coded(w),
             number=info.number,
-            examples=whole(metrics.get("num-examples")),
+            examples=example_count(metrics.get("num-examples")),
             key=self.key(context, info.number) if uplink.codec.quantizer.random else None,
             reset=lost,
         )
@@ -237,6 +237,6 @@ def as_bits(where: str, bits: object) -> int:
     return bits
 
 
-def whole(examples: object) -> int:
+def example_count(examples: object) -> int:
     """Number of examples for the frame's header, from a metric; 0 if it is not a valid number."""
     return int(examples) if isinstance(examples, int | float) and 0 <= examples < 1 << 63 else 0

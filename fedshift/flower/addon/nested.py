@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.core.types import Params
 from fedshift.flower.addon.arrays import only
-from fedshift.flower.addon.replies import HEAVIEST, Distance
+from fedshift.flower.addon.replies import MAX_WEIGHT, Distance
 from fedshift.flower.addon.scaffold import Scaffold
 
 
@@ -83,8 +83,8 @@ def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Dis
 def _usable_loss(key: str) -> Callable[[Message], dict[str, Distance]]:
     def check(reply: Message) -> dict[str, Distance]:
         loss = only(reply, MetricRecord)[1].get(key)
-        if isinstance(loss, list | None) or not (math.isfinite(loss) and 0 <= loss <= HEAVIEST):
-            allowed = f"must be between 0 and {HEAVIEST:g}"
+        if isinstance(loss, list | None) or not (math.isfinite(loss) and 0 <= loss <= MAX_WEIGHT):
+            allowed = f"must be between 0 and {MAX_WEIGHT:g}"
             raise ValueError(f"{key}={loss!r}: the strategy weights uploads by this loss, which {allowed}")
         return {}
 

@@ -22,8 +22,8 @@ from fedshift.wire.frame import Header, WireError
 from fedshift.wire.writer import header
 
 RAISED = "Exception ClientAppException occurred. Message:"  # Flower's prefix for the message of an exception
-LONGEST = 500  # maximum number of characters of a reason
-HEAVIEST = 1e18  # maximum weight of a reply
+MAX_REASON = 500  # maximum number of characters of a reason
+MAX_WEIGHT = 1e18  # maximum weight of a reply
 LOSS = 0.1  # error of a coarse codec, relative to the norm of the weights; see `update_floor`
 SPREAD = 8.0  # distance of running statistics of honest nodes, relative to their norm
 UPDATE, BUFFER_UPDATE = "update", "buffer update"
@@ -155,8 +155,8 @@ def weight_of(reply: Message, key: str | None) -> float:
     weight = metrics.get(key)
     if weight is None:
         raise ValueError(f"its metrics contain no '{key}', which is the weight of the reply")
-    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= HEAVIEST):
-        raise ValueError(f"{key}={weight!r}: a weight must be a single number from 0 to {HEAVIEST:g}")
+    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= MAX_WEIGHT):
+        raise ValueError(f"{key}={weight!r}: a weight must be a single number from 0 to {MAX_WEIGHT:g}")
     return float(weight)
 
 
@@ -274,7 +274,7 @@ def substitute(usable: Iterable[Usable], params: Params) -> None:
         upload.message.content[name] = ArrayRecord({**record, **to_record(params)})
 
 
-def longest(usable: Sequence[Usable]) -> str:
+def largest_update(usable: Sequence[Usable]) -> str:
     """Return a clause for an error message that names the node with the largest update."""
     norms = {upload.node: upload.distances[UPDATE].norm for upload in usable}
     node = max(norms, key=lambda node: norms[node])
@@ -287,7 +287,7 @@ def brief(problem: object) -> str:
     For an exception in a ClientApp, Flower sends the class, in a simulation the traceback, and then the message.
     """
     _, raised, text = str(problem).rpartition(RAISED)
-    short = " ".join(text.removesuffix("'>")[:LONGEST].split()) if raised else " ".join(text[:LONGEST].split())
+    short = " ".join(text.removesuffix("'>")[:MAX_REASON].split()) if raised else " ".join(text[:MAX_REASON].split())
     return printable(short)
 
 

@@ -95,7 +95,9 @@ def travel_of(metrics: Mapping[str, Any]) -> Tensor:
     """Return the metric `travel`: the distance that a unit gradient would have moved the client."""
     travel = metrics.get("travel")
     if isinstance(travel, bool) or not isinstance(travel, int | float) or not 1e-12 <= travel <= 1e12:
-        raise ValueError(f"travel={travel!r}: the metrics must contain the sum of the steps' learning rates")
+        raise ValueError(
+            f"travel={travel!r}: the metrics must contain the sum of the steps' learning rates, 1e-12 to 1e12"
+        )
     return torch.tensor(float(travel))
 
 

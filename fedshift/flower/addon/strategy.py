@@ -33,7 +33,7 @@ from fedshift.flower.addon.replies import (
     Sorted,
     Usable,
     evaluated,
-    longest,
+    largest_update,
     medians,
     opened,
     sort_out,
@@ -198,7 +198,7 @@ class FedShift(Strategy):
             arrays = nested.integers_restored(arrays, self.dtypes, {} if private else integers)
             arrays = self._shift(arrays, server_round, share, len(usable), changed_names)
             if broken := nested.not_finite(self.chain, arrays):
-                why = f"{broken} is NaN or infinite{longest(usable)}"
+                why = f"{broken} is NaN or infinite{largest_update(usable)}"
                 LOG.error("round %d: %s; the round is skipped", server_round, why)
                 nested.restore(self.chain, before)
                 arrays, share = None, 0.0

@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 from fedshift.flower.addon.replies import brief
 from fedshift.flower.addon.seeded import ABOUT, WHO
 
-EVERY = 30.0  # seconds between progress messages while waiting
-ASK = 60.0  # seconds for a node to report its partition
-MOST = 1_000_000  # maximum number of partitions
+REPORT_INTERVAL = 30.0  # seconds between progress messages while waiting
+QUERY_TIMEOUT = 60.0  # seconds for a node to report its partition
+MAX_PARTITIONS = 1_000_000  # maximum number of partitions
 
 
 class Outbox:
@@ -26,7 +26,7 @@ class Outbox:
         self.grid, self.began, self.timeout = grid, time.monotonic(), timeout
         pushed = {message_id for message_id in grid.push_messages(list(messages)) if message_id} if messages else set()
         ids = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        self.open = {message_id: node for message_id, node in ids.items() if message_id in pushed}  # accepted ones
+        self.open = {message_id: node for message_id, node in ids.items() if message_id in pushed}  # not yet answered
         self.replies: dict[int, Message] = {}
 
     def reply(self, node: int) -> Message | None:
@@ -62,7 +62,7 @@ class Nodes:
                 raise ConnectionError(
                     f"{self._missing(at)} after {self.wait:g} s; the run starts when all nodes are connected"
                 )
-            if now - reported > EVERY:
+            if now - reported > REPORT_INTERVAL:
                 reported = now
                 self.tell(f"waiting for nodes: {self._missing(at)}")
             time.sleep(min(1.0, self.wait / 20))
@@ -72,15 +72,14 @@ class Nodes:
         """Return partition -> node of the connected nodes; new nodes are asked for their partition."""
         connected = dict.fromkeys(self.grid.get_node_ids())
         self.parts = {node: part for node, part in self.parts.items() if node in connected}
-        self.invalid = {
-            node: why for node, why in self.invalid.items() if node in connected
-        }  # it may be fixed when it reconnects
+        # an ignored node that disconnects may be fixed when it returns
+        self.invalid = {node: why for node, why in self.invalid.items() if node in connected}
         self._ask([node for node in connected if node not in self.parts and node not in self.invalid])
         return {part: node for node, part in self.parts.items() if part < self.partitions}  # the newer one of two
 
     def _ask(self, nodes: Iterable[int]) -> None:
         messages = [Message(RecordDict(), node, f"query.{WHO}") for node in nodes]
-        outbox = Outbox(self.grid, messages, min(ASK, self.wait))
+        outbox = Outbox(self.grid, messages, min(QUERY_TIMEOUT, self.wait))
         self.silent.clear()
         for message in messages:
             node = message.metadata.dst_node_id
@@ -94,8 +93,9 @@ class Nodes:
             except (KeyError, ValueError, TypeError):
                 self.invalid[node] = "its node config contains no partition-id and num-partitions"
                 continue
-            if not 0 <= part < partitions <= MOST or partitions != (self.partitions or partitions):
-                self.invalid[node] = f"it reports partition {part} of {partitions}"
+            if not 0 <= part < partitions <= MAX_PARTITIONS or partitions != (self.partitions or partitions):
+                rule = "partition-id must be below num-partitions, which must be equal on all nodes"
+                self.invalid[node] = f"it reports partition {part} of {partitions}; {rule}"
                 continue
             self.partitions = partitions
             self.parts[node] = part

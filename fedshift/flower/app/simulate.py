@@ -21,7 +21,7 @@ from fedshift.runs.record import finished
 from fedshift.runs.run import cores_here
 
 NODES = "nodes"  # in the run's folder: memories of clients, until the run is finished
-POLL, DOUBT = 0.05, 10.0  # seconds between reads of the events, and without events before the run's status is queried
+POLL, SILENCE = 0.05, 10.0  # seconds between reads of the events, and without events before the run's status is queried
 KINDS = (SettingsError, RunError, DivergedError, TrainingError, DataError, ConnectionError)
 ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in KINDS}
 PYPROJECT = """\
@@ -101,12 +101,12 @@ def write_app(folder: Path) -> Path:
 
 
 def _follow(link: SuperLink, run: str, channel: Channel, should_stop: Callable[[], bool]) -> Iterator[Event]:
-    last, doubt, over = time.monotonic(), DOUBT, False
+    last, silence, over = time.monotonic(), SILENCE, False
     while True:
-        if time.monotonic() - last > doubt:  # rarely: a query takes one second of CPU time
-            over, doubt = link.status(run).startswith("finished"), 2 * doubt
+        if time.monotonic() - last > silence:  # rarely: a query takes one second of CPU time
+            over, silence = link.status(run).startswith("finished"), 2 * silence
         for event in channel.receive():
-            last, doubt = time.monotonic(), DOUBT
+            last, silence = time.monotonic(), SILENCE
             if event.kind == "failed":
                 kind, _, sentence = event.text.partition(": ")
                 raise ERRORS[kind](sentence) if kind in ERRORS else RunError(_ended(link, run, event.text))

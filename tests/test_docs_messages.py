@@ -24,7 +24,7 @@ ELSEWHERE = (  # what needs a device, a network or a full disk; other tests have
     "No space left on device",
     "OutOfMemoryError",
     "runs failed",
-    "under secure aggregation",
+    "with secure aggregation",
 )
 MODELS = """
 from torch import nn
@@ -179,7 +179,7 @@ def test_messages_of_flower_are_those_of_the_table() -> None:
         ends(FedShift(plain), [mod], fine, {"loss": 1.0}),
         ends(FedShift(plain), [], torch.ones(20, 21), heavy),
         ends(FedShift(plain), [], fine / 0, heavy),
-        message(lambda: mod.told({}), ValueError),
+        message(lambda: mod.round_info({}), ValueError),
         message(lambda: QuantizeMod("leen"), ValueError),
         frames(),
     ]

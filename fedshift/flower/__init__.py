@@ -1,4 +1,4 @@
-"""fedshift on Flower: five lines in an app that exists, or an app made of an experiment.
+"""fedshift on Flower: an add-on for existing apps, and experiments as Flower apps.
 
 from fedshift.flower import FedShift, QuantizeMod
 

@@ -1,4 +1,4 @@
-"""A small Flower app: a model of two layers, and clients that move it in directions of their own."""
+"""A small Flower app: a model of two layers, and clients that move it in different directions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Train = Callable[[Params, int, Context], tuple[Params, dict[str, Any]]]
 
 
 def model(*, counter: bool = False) -> ArrayRecord:
-    """Weights of both signs with a mean that is not zero, biases, and perhaps an integer."""
+    """Weights of both signs with a nonzero mean, biases, and optionally an integer."""
     generator = torch.Generator().manual_seed(7)
     params = {
         "one.weight": torch.randn(8, 5, generator=generator) + 0.3,
@@ -27,13 +27,13 @@ def model(*, counter: bool = False) -> ArrayRecord:
 
 
 def moved(start: Params, client: int, context: Context) -> tuple[Params, dict[str, Any]]:
-    """A tenth of the way to a model of the client's own; so many examples; the loss on the way."""
+    """Move a tenth of the way to a random model of the client; return it with number of examples and loss."""
     generator = torch.Generator().manual_seed(client)
-    own = {
+    trained = {
         name: w + 0.1 * (torch.randn(w.shape, generator=generator) - w) if w.is_floating_point() else w + 1
         for name, w in start.items()
     }
-    return own, {"num-examples": 10 + client, "train_loss": 1.0 + client}
+    return trained, {"num-examples": 10 + client, "train_loss": 1.0 + client}
 
 
 def client_app(mods: Sequence[Any] = (), train: Train = moved) -> ClientApp:
@@ -63,11 +63,11 @@ def run(
     start: ArrayRecord | None = None,
     **options: Any,
 ) -> Result:
-    """Train on a grid in this process, with the same nodes every time."""
+    """Train on a grid in this process, with the same nodes in every call."""
     grid = LocalGrid(client_app(mods, train), nodes, seed=1, **options)
     return strategy.start(grid, start or model(), num_rounds=rounds)
 
 
-def same(one: ArrayRecord, other: ArrayRecord) -> bool:
-    """To the bit."""
-    return {name: array.data for name, array in one.items()} == {name: array.data for name, array in other.items()}
+def same(first: ArrayRecord, other: ArrayRecord) -> bool:
+    """True if two records are bit-identical."""
+    return {name: array.data for name, array in first.items()} == {name: array.data for name, array in other.items()}

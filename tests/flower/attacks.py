@@ -1,4 +1,4 @@
-"""What a hostile node may send, and a training with one."""
+"""Replies of a hostile node, and training with one."""
 
 import random
 import struct
@@ -16,7 +16,7 @@ from fedshift.flower.addon.arrays import KEY, enclose, to_params
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model
 
-BAD = 3  # the partition of the node that sends something else
+BAD = 3  # partition of the hostile node
 Edit = Callable[[RecordDict], None]
 
 
@@ -29,7 +29,7 @@ def frame(edit: Callable[[bytes], bytes]) -> Edit:
 
 
 def arrays(edit: Callable[[dict[str, Array]], dict[str, Array]]) -> Edit:
-    """Plain arrays in place of a frame."""
+    """Plain arrays instead of a frame."""
 
     def change(content: RecordDict) -> None:
         content["arrays"] = ArrayRecord(edit(dict(model())))
@@ -38,7 +38,7 @@ def arrays(edit: Callable[[dict[str, Array]], dict[str, Array]]) -> Edit:
 
 
 def params(edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], **header: Any) -> Edit:
-    """A frame that is right in itself, of something else."""
+    """A valid frame with other content."""
 
     def change(content: RecordDict) -> None:
         packed = pack(Codec(Identity()), edit(to_params(model())), **({"base": 1} | header))
@@ -73,11 +73,11 @@ def raw(x: Any) -> Array:
 
 
 def headed(text: bytes) -> Array:
-    """An array whose header is anything: numpy's own reader fails on these in as many ways."""
+    """An array with an arbitrary header; NumPy's reader fails on these in different ways."""
     return Array("float32", (8,), "numpy.ndarray", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
 
 
-def one(array: Array) -> Edit:
+def bias(array: Array) -> Edit:
     return arrays(lambda w: w | {"one.bias": array})
 
 
@@ -95,39 +95,39 @@ ATTACKS: dict[str, tuple[Edit, str]] = {
     "another version": (frame(lambda data: data[:4] + b"\x02\x00" + data[6:]), "version 2"),
     "no version": (frame(lambda data: b"GARB" + data[4:]), "begins with"),
     "oversized": (frame(lambda data: data + bytes(10_000_000)), "bytes, but"),
-    "another round": (params(lambda w: w, base=7), "of round 7, not 1"),
+    "another round": (params(lambda w: w, base=7), "belongs to round 7, not 1"),
     "wrong shape": (params(lambda w: w | {"one.weight": torch.zeros(5, 8)}), "shape"),
     "wrong dtype": (params(lambda w: w | {"one.bias": torch.zeros(8, dtype=torch.int64)}), "dtype"),
     "one tensor more": (params(lambda w: w | {"more": torch.zeros(1)}), "4 tensors, the model 3"),
     "another tensor": (params(lambda w: {"more": w["one.bias"]}), r"unexpected \['more'\]"),
-    "plain, NaN": (arrays(lambda w: w | {"one.bias": raw([np.nan] * 8)}), "one.bias: holds NaN or infinity"),
+    "plain, NaN": (arrays(lambda w: w | {"one.bias": raw([np.nan] * 8)}), "one.bias: contains NaN or infinity"),
     "plain, infinite": (arrays(lambda w: w | {"one.bias": raw([np.inf] * 8)}), "NaN or infinity"),
-    "plain, wrong shape": (arrays(lambda w: w | {"one.bias": raw(np.zeros(9))}), r"\(9,\) where float32 \(8,\)"),
+    "plain, wrong shape": (arrays(lambda w: w | {"one.bias": raw(np.zeros(9))}), r"\(9,\) instead of float32 \(8,\)"),
     "plain, wrong dtype": (arrays(lambda w: w | {"one.bias": Array(np.zeros(8, np.int32))}), "int32"),
     "plain, one more": (arrays(lambda w: w | {"more": raw([1.0])}), r"unexpected \['more'\]"),
     "plain, garbage": (
         arrays(lambda w: w | {"one.bias": Array("float32", (8,), "numpy.ndarray", b"garbage")}),
         "one.bias",
     ),
-    **{f"plain, header {i}": (one(headed(text)), "such an array") for i, text in enumerate(HEADERS)},
+    **{f"plain, header {i}": (bias(headed(text)), "bytes are not a NumPy array") for i, text in enumerate(HEADERS)},
     "plain, truncated": (
         arrays(lambda w: w | {"one.bias": Array("float32", (8,), "numpy.ndarray", w["one.bias"].data[:-3])}),
-        "bytes are not those of such an array",
+        "bytes are not a NumPy array of type float32",
     ),
     "plain, pickled": (
         arrays(lambda w: w | {"one.bias": Array("object", (8,), "numpy.ndarray", pickled())}),
         "object",
     ),
     "plain, other type": (arrays(lambda w: w | {"one.bias": Array("float32", (8,), "magic", b"")}), "magic"),
-    "no arrays": (drop("arrays"), "holds 0 records of type ArrayRecord"),
-    "two arrays": (put("more", ArrayRecord()), "holds 2 records of type ArrayRecord"),
-    "no metrics": (drop("metrics"), "holds 0 records of type MetricRecord"),
+    "no arrays": (drop("arrays"), "contains 0 records of type ArrayRecord"),
+    "two arrays": (put("more", ArrayRecord()), "contains 2 records of type ArrayRecord"),
+    "no metrics": (drop("metrics"), "contains 0 records of type MetricRecord"),
     "no weight": (metrics({"train_loss": 1.0}), "no 'num-examples'"),
     "a weight of NaN": (metrics({"num-examples": float("nan"), "train_loss": 1.0}), "num-examples=nan"),
     "a weight below zero": (metrics({"num-examples": -5, "train_loss": 1.0}), "num-examples=-5"),
-    "a list of weights": (metrics({"num-examples": [1, 2], "train_loss": 1.0}), "must be one number"),
-    "other metrics": (metrics({"num-examples": 3, "loss": 1.0}), "not those that most nodes sent"),
-    "a list of losses": (metrics({"num-examples": 3, "train_loss": [1.0, 2.0]}), "not those that most nodes sent"),
+    "a list of weights": (metrics({"num-examples": [1, 2], "train_loss": 1.0}), "must be a single number"),
+    "other metrics": (metrics({"num-examples": 3, "loss": 1.0}), "differ from those of most nodes"),
+    "a list of losses": (metrics({"num-examples": 3, "train_loss": [1.0, 2.0]}), "differ from those of most nodes"),
 }
 
 
@@ -140,15 +140,15 @@ def pickled() -> bytes:
 
 
 class Hostile:
-    """What happens on the way from one node to the server."""
+    """Attack on the replies of one node."""
 
     def __init__(self, attack: Callable[[Message], Message | None], kind: str = "train") -> None:
         self.attack, self.kind = attack, kind
         self.node = 0
 
     def __call__(self, reply: Message) -> Message | None:
-        mine = reply.metadata.src_node_id == self.node and reply.metadata.message_type == self.kind
-        return self.attack(reply) if mine and reply.has_content() else reply
+        hostile = reply.metadata.src_node_id == self.node and reply.metadata.message_type == self.kind
+        return self.attack(reply) if hostile and reply.has_content() else reply
 
 
 def edited(edit: Edit) -> Callable[[Message], Message]:
@@ -172,7 +172,7 @@ def survivors(strategy: Any, hostile: Hostile | None, rounds: int = 2) -> ArrayR
 
 
 def in_order(grid: LocalGrid) -> None:
-    """So that the sums of two grids are made in the same order."""
+    """Sort nodes by partition, so that two grids add up uploads in the same order."""
     numbers = {context.node_config["partition-id"]: node for node, context in grid.contexts.items()}
     grid.contexts = {numbers[i]: grid.contexts[numbers[i]] for i in sorted(numbers)}
 

@@ -1,4 +1,4 @@
-"""For all tests of Flower."""
+"""Fixtures for all tests of Flower."""
 
 import gc
 import random
@@ -9,12 +9,12 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _old_objects_stay() -> None:
-    """Some strategies of Flower's collect garbage after every array, which would look through all that was imported."""
+    """Exclude imported objects from garbage collection, which some strategies of Flower run after every array."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
-    """Flower draws nodes and noise from generators that nobody seeds."""
+    """Seed the generators from which Flower draws nodes and noise."""
     random.seed(3)
     np.random.seed(3)

@@ -19,13 +19,13 @@ from tests.flower.trial import client, server
 
 CONFIG: dict[str, Any] = {
     "num-server-rounds": 3,
-    "nodes": 3,  # as many as have to be there
+    "nodes": 3,  # minimum number of nodes
     "timeout": 600.0,
     "out": "",
     "checkpoint": False,
     "pack": False,
     "error-feedback": False,
-    "lean": False,  # the uplink of that name, instead of 4 bits
+    "lean": False,  # uplink "lean" instead of 4 bits
     "state-dir": "",
     "hostile": False,
     "wait-in": 0,
@@ -34,15 +34,15 @@ CONFIG: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Learnt:
+class Result:
     model: bytes
     rounds: list[dict[str, Any]]
 
 
 def write_app(folder: Path) -> Path:
-    """The folder with the app in it, as `flwr run` wants it."""
+    """Write the app into a folder for `flwr run`; return the folder."""
     shutil.copytree(Path(trial.__file__).parent, folder / "trial", ignore=shutil.ignore_patterns("__pycache__"))
-    about = {
+    project = {
         "project": {"name": "trial", "version": "0.1.0", "dependencies": []},
         "tool": {
             "flwr": {
@@ -54,12 +54,12 @@ def write_app(folder: Path) -> Path:
             }
         },
     }
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(about))
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project))
     return folder
 
 
-def learnt(out: Path) -> Learnt:
-    return Learnt((out / "model.safetensors").read_bytes(), json.loads((out / "rounds.json").read_text()))
+def result_in(out: Path) -> Result:
+    return Result((out / "model.safetensors").read_bytes(), json.loads((out / "rounds.json").read_text()))
 
 
 def reference(
@@ -68,8 +68,8 @@ def reference(
     config: Mapping[str, Any],
     lost: Callable[[int, int], bool] = lambda partition, number: False,
     forgets: tuple[int, int] = (-1, 0),
-) -> Learnt:
-    """What is learnt when uploads are lost, by partition and round, and one node forgets all after a round."""
+) -> Result:
+    """Result in one process, with `lost` uploads, and a node that loses its memory after a round."""
     out.mkdir()
 
     def tamper(reply: Message) -> Message | None:
@@ -86,7 +86,7 @@ def reference(
     settings = {**CONFIG, **config, **quiet, "out": str(out)}
     grid = LocalGrid(client.app, nodes, settings, seed=1, tamper=tamper)
     server.run(grid, settings)
-    return learnt(out)
+    return result_in(out)
 
 
 class Trial:
@@ -99,11 +99,11 @@ class Trial:
         self.start()
 
     def start(self) -> None:
-        """Also again: it goes on from its checkpoint."""
+        """Start the run; a second call resumes it from its checkpoint."""
         self.run = self.deployment.run(self.app, self.config)
 
     def until(self, *names: str, timeout: float = 600.0) -> None:
-        """Until the app says that it is so far."""
+        """Wait until the app has created these files."""
         deadline = time.monotonic() + timeout
         while not all((self.out / name).exists() for name in names):
             assert time.monotonic() < deadline, f"{names} did not happen:\n{self.deployment.superlink.log(self.run)}"
@@ -112,8 +112,8 @@ class Trial:
     def go(self) -> None:
         (self.out / "go").touch()
 
-    def end(self, timeout: float = 900.0) -> tuple[Learnt, str]:
-        """What was learnt, and the log."""
+    def end(self, timeout: float = 900.0) -> tuple[Result, str]:
+        """Wait for the end; return the result and the log."""
         status, log = self.deployment.wait(self.run, timeout)
         assert status == "finished:completed", log
-        return learnt(self.out), log
+        return result_in(self.out), log

@@ -1,4 +1,4 @@
-"""Experiments on a grid in this process, and what the same comes to without Flower."""
+"""Experiments on a grid in this process, and the same without Flower."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +17,18 @@ from tests.federations import points
 DATA = points()
 
 
-def own(model: nn.Module | None = None, data: Dataset = DATA) -> dict[str, Any]:
+def objects(model: nn.Module | None = None, data: Dataset = DATA) -> dict[str, Any]:
     return {"model": model, "data": data, "loss": None, "metric": None}
 
 
 def grid_of(
-    experiment: Experiment, nodes: int = 12, model: nn.Module | None = None, state_dir: Path | None = None, **more: Any
+    experiment: Experiment,
+    nodes: int = 12,
+    model: nn.Module | None = None,
+    state_dir: Path | None = None,
+    **options: Any,
 ) -> LocalGrid:
-    return LocalGrid(client_app(experiment, **own(model), state_dir=state_dir), nodes, **more)
+    return LocalGrid(client_app(experiment, **objects(model), state_dir=state_dir), nodes, **options)
 
 
 def on_flower(
@@ -36,13 +40,13 @@ def on_flower(
     tell: Callable[[str], None] = lambda sentence: None,
     **limits: float,
 ) -> Run:
-    return begin(experiment, out, grid or grid_of(experiment, model=model), own(model), tell=tell, **limits)
+    return begin(experiment, out, grid or grid_of(experiment, model=model), objects(model), tell=tell, **limits)
 
 
 def in_process(experiment: Experiment, out: Path | None = None, model: nn.Module | None = None) -> Run:
-    return Run(experiment, out, **own(model))
+    return Run(experiment, out, **objects(model))
 
 
 def plain(outcomes: list[Outcome]) -> list[Outcome]:
-    """Without times."""
+    """Outcomes without times."""
     return [outcome._replace(seconds={}, uplink_seconds=None) for outcome in outcomes]

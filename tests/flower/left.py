@@ -1,11 +1,11 @@
-"""What is left of processes."""
+"""Processes that are still running."""
 
 from contextlib import suppress
 from pathlib import Path
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those that are running; a zombie is gone, whether anybody asks after it or not."""
+    """Return the processes that are running; zombies do not count."""
     left = []
     for pid in pids:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`fedshift bench flower`: both sides of its ratio do the same work, and its relay counts what passes."""
+"""`fedshift bench flower`: both sides of its ratio do the same work, and its relay counts the bytes."""
 
 import json
 import socket
@@ -83,14 +83,14 @@ def test_quick_bench_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "said"),
+    ("package", "message"),
     [
         ("flwr", "fedshift.flower needs flwr: pip install 'flwr[simulation]>=1.41,<1.43'"),
         ("trustme", "a deployment needs trustme: pip install 'trustme>=1.2'; --quick skips it"),
     ],
 )
-def test_without_a_package_a_sentence_names_it_before_anything_is_measured(package: str, said: str) -> None:
+def test_without_a_package_a_sentence_names_it_before_anything_is_measured(package: str, message: str) -> None:
     program = WITHOUT.format(package)
     done = subprocess.run([sys.executable, "-c", program, "bench", "flower"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip() == f"fedshift: {said}"
+    assert done.stderr.strip() == f"fedshift: {message}"

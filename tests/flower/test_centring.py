@@ -1,4 +1,4 @@
-"""FedShift(per="filter"): filter centring after any strategy of Flower's."""
+"""FedShift(per="filter"): filter centring after any strategy of Flower."""
 
 import random
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def after(strategy: Any, mods: list[Any], start: ArrayRecord, rounds: int = 1, t
 
 
 def check(strategy: FedShift, start: ArrayRecord, expected: dict[str, Filters], share: float = 1.0) -> None:
-    """The strategy's result after a round is that of FedAvg, with just these arrays centred."""
+    """The strategy's result after a round is that of FedAvg, with exactly these arrays centred."""
     got, bare = after(strategy, [QuantizeMod(4, codec=NEAREST)], start), after(FedAvg(**ALL), [decoded(4)], start)
     assert same(to_record(got), to_record(centre(bare, share, expected)))
     assert strategy.shifted == list(expected)
@@ -74,7 +74,7 @@ def test_uploads_of_full_precision_are_centred_too(mods: list[Any]) -> None:
     bare = after(FedAvg(**ALL), [], named())
     assert same(to_record(got), to_record(centre(bare, 1.0, {"fc.weight": Filters()})))
     assert got["fc.weight"].mean(1).abs().max() < 1e-6
-    with_share = FedShift(FedAvg(**ALL), per="filter", share="uploads")  # there are no quantized ones
+    with_share = FedShift(FedAvg(**ALL), per="filter", share="uploads")  # no upload is quantized
     assert same(to_record(after(with_share, mods, named())), to_record(bare))
     assert with_share.shifted is None
 
@@ -184,22 +184,22 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_bytes(tmp_path: Path) -> 
         ),
         (
             lambda: run(FedShift(FedAvg(), per="filter", tensors=["fc.bias"]), start=named()),
-            "FedShift(tensors=('fc.bias',)): there is no such tensor among those with filters of two inputs or more: "
+            "FedShift(tensors=('fc.bias',)): no match among the tensors with filters of two or more inputs: "
             "fc.weight, head.weight, embed.weight, ln.weight",
         ),
         (
             lambda: run(FedShift(FedAvg(), tensors=["no*"]), start=arrays(fc=MANY)),
-            "FedShift(tensors=('no*',)): there is no such tensor among fc",
+            "FedShift(tensors=('no*',)): no match among the tensors fc",
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_sentence(make: Callable[[], object], why: str) -> None:
-    with pytest.raises(ValueError, match=r"must be|there is no such") as caught:
+def test_invalid_arguments_raise_an_error(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|no match among") as caught:
         make()
     assert str(caught.value) == why
 
 
-def test_the_log_says_what_the_rule_is_and_which_tensors_it_centres(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_contains_the_rule_and_the_centred_tensors(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "flwr.fedshift"):
         after(FedShift(FedAvg(**ALL), per="filter"), [QuantizeMod(32)], named(), rounds=2)
     text = [record.getMessage() for record in caplog.records]
@@ -211,7 +211,7 @@ def test_the_log_says_what_the_rule_is_and_which_tensors_it_centres(caplog: pyte
 @pytest.mark.parametrize("bits", [32, 4])
 @pytest.mark.parametrize("shift", [{"per": "filter"}, {"per": "layer", "share": 0.5}], ids=["filter", "layer"])
 def test_a_round_is_that_of_the_engine_on_the_same_uploads(bits: int, shift: dict[str, Any]) -> None:
-    """Clients train in one process, once; the server's side is fedshift's own there and Flower's here."""
+    """Clients train once, in one process; the server is that of fedshift and that of Flower."""
     model = {"args": {"hidden": 40}}
     exact = build(settings(model=model), data=points())
     start = exact.start().out.params

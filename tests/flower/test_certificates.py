@@ -1,4 +1,4 @@
-"""Certificates for tests: who they are for, how long they hold, and what they need."""
+"""Certificates for tests: names, validity and requirements."""
 
 import datetime
 import ipaddress
@@ -26,11 +26,14 @@ def test_a_server_certificate_is_for_this_machine_and_two_days(tmp_path: Path) -
 
 
 def handshake(ca: Path, certificate: Path, key: Path, name: str) -> None:
-    """TLS between two ends in memory; ssl.SSLError if the client does not trust the server."""
-    here, there = ssl.create_default_context(cafile=ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    there.load_cert_chain(certificate, key)
+    """TLS handshake in memory; ssl.SSLError if the client does not trust the server."""
+    client_context, server_context = ssl.create_default_context(cafile=ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(certificate, key)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client, server = here.wrap_bio(down, up, server_hostname=name), there.wrap_bio(up, down, server_side=True)
+    client, server = (
+        client_context.wrap_bio(down, up, server_hostname=name),
+        server_context.wrap_bio(up, down, server_side=True),
+    )
     waiting = [client, server]
     while waiting:
         end = waiting.pop(0)
@@ -49,11 +52,11 @@ def test_a_server_is_trusted_by_its_own_authority_under_its_own_names_only(tmp_p
             handshake(ca, tls.certificate, tls.key, name)
 
 
-def test_without_trustme_a_sentence_names_it_before_anything_starts(
+def test_without_trustme_an_error_names_it_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "trustme", None)
-    said = r"fedshift\.flower\.testing: a server certificate needs trustme: pip install 'trustme>=1\.2'"
-    with pytest.raises(ImportError, match=said):
+    message = r"fedshift\.flower\.testing: a server certificate needs trustme: pip install 'trustme>=1\.2'"
+    with pytest.raises(ImportError, match=message):
         Deployment(tmp_path / "test", [{"partition-id": 0}])
     assert not (tmp_path / "test").exists()

@@ -1,4 +1,4 @@
-"""Deployments whose parts are killed, or lie: what is learnt is what the others make of it, to the bit."""
+"""Deployments with processes that are killed, or nodes that lie: the result is bit-identical to that of the others."""
 
 import os
 import re
@@ -10,14 +10,14 @@ import pytest
 from fedshift.flower.app.processes import descendants
 from fedshift.flower.app.superlink import Config
 from fedshift.flower.testing import Deployment
-from tests.flower.deployed import Learnt, Trial, reference, write_app
+from tests.flower.deployed import Result, Trial, reference, write_app
 from tests.flower.left import alive
 
 pytestmark = pytest.mark.slow
 
-LIES = {  # in rounds 1, 2, ...: what is said of them
+LIES = {  # in rounds 1, 2, ...: expected reasons
     "truncated": "the frame says it has",
-    "nan": "one.bias: holds NaN or infinity",
+    "nan": "one.bias: contains NaN or infinity",
     "wrong-shape": r"one.weight: shape \(30, 40\) where \(40, 30\) is expected",
     "oversized": "but 50001232 are here",
     "unversioned": "the frame begins with b'GARB'",
@@ -37,7 +37,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One for all tests, with TLS and SuperNodes that prove who they are."""
+    """One deployment for all tests, with TLS and authenticated SuperNodes."""
     before = descendants(os.getpid())
     with Deployment(tmp_path_factory.mktemp("deployed") / "test", NODES) as deployment:
         yield deployment
@@ -47,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture
 def deployment(whole: Deployment) -> Deployment:
-    """What a test has killed is there again."""
+    """The deployment, after a restart of the SuperNodes that a test has killed."""
     for node in whole.nodes:
         if not node.accepted():
             node.start()
@@ -55,45 +55,45 @@ def deployment(whole: Deployment) -> Deployment:
 
 
 def name(deployment: Deployment, number: int) -> str:
-    """The id by which the SuperLink knows a node."""
+    """Node id at the SuperLink."""
     process = deployment.node(number).process
     assert process is not None
     return str(re.findall(r"SuperNode ID: (\d+)", process.text())[0])
 
 
-def used(learnt: Learnt) -> list[int]:
-    return [told["used"] for told in learnt.rounds]
+def used(result: Result) -> list[int]:
+    return [stats["used"] for stats in result.rounds]
 
 
-def test_lies_are_left_out_and_a_node_that_lost_its_memory_says_so(
+def test_lies_are_left_out_and_a_node_reports_that_it_lost_its_memory(
     app: Path, deployment: Deployment, tmp_path: Path
 ) -> None:
-    """One node lies in every round; another is restarted after the fourth, and its memory was Flower's."""
+    """One node lies in every round; another, with its memory in Flower's state, is restarted after the fourth."""
     config = {"hostile": True, "num-server-rounds": len(LIES), "error-feedback": True, "pause-after": 4}
     trial = Trial(deployment, app, tmp_path / "out", config)
     trial.until("paused")
     deployment.node(1).stop()
     deployment.node(1).start()
     trial.go()
-    learnt, log = trial.end()
-    assert used(learnt) == [2] * len(LIES)
+    result, log = trial.end()
+    assert used(result) == [2] * len(LIES)
     liar, forgetful = name(deployment, 2), name(deployment, 1)
-    for told, why in zip(learnt.rounds, LIES.values(), strict=True):
-        assert list(told["failed"]) == [liar]
-        assert re.search(why, told["failed"][liar])
-        assert f"round {told['number']}: the upload of node {liar} is left out: {told['failed'][liar]}" in log
-    assert [told["reset"] for told in learnt.rounds] == [[], [], [], [], [int(forgetful)], []]
-    assert f"round 5: node {forgetful} had lost its memory and started anew" in log
+    for stats, why in zip(result.rounds, LIES.values(), strict=True):
+        assert list(stats["failed"]) == [liar]
+        assert re.search(why, stats["failed"][liar])
+        assert f"round {stats['number']}: the upload of node {liar} is left out: {stats['failed'][liar]}" in log
+    assert [stats["reset"] for stats in result.rounds] == [[], [], [], [], [int(forgetful)], []]
+    assert f"round 5: node {forgetful} lost its memory, which was reset" in log
     same = reference(tmp_path / "same", NODES, config, lost=lambda part, number: part == 2, forgets=(1, 4))
-    assert learnt.model == same.model
+    assert result.model == same.model
 
 
-def test_a_training_goes_on_after_the_superlink_was_killed_as_if_nothing_had_been(
+def test_a_training_resumes_to_the_same_bytes_after_the_superlink_was_killed(
     app: Path, deployment: Deployment, tmp_path: Path
 ) -> None:
-    """The server has its checkpoint, and the nodes have their memories on disk, one of them through a crash of its own.
+    """The server has its checkpoint, and the nodes have their memories on disk; one of the nodes is killed as well.
 
-    Two nodes upload by the app's own uplink, lean, and one by that of its own config. The model is sent packed, and
+    Two nodes use the app's uplink, lean, and one that of its node config. The model is sent packed, and
     the reference is trained on plain arrays.
     """
     config = {"checkpoint": True, "pack": True, "lean": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
@@ -105,29 +105,29 @@ def test_a_training_goes_on_after_the_superlink_was_killed_as_if_nothing_had_bee
     deployment.node(1).start()
     trial.go()
     trial.start()
-    learnt, log = trial.end()
-    assert "Going on after round 1" in log
-    assert [told["number"] for told in learnt.rounds] == [2, 3]
-    assert used(learnt) == [3, 3]
-    assert [told["lossy"] for told in learnt.rounds] == [2, 2]
-    assert [told["reset"] for told in learnt.rounds] == [[], []]
-    assert learnt.model == reference(tmp_path / "same", NODES, config).model
+    result, log = trial.end()
+    assert "Resuming after round 1" in log
+    assert [stats["number"] for stats in result.rounds] == [2, 3]
+    assert used(result) == [3, 3]
+    assert [stats["lossy"] for stats in result.rounds] == [2, 2]
+    assert [stats["reset"] for stats in result.rounds] == [[], []]
+    assert result.model == reference(tmp_path / "same", NODES, config).model
 
 
 def test_a_round_ends_without_a_supernode_that_was_killed_in_it(
     app: Path, deployment: Deployment, tmp_path: Path
 ) -> None:
-    """The SuperLink tells once the node's lease of 60 s has lapsed, long before the timeout of the round."""
+    """The SuperLink reports it when the node's lease of 60 s has expired, long before the timeout of the round."""
     config = {"nodes": 2, "wait-in": 2}
     trial = Trial(deployment, app, tmp_path / "out", config)
     trial.until("training-2")
     deployment.node(2).kill()
-    gone = name(deployment, 2)
-    learnt, log = trial.end()
-    assert used(learnt) == [3, 2, 2]
-    assert list(learnt.rounds[1]["failed"]) == [gone]
-    assert "failed to report a heartbeat" in learnt.rounds[1]["failed"][gone]
-    assert f"round 2: the upload of node {gone} is left out" in log
-    assert learnt.rounds[2]["failed"] == {}  # it is not asked any more
+    killed = name(deployment, 2)
+    result, log = trial.end()
+    assert used(result) == [3, 2, 2]
+    assert list(result.rounds[1]["failed"]) == [killed]
+    assert "failed to report a heartbeat" in result.rounds[1]["failed"][killed]
+    assert f"round 2: the upload of node {killed} is left out" in log
+    assert result.rounds[2]["failed"] == {}  # it gets no message any more
     same = reference(tmp_path / "same", NODES, config, lost=lambda part, number: part == 2 and number > 1)
-    assert learnt.model == same.model
+    assert result.model == same.model

@@ -1,4 +1,4 @@
-"""Real processes of Flower: a simulation, and a deployment with TLS and SuperNodes that prove who they are."""
+"""Real processes of Flower: a simulation, and a deployment with TLS and authenticated SuperNodes."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def running() -> list[int]:
     return [pid for pid in descendants(os.getpid()) if pid not in EARLIER]
 
 
-def test_a_deployment_runs_an_app_refuses_strangers_and_leaves_nothing(app: Path, tmp_path: Path) -> None:
+def test_a_deployment_runs_an_app_refuses_unregistered_nodes_and_leaves_nothing(app: Path, tmp_path: Path) -> None:
     with Deployment(tmp_path / "test", TWO) as deployment:
         stranger = deployment.add({}, key=supernode_key(tmp_path, "stranger"))
         distrusting = deployment.add({}, ca=server_certificate(tmp_path / "foreign").ca)
@@ -65,7 +65,7 @@ def test_a_simulation_runs_an_app_and_leaves_nothing(app: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_what_was_killed_comes_back(app: Path, tmp_path: Path) -> None:
+def test_killed_processes_can_be_restarted(app: Path, tmp_path: Path) -> None:
     with Deployment(tmp_path / "test", TWO) as deployment:
         deployment.node(1).kill()  # first, so that its lease lapses meanwhile
         deployment.node(0).stop()
@@ -84,19 +84,19 @@ def test_what_was_killed_comes_back(app: Path, tmp_path: Path) -> None:
         assert deployment.superlink.status(run) == "finished:stopped"
 
 
-def test_a_superlink_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_superlink_that_cannot_start_raises_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     tls = server_certificate(tmp_path)
     with pytest.raises(ProcessError, match=r"flower-superlink ended while starting(.|\n)*key"):
         SuperLink(tmp_path / "test", tls=Tls(tls.ca, tls.certificate, server_certificate(tmp_path / "other").key))
     assert running() == []
 
 
-def test_an_app_that_is_none_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_an_app_raises_an_error(tmp_path: Path) -> None:
     with SuperLink(tmp_path / "test") as link, pytest.raises(ProcessError, match=r"flwr run .*(pyproject|not found)"):
         link.run(tmp_path)
 
 
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_invalid_settings_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one SuperNode"):
         SuperLink(tmp_path, supernodes=0)
     with pytest.raises(ValueError, match="over TLS only"):

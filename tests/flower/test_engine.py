@@ -1,4 +1,4 @@
-"""Experiments on Flower's grid: the same bytes as in one process, whatever the nodes are."""
+"""Experiments on Flower's grid: the same bytes as in one process, for any number of nodes."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from flwr.app import Context, Message, RecordDict
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.flower.app.apps import client_app, experiment_of, server_app
-from fedshift.flower.app.desk import Desk
+from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.engine import ROUND
 from fedshift.flower.testing import LocalGrid
 from fedshift.runs.run import Run
 from tests.engines.test_engines import CASES
 from tests.federations import Normed, same, settings
-from tests.flower.experiments import DATA, grid_of, in_process, on_flower, own, plain
+from tests.flower.experiments import DATA, grid_of, in_process, objects, on_flower, plain
 from tests.runs import FEEDBACK, record, small
 
 UNEVEN = {"data": {"partition": "dirichlet", "least": 2}, "train": {"momentum": 0.9}}
@@ -31,17 +31,17 @@ def test_bytes_and_figures_are_those_of_one_process(name: str) -> None:
     model = None if "partition" in MORE[name].get("data", {}) else Normed()  # batch norm takes no batch of one
     experiment = settings(**MORE[name]).changed(**{"train.rounds": 5, "record.histograms": 2})
     reference = in_process(experiment, model=model)
-    told = plain(list(reference))
+    expected = plain(list(reference))
     for nodes in (12, 5, 1):
-        grid, said = grid_of(experiment, nodes, model), list[str]()
-        run = on_flower(experiment, grid, model=model, tell=said.append)
-        assert plain(list(run)) == told
-        assert (said, grid.errors) == ([], [])
+        grid, messages = grid_of(experiment, nodes, model), list[str]()
+        run = on_flower(experiment, grid, model=model, tell=messages.append)
+        assert plain(list(run)) == expected
+        assert (messages, grid.errors) == ([], [])
         assert same(run.params, reference.params)
         assert same(run.state.out.control, reference.state.out.control)
 
 
-def test_what_clients_remember_stays_on_their_nodes() -> None:
+def test_the_memory_of_clients_stays_on_their_nodes() -> None:
     experiment = settings(uplink={"bits": 4, "feedback": True})
     grid, sizes = grid_of(experiment, nodes=5), list[int]()
 
@@ -55,16 +55,16 @@ def test_what_clients_remember_stays_on_their_nodes() -> None:
     assert sum(sizes) == sum(sum(outcome.bytes_up) for outcome in outcomes)  # nothing but frames came back
     for client in range(12):
         kept = run.memory.get(client)
-        held = [
+        memories = [
             key for key in grid.contexts[grid.node_of(client % 5)].state if key.startswith(f"fedshift/client-{client}/")
         ]
-        assert set(kept) == ({ROUND} if held else set())
-        if held:
-            assert str(int(kept[ROUND])) in {key.rpartition("/")[2] for key in held}
-            assert len(held) <= 2  # of the last round, and one the server may go back to
+        assert set(kept) == ({ROUND} if memories else set())
+        if memories:
+            assert str(int(kept[ROUND])) in {key.rpartition("/")[2] for key in memories}
+            assert len(memories) <= 2  # of the last round, and one the server may resume from
 
 
-def test_an_order_holds_the_very_same_arrays_for_all_nodes_and_no_memory() -> None:
+def test_requests_share_their_arrays_and_contain_no_memory() -> None:
     experiment = settings(algorithm={"name": "scaffold"})
     seen: list[RecordDict] = []
 
@@ -73,7 +73,7 @@ def test_an_order_holds_the_very_same_arrays_for_all_nodes_and_no_memory() -> No
             seen.extend(message.content for message in messages if message.metadata.message_type == "train")
             return super().push_messages(messages)
 
-    list(on_flower(experiment, Watched(client_app(experiment, **own()), 12)))
+    list(on_flower(experiment, Watched(client_app(experiment, **objects()), 12)))
     assert {tuple(content) for content in seen} == {("arrays", "fedshift.control", "config")}
     assert len({id(content["arrays"]) for content in seen}) == experiment.train.rounds
 
@@ -82,7 +82,7 @@ def context(**config: Any) -> Context:
     return Context(1, 1, {}, RecordDict(), config)
 
 
-def test_a_server_app_records_tells_and_stops_as_a_run_does(tmp_path: Path) -> None:
+def test_a_server_app_records_reports_and_stops_like_a_run(tmp_path: Path) -> None:
     experiment = small(FEEDBACK)
     list(Run(experiment, tmp_path / "here"))
     (tmp_path / "desk").mkdir()
@@ -90,20 +90,23 @@ def test_a_server_app_records_tells_and_stops_as_a_run_does(tmp_path: Path) -> N
     path.write_text(experiment.toml())
     config = {"experiment": str(path), "out": str(tmp_path / "there"), "desk": str(tmp_path / "desk")}
     grid = LocalGrid(client_app(), 12, {"experiment": experiment.toml()})
-    desk = Desk(tmp_path / "desk")
-    desk.stop()
+    channel = Channel(tmp_path / "desk")
+    channel.request_stop()
     server_app()(grid, context(**config))
-    assert [event.kind for event in desk.heard()] == ["round", "stopped"]
-    desk.wish.unlink()
+    assert [event.kind for event in channel.receive()] == ["round", "stopped"]
+    channel.stop_file.unlink()
     server_app()(grid, context(**config))
-    assert [(event.kind, event.number) for event in desk.heard()] == [*(("round", i) for i in range(2, 9)), ("done", 0)]
+    assert [(event.kind, event.number) for event in channel.receive()] == [
+        *(("round", i) for i in range(2, 9)),
+        ("done", 0),
+    ]
     here, there = record(tmp_path / "here"), record(tmp_path / "there")
     settings_there = there.pop("settings.toml")
     assert settings_there == here.pop("settings.toml").replace('"sequential"', '"flower"')
     assert here == there
 
 
-def test_what_a_server_app_cannot_do_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_errors_of_a_server_app_have_a_message(tmp_path: Path) -> None:
     grid = LocalGrid(client_app(), 12)
     with pytest.raises(SettingsError, match="run config: 'experiment' is missing"):
         server_app()(grid, context())
@@ -122,19 +125,19 @@ def test_what_a_server_app_cannot_do_is_told_in_a_sentence(tmp_path: Path) -> No
     ]
 
 
-def test_a_folder_of_other_settings_or_of_a_finished_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_other_settings_or_a_finished_run_is_refused(tmp_path: Path) -> None:
     experiment = settings()
     next(run := on_flower(experiment, out=tmp_path / "run"))
     run.close()
-    with pytest.raises(RuntimeError, match="was run with other settings"):
+    with pytest.raises(RuntimeError, match="contains a run with other settings"):
         on_flower(experiment.changed(seed=1), out=tmp_path / "run")
     list(on_flower(experiment, out=tmp_path / "run"))
     with pytest.raises(RuntimeError, match="this run is finished"):
         on_flower(experiment, out=tmp_path / "run")
 
 
-def test_a_node_with_other_settings_takes_no_part() -> None:
+def test_a_node_with_other_settings_is_refused() -> None:
     experiment = settings(train={"patience": 2})
     grid = LocalGrid(client_app(experiment.changed(seed=1), data=DATA), 12)
-    with pytest.raises(RuntimeError, match="this node was given other settings than the server"):
+    with pytest.raises(RuntimeError, match="the settings of this node differ from those of the server"):
         list(on_flower(experiment, grid))

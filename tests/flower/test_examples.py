@@ -1,4 +1,4 @@
-"""The example apps run simulated and deployed; the Python and the commands of docs/flower.md are run as they stand."""
+"""The example apps run simulated and deployed; the Python code and the commands of docs/flower.md are run unchanged."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ PORTS = "39091", "8000", "9094", "9095"  # those in the documentation
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """Those of an example; of the page, those that are left to this file, and all of its Python."""
+    """Blocks of an example; of docs/flower.md, the commands that name this file, and all Python."""
     mine = [block for block in found(path) if block.language == language]
     left = [block for block in mine if block.says("in tests/") == "flower/test_examples.py"]
     return [block.code for block in (left if path == PAGE and language == "bash" else mine)]
@@ -42,7 +42,7 @@ def apps(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def documented(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What each block of Python on the page defines; one of them is about an example."""
+    """Namespace of each Python block on the page; one of them imports an example."""
     monkeypatch.syspath_prepend(EXAMPLES / "flower-quantized")
     spaces: list[dict[str, Any]] = [{"__name__": "documented"} for _ in blocks(PAGE, "python")]
     for space, code in zip(spaces, blocks(PAGE, "python"), strict=True):
@@ -58,7 +58,7 @@ def in_one_process(apps: Path, out: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
 
-def test_five_lines_are_marked_and_all_there_is_of_fedshift() -> None:
+def test_the_five_lines_of_fedshift_are_marked() -> None:
     package = EXAMPLES / "flower-quantized" / "quantized"
     lines = [line for path in sorted(package.glob("*.py")) for line in path.read_text().splitlines()]
     assert [found[1] for line in lines if (found := ARROW.search(line))] == list("12345")
@@ -80,7 +80,7 @@ def test_the_test_of_a_deployment_on_the_page_passes(
 
 
 def defined(word: str, documented: list[dict[str, Any]]) -> Callable[..., None]:
-    """The test in the block that imports this."""
+    """The test in the block that imports this name."""
     (space,) = [space for space in documented if word in space]
     (test,) = [thing for name, thing in space.items() if name.startswith("test_")]
     return test  # type: ignore[no-any-return]
@@ -88,8 +88,8 @@ def defined(word: str, documented: list[dict[str, Any]]) -> Callable[..., None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [PAGE, EXAMPLES / "flower-app" / "README.md"], ids=["docs", "example"])
-def test_the_commands_on_a_page_work_as_they_stand(page: Path, apps: Path, tmp_path: Path) -> None:
-    """In one shell, from an empty home; only ports are changed, lest they are taken."""
+def test_the_commands_on_a_page_work_unchanged(page: Path, apps: Path, tmp_path: Path) -> None:
+    """In one shell, with an empty home; only ports are changed, because they may be in use."""
     pytest.importorskip("ray")
     script = "\n".join(["set -e", *blocks(page, "bash")])
     ports = {port: str(free_port()) for port in PORTS}
@@ -108,7 +108,7 @@ def test_the_commands_on_a_page_work_as_they_stand(page: Path, apps: Path, tmp_p
         process.kill()
     saved = re.findall(r"uploads: ([\d,]+) bytes; at 32 bits ([\d,]+)", process.text())
     assert len(saved) == (2 if page == PAGE else 0)
-    assert "had lost its memory" not in process.text()  # the clients' errors are there from round to round
+    assert "lost its memory" not in process.text()  # the clients' errors are kept between rounds
     assert all(int(sent.replace(",", "")) < int(exact.replace(",", "")) for sent, exact in saved)
     models = [*home.rglob("model.safetensors"), *apps.rglob("model.safetensors")]
     assert len(models) == process.text().count("this run is finished") == (1 if page == PAGE else 2)

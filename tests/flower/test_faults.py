@@ -1,4 +1,4 @@
-"""Experiments on nodes that fail, leave, come back, forget or lie: a client is left out, and the others count."""
+"""Experiments on nodes that fail, leave, return, lose their memory or lie: only their clients are left out."""
 
 import json
 import struct
@@ -21,19 +21,19 @@ from tests.federations import same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, on_flower, plain
 
 SENT = settings(algorithm={"name": "scaffold", "control": "sent"}, data={"clients": 5}, train={"rounds": 2})
-BAD = 3  # the client that everything happens to, on the node of its own
+BAD = 3  # the client whose node fails
 Edit = Callable[[RecordDict], None]
 
 
 def without(experiment: Experiment, client: int, at: int) -> tuple[Any, list[Any]]:
-    """What the run comes to if a client is left out of one round, in one process."""
+    """The run in one process, without the upload of a client in one round."""
     run = in_process(experiment)
     train = run.engine.train
 
     def leave_out(jobs: Any) -> Any:
         uploads = train(jobs)[0]
-        gone = jobs[0].number == at
-        return ([one._replace(failure="x", frame=b"") if gone and one.client == client else one for one in uploads],)
+        lost = jobs[0].number == at
+        return ([x._replace(failure="x", frame=b"") if lost and x.client == client else x for x in uploads],)
 
     run.engine.train = leave_out  # type: ignore[method-assign]
     return run, [outcome._replace(failed={}) for outcome in plain(list(run))]
@@ -48,7 +48,7 @@ def frame(edit: Callable[[bytes], bytes], name: str = str(BAD)) -> Edit:
     return change
 
 
-def told(**changes: Any) -> Edit:
+def reported(**changes: Any) -> Edit:
     def change(content: RecordDict) -> None:
         report = json.loads(str(content.config_records["config"][str(BAD)])) | changes
         content["config"] = ConfigRecord({str(BAD): json.dumps(report)})
@@ -85,7 +85,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "empty": (frame(lambda data: b""), "too few for a frame"),
     "flipped": (frame(lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]), "the checksum does not match"),
     "not a number": (frame(nan), "holds NaN"),
-    "of another round": (frame(of_round(7)), "an upload of round 7 came in round 1"),
+    "of another round": (frame(of_round(7)), "the upload belongs to round 7, not 1"),
     "of another version": (frame(lambda data: sealed(data[:4] + b"\x09\x00" + data[6:])), "has version 9"),
     "of another model": (frame(of_another_model), "the frame has 1 tensors"),
     "oversized": (frame(large), "not the model's"),
@@ -94,21 +94,21 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "control of another model": (frame(of_another_model, f"{BAD}/extra"), "the frame has 1 tensors"),
     "plain array": (
         put("frames", ArrayRecord({str(BAD): Array(torch.zeros(3).numpy())})),
-        "'numpy.ndarray' came where",
+        "'numpy.ndarray' instead of a frame",
     ),
     "no frames": (put("frames", ArrayRecord({})), "its node's reply lacks '3'"),
     "frames are none": (put("frames", ConfigRecord({"a": 1})), "its node's reply lacks 'frames'"),
     "no report": (put("config", ConfigRecord({})), "its node's reply lacks '3'"),
     "no records": (lambda content: content.clear(), "its node's reply lacks 'config'"),
-    "garbage report": (put("config", ConfigRecord({str(BAD): "{"})), "its report cannot be read"),
-    "number for report": (put("config", ConfigRecord({str(BAD): 5})), "its report cannot be read"),
-    "deep report": (put("config", ConfigRecord({str(BAD): "[" * 100_000})), "its report cannot be read"),
-    "drift of NaN": (told(drift=[[0.1, float("nan")]] * 2), "its report cannot be read"),
-    "drift too short": (told(drift=[]), "its report cannot be read"),
-    "negative time": (told(seconds=[-1, 0]), "its report cannot be read"),
-    "endless time": (told(seconds=[float("inf"), 0]), "its report cannot be read"),
-    "strange histogram": (told(histograms=[["x", 0, 1, [0] * 64, [0] * 64]]), "its report cannot be read"),
-    "failure": (told(failure="no\nwill", drift=[]), "no will"),
+    "garbage report": (put("config", ConfigRecord({str(BAD): "{"})), "its report is invalid"),
+    "number for report": (put("config", ConfigRecord({str(BAD): 5})), "its report is invalid"),
+    "deep report": (put("config", ConfigRecord({str(BAD): "[" * 100_000})), "its report is invalid"),
+    "drift of NaN": (reported(drift=[[0.1, float("nan")]] * 2), "its report is invalid"),
+    "drift too short": (reported(drift=[]), "its report is invalid"),
+    "negative time": (reported(seconds=[-1, 0]), "its report is invalid"),
+    "endless time": (reported(seconds=[float("inf"), 0]), "its report is invalid"),
+    "strange histogram": (reported(histograms=[["x", 0, 1, [0] * 64, [0] * 64]]), "its report is invalid"),
+    "failure": (reported(failure="no\nwill", drift=[]), "no will"),
 }
 
 
@@ -127,7 +127,7 @@ def tampered(experiment: Experiment, edit: Edit, at: int = 1) -> LocalGrid:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_reply_leaves_no_trace(name: str) -> None:
+def test_a_hostile_reply_does_not_change_the_result(name: str) -> None:
     edit, why = HOSTILE[name]
     reference, expected = without(SENT, BAD, at=1)
     run = on_flower(SENT, tampered(SENT, edit))
@@ -164,7 +164,7 @@ ANSWERS: dict[str, Callable[[Message], Message | None]] = {
 
 
 @pytest.mark.parametrize("why", ANSWERS)
-def test_errors_and_silence_are_the_clients_failure(why: str) -> None:
+def test_errors_and_missing_replies_fail_the_client(why: str) -> None:
     grid = grid_of(SENT, 5)
 
     def tamper(reply: Message) -> Message | None:
@@ -180,7 +180,7 @@ def test_errors_and_silence_are_the_clients_failure(why: str) -> None:
     assert same(run.params, reference.params)
 
 
-def test_what_a_client_raises_is_its_failure_and_not_its_nodes() -> None:
+def test_an_exception_of_a_client_fails_this_client_and_not_its_node() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         if torch.is_grad_enabled() and len(targets) == 4:  # in the last batch of an epoch
             raise KeyError("not today")

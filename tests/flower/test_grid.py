@@ -1,4 +1,4 @@
-"""The grid in this process behaves as Flower's do: copies, state, errors, nodes that come and go."""
+"""The grid in this process behaves like Flower's: copies, state, errors, nodes that join and leave."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from fedshift.flower.testing import LocalGrid
 
 
 def counting() -> ClientApp:
-    """Answers with how often it was asked, spoils what it got, and raises on partition 2."""
+    """App that replies with its number of calls, modifies its message, and raises on partition 2."""
     app = ClientApp()
 
     @app.train()
@@ -51,7 +51,7 @@ def test_replies_come_in_order_with_state_kept_between_calls() -> None:
     assert state["list"] == [1, 1, 2, 3]  # not what was done to a reply
 
 
-def test_no_node_sees_what_another_did_to_its_message() -> None:
+def test_nodes_do_not_share_messages() -> None:
     grid, sent = LocalGrid(counting(), 3), content()
     grid.send_and_receive([Message(sent, node, "train") for node in grid.get_node_ids()])
     arrays: Any = sent["arrays"]
@@ -59,7 +59,7 @@ def test_no_node_sees_what_another_did_to_its_message() -> None:
     assert arrays["w"].shape == (3,)
 
 
-def test_what_an_app_raises_is_an_error_reply_and_its_state_is_as_before() -> None:
+def test_an_exception_of_an_app_is_an_error_reply_and_its_state_is_unchanged() -> None:
     grid = LocalGrid(counting(), 3)
     node = grid.node_of(2)
     (reply,) = ask(grid, node)
@@ -68,7 +68,7 @@ def test_what_an_app_raises_is_an_error_reply_and_its_state_is_as_before() -> No
     assert not grid.contexts[node].state
 
 
-def test_nodes_come_and_go() -> None:
+def test_nodes_join_and_leave() -> None:
     grid = LocalGrid(counting(), 2, seed=1)
     assert grid.get_node_ids() == LocalGrid(counting(), 2, seed=1).get_node_ids()
     assert grid.get_node_ids() != LocalGrid(counting(), 2).get_node_ids()

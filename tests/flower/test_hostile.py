@@ -1,4 +1,4 @@
-"""Uploads that are lost, broken or made up: each is left out and named, and the others count as if it had not come."""
+"""Lost, damaged or forged uploads: each is left out and logged, and the others are used."""
 
 import random
 import re
@@ -21,7 +21,7 @@ from tests.flower.attacks import ATTACKS, BAD, Hostile, InOrder, edited, metrics
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_bad_upload_is_left_out_and_named_and_the_others_make_the_model(attack: str, caplog: Any) -> None:
+def test_an_invalid_upload_is_left_out_and_logged_and_the_others_are_aggregated(attack: str, caplog: Any) -> None:
     edit, why = ATTACKS[attack]
     strategy, hostile = FedShift(InOrder(fraction_evaluate=0.0)), Hostile(edited(edit))
     after = survivors(strategy, hostile, rounds=1)
@@ -35,7 +35,7 @@ def test_an_upload_that_is_lost_or_an_error_is_left_out_too() -> None:
     alone = survivors(FedShift(InOrder(fraction_evaluate=0.0)), None)
     lost = FedShift(InOrder(fraction_evaluate=0.0))
     assert same(survivors(lost, Hostile(lambda reply: None)), alone)
-    assert [(x.used, list(x.failed.values())) for x in lost.rounds] == [(5, ["it did not reply"])] * 2
+    assert [(x.used, list(x.failed.values())) for x in lost.rounds] == [(5, ["the node did not reply"])] * 2
 
     def refuse(reply: Message) -> Message:
         error = Message(RecordDict(), 1, "train")
@@ -81,7 +81,7 @@ def test_mods_in_the_wrong_order_are_found_in_the_first_round(mod: Any) -> None:
 
 @pytest.mark.parametrize("attack", [edited(ATTACKS["truncated"][0]), lambda reply: None])
 def test_privacy_is_not_weakened_by_an_upload_that_is_bad_or_lost(attack: Any) -> None:
-    """Noise is made for so many clients: with fewer, the wrapper of Flower skips the round, and so must we."""
+    """Noise is calibrated for a number of clients: with fewer, Flower's wrapper skips the round."""
     inner = flower.DifferentialPrivacyServerSideFixedClipping(InOrder(fraction_evaluate=0.0), 0.01, 1.0, 6)
     strategy = FedShift(inner)
     after = survivors(strategy, Hostile(attack), rounds=2)
@@ -102,7 +102,7 @@ def test_a_loss_that_is_a_weight_must_be_a_number(loss: float) -> None:
 
 
 def test_a_frame_of_a_bigger_codebook_or_other_codec_is_just_another_upload() -> None:
-    """Clients choose how they encode; the frame says how, and the server reads what it says."""
+    """Clients choose their codec; the frame describes it."""
 
     def change(content: RecordDict) -> None:
         packed = pack(Codec(KMeans(2)), to_params(model()), base=1)

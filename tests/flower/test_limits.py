@@ -1,4 +1,4 @@
-"""One node among honest ones: what it may say in a well-formed upload, and how little comes of it."""
+"""Limits on the influence of one node with well-formed uploads."""
 
 import math
 import random
@@ -24,7 +24,7 @@ ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
 
 
 def full(value: float) -> Any:
-    """A frame that is right in itself and holds one value everywhere."""
+    """A valid frame with the same value everywhere."""
     return params(lambda w: {name: torch.full_like(x, value) for name, x in w.items()})
 
 
@@ -63,10 +63,10 @@ def test_two_uploads_are_no_majority_and_a_result_that_is_not_finite_names_the_l
         return {name: x + (1e30 if client else 0.1) for name, x in start.items()}, {"num-examples": 1}
 
     strategy = FedShift(flower.FedAdam(fraction_evaluate=0.0))
-    with np.errstate(over="ignore"), pytest.raises(NoUploadsError, match=r"v_t became NaN or infinite; the longest"):
+    with np.errstate(over="ignore"), pytest.raises(NoUploadsError, match=r"v_t is NaN or infinite; the largest"):
         run(strategy, [QuantizeMod(32)], nodes=2, train=train, rounds=9)
     node = LocalGrid(client_app(), 2, seed=1).node_of(1)
-    assert f"the longest update, of norm 8.49e+30, is that of node {node}; the round is left out" in caplog.text
+    assert f"the largest update (norm 8.49e+30) is from node {node}; the round is skipped" in caplog.text
     assert [x.used for x in strategy.rounds] == [0] * 5
 
 
@@ -90,9 +90,9 @@ def normalised() -> ArrayRecord:
 @pytest.mark.parametrize(("variance", "used"), [(50.0, 6), (1e38, 5)])
 def test_statistics_of_other_data_are_used_and_absurd_ones_are_not(variance: float, used: int) -> None:
     def train(start: Any, client: int, context: Any) -> Any:
-        own = {"w": start["w"] * 1.01, "norm.running_mean": start["norm.running_mean"] + 0.01}
+        trained = {"w": start["w"] * 1.01, "norm.running_mean": start["norm.running_mean"] + 0.01}
         var = start["norm.running_var"] + (variance if client == BAD else 0.01)
-        return own | {"norm.running_var": var}, {"num-examples": 1}
+        return trained | {"norm.running_var": var}, {"num-examples": 1}
 
     strategy = FedShift(FedAvg(**ALL))
     run(strategy, [QuantizeMod(32)], start=normalised(), train=train, rounds=1)
@@ -110,14 +110,14 @@ def test_one_negative_variance_does_not_reach_the_mean(mods: list[Any]) -> None:
 
     strategy = FedShift(FedAvg(**ALL))
     result = run(strategy, mods, start=normalised(), train=train, rounds=1)
-    assert list(strategy.rounds[0].failed.values()) == ["norm.running_var: holds a negative variance"]
+    assert list(strategy.rounds[0].failed.values()) == ["norm.running_var: contains a negative variance"]
     assert result.arrays["norm.running_var"].numpy() == pytest.approx(np.full(4, 0.9))
 
 
 def weighing(examples: Any) -> Any:
     def train(start: Any, client: int, context: Any) -> Any:
-        w, about = moved(start, client, context)
-        return w, about | ({"num-examples": examples} if client == BAD else {"num-examples": 10 + client})
+        w, metrics = moved(start, client, context)
+        return w, metrics | ({"num-examples": examples} if client == BAD else {"num-examples": 10 + client})
 
     return train
 
@@ -140,8 +140,8 @@ def test_a_loss_that_is_a_weight_counts_at_most_ten_medians() -> None:
 
     def losing(loss: float) -> Any:
         def train(start: Any, client: int, context: Any) -> Any:
-            w, about = moved(start, client, context)
-            return w, about | ({"train_loss": loss} if client == BAD else {})
+            w, metrics = moved(start, client, context)
+            return w, metrics | ({"train_loss": loss} if client == BAD else {})
 
         return train
 
@@ -154,8 +154,8 @@ def test_a_loss_that_is_a_weight_counts_at_most_ten_medians() -> None:
 
 def test_a_huge_loss_among_losses_of_zero_does_not_end_the_run() -> None:
     def train(start: Any, client: int, context: Any) -> Any:
-        w, about = moved(start, client, context)
-        return w, about | {"train_loss": 1e300 if client == BAD else 0.0}
+        w, metrics = moved(start, client, context)
+        return w, metrics | {"train_loss": 1e300 if client == BAD else 0.0}
 
     strategy = FedShift(flower.QFedAvg(0.1, q=2.0, **ALL), patience=1)
     run(strategy, [QuantizeMod(32)], train=train, rounds=2)
@@ -165,8 +165,8 @@ def test_a_huge_loss_among_losses_of_zero_does_not_end_the_run() -> None:
 
 def test_where_most_weights_are_zero_a_weight_counts_at_most_ten_medians_of_the_others() -> None:
     def train(start: Any, client: int, context: Any) -> Any:
-        w, about = moved(start, client, context)
-        return w, about | {"num-examples": {BAD: 10**18, 4: 5, 5: 6}.get(client, 0)}
+        w, metrics = moved(start, client, context)
+        return w, metrics | {"num-examples": {BAD: 10**18, 4: 5, 5: 6}.get(client, 0)}
 
     strategy = FedShift(FedAvg(**ALL))
     run(strategy, [QuantizeMod(32)], train=train, rounds=1)
@@ -215,8 +215,8 @@ def test_one_node_cannot_set_an_integer_or_a_boolean(make: Any, dtype: torch.dty
     }
 
     def train(start: Any, client: int, context: Any) -> Any:
-        own, about = counting(start | {"count": start["count"].long()}, client, context)
-        return own | {"count": own["count"].clamp(max=torch.iinfo(dtype).max).to(dtype)}, about
+        trained, metrics = counting(start | {"count": start["count"].long()}, client, context)
+        return trained | {"count": trained["count"].clamp(max=torch.iinfo(dtype).max).to(dtype)}, metrics
 
     after = to_params(
         run(FedShift(make(**ALL)), [QuantizeMod(4)], train=train, start=to_record(start), rounds=1).arrays
@@ -245,8 +245,8 @@ def test_a_control_of_a_node_that_claims_to_have_hardly_moved_is_left_out() -> N
     """SCAFFOLD divides by what a client says it travelled."""
 
     def train(start: Any, client: int, context: Any) -> Any:
-        w, about = moved(start, client, context)
-        return w, about | {"travel": 1e-9 if client == BAD else 0.5}
+        w, metrics = moved(start, client, context)
+        return w, metrics | {"travel": 1e-9 if client == BAD else 0.5}
 
     scaffold = Scaffold(FedAvg(**ALL))
     strategy = FedShift(scaffold)
@@ -266,8 +266,8 @@ def test_a_travel_just_within_the_bound_does_not_let_one_control_lead_the_others
         direction = correction(context)
         if client == BAD:
             return {name: 1.9 * w for name, w in start.items()}, {"num-examples": 1, "travel": 0.5 / 49}
-        own = {name: w - 0.5 * (0.02 * w + direction[name]) for name, w in start.items()}
-        return own, {"num-examples": 1, "travel": 0.5}
+        trained = {name: w - 0.5 * (0.02 * w + direction[name]) for name, w in start.items()}
+        return trained, {"num-examples": 1, "travel": 0.5}
 
     def length(record: ArrayRecord) -> float:
         return math.sqrt(sum(float(x.square().sum()) for x in to_params(record).values()))
@@ -277,7 +277,7 @@ def test_a_travel_just_within_the_bound_does_not_let_one_control_lead_the_others
     assert [(x.used, x.failed) for x in strategy.rounds] == [(6, {})] * 2
     assert (length(result.arrays) < 1.5 * length(model())) == bool(bound)
     node = LocalGrid(client_app(), 6, seed=1).node_of(BAD)
-    assert (f"round 1: the control update of node {node} is shortened from norm" in caplog.text) == bool(bound)
+    assert (f"round 1: the control update of node {node} is scaled from norm" in caplog.text) == bool(bound)
 
 
 def overflowing(start: Any, client: int, context: Any) -> Any:
@@ -294,7 +294,7 @@ def test_a_shift_that_overflows_costs_the_round_and_is_not_saved(tmp_path: Path,
     result = run(strategy, [QuantizeMod(4)], start=start, train=overflowing, rounds=1)
     assert same(result.arrays, start)
     assert [(x.used, x.failed) for x in strategy.rounds] == [(0, {})]
-    assert "w became NaN or infinite; the longest update" in caplog.text
+    assert "w is NaN or infinite; the largest update" in caplog.text
     assert inner.momentum_vector is None
     saved = FedShift(flower.FedAvgM(**ALL, server_momentum=0.9), tensors="w", checkpoint=tmp_path)
     assert same(run(saved, [QuantizeMod(4)], start=start, train=overflowing, rounds=1).arrays, start)
@@ -319,7 +319,7 @@ def test_a_reply_that_is_delivered_twice_counts_once(caplog: Any) -> None:
         results.append(strategy.start(kind(client_app([QuantizeMod(4)]), 6, seed=1), model(), num_rounds=2).arrays)
         assert [(x.used, x.failed) for x in strategy.rounds] == [(6, {})] * 2
     assert same(*results)
-    assert "replied more than once; its first reply counts" in caplog.text
+    assert "replied more than once; only its first reply is used" in caplog.text
 
 
 def failing(*reasons: str) -> Any:
@@ -346,7 +346,7 @@ def test_later_rounds_and_nodes_that_are_not_there_are_waited_for() -> None:
     with pytest.raises(NoUploadsError, match=r"round 3: no usable upload in 2 rounds in a row"):
         run(strategy, [QuantizeMod(4)], train=late, rounds=9)
     strategy = FedShift(FedAvg(**ALL), patience=2)
-    with pytest.raises(NoUploadsError, match=r"round 2: .* it did not reply"):
+    with pytest.raises(NoUploadsError, match=r"round 2: .* the node did not reply"):
         run(strategy, [QuantizeMod(4)], rounds=9, tamper=lambda reply: None)
 
 
@@ -385,8 +385,8 @@ def plain(edit: Any) -> Any:
     """Plain arrays of a client, changed on their way."""
 
     def train(start: Any, client: int, context: Any) -> Any:
-        w, about = moved(start, client, context)
-        return edit(w) if client == BAD else w, about
+        w, metrics = moved(start, client, context)
+        return edit(w) if client == BAD else w, metrics
 
     return train
 
@@ -409,8 +409,8 @@ def test_what_a_reply_leaves_out_stays_as_it_was_sent(mods: Any) -> None:
     """All nodes train the first layer only."""
 
     def train(start: Any, client: int, context: Any) -> Any:
-        w, about = moved(start, client, context)
-        return {"one.weight": w["one.weight"]}, about
+        w, metrics = moved(start, client, context)
+        return {"one.weight": w["one.weight"]}, metrics
 
     strategy = FedShift(FedAvg(**ALL))
     after = to_params(run(strategy, mods, train=train, rounds=2).arrays)
@@ -427,7 +427,7 @@ def test_what_a_reply_leaves_out_stays_as_it_was_sent(mods: Any) -> None:
         (lambda w: w | {"one.bias": torch.zeros(8, dtype=torch.int32)}, "one.bias: .*int32"),
         (lambda w: w | {"more": torch.zeros(1)}, r"unexpected \['more'\]|4 tensors, the model 3"),
         (lambda w: {"more": torch.zeros(1)}, r"unexpected \['more'\]"),
-        (lambda w: {}, "there are none"),
+        (lambda w: {}, "there are no tensors"),
     ],
 )
 @pytest.mark.parametrize("framed", [False, True])
@@ -445,5 +445,5 @@ def test_what_cannot_be_cast_or_is_not_the_models_is_still_left_out(framed: bool
 
 def test_a_model_that_holds_infinity_is_refused_before_anything_is_trained() -> None:
     start = to_record({"fc.weight": torch.ones(2, 2), "mask": torch.tensor([0.0, -torch.inf])})
-    with pytest.raises(ValueError, match="the array 'mask' of the model holds NaN or infinity"):
+    with pytest.raises(ValueError, match="the array 'mask' of the model contains NaN or infinity"):
         run(FedShift(FedAvg(**ALL)), [], start=start)

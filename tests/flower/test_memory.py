@@ -1,4 +1,4 @@
-"""What nodes remember, in Flower's state and on disk, and what happens when it is not what the server counts on."""
+"""Memory of nodes, in Flower's state and on disk, also when it is not the one that the server expects."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.addon.arrays import to_params, to_record
-from fedshift.flower.addon.memory import NodeMemory, Recalled, Told
+from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
 from fedshift.flower.testing import LocalGrid
 from fedshift.rounds.uplink import named, send
 from tests.flower.apps import client_app, model, moved, run, same
@@ -42,30 +42,30 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> NodeMemory:
 
 
 def recalled(memory: NodeMemory, accepted: int, saved: int, session: str = "a") -> tuple[float | None, bool]:
-    found, lost = memory.recall("mod", Told(99, session, accepted, saved))
+    found, lost = memory.recall("mod", RoundInfo(99, session, accepted, saved))
     return float(found["w"][0]) if found else None, lost
 
 
 def test_a_node_that_never_trained_has_nothing_and_has_lost_nothing(memory: NodeMemory) -> None:
-    assert memory.recall("mod", Told(1, "a", 0, 0)) == Recalled({}, False)
+    assert memory.recall("mod", RoundInfo(1, "a", 0, 0)) == Recalled({}, False)
 
 
-def test_the_memory_of_the_upload_that_was_used_is_taken_not_that_of_the_newest(memory: NodeMemory) -> None:
+def test_the_memory_of_the_accepted_upload_is_used_not_the_newest(memory: NodeMemory) -> None:
     memory.keep("mod", "a", 3, memory_of(3))
     memory.keep("mod", "a", 5, memory_of(5))
     assert recalled(memory, accepted=3, saved=3) == (3.0, False)  # the upload of round 5 never arrived
-    assert recalled(memory, accepted=5, saved=5) == (None, True)  # and its memory is gone for good
+    assert recalled(memory, accepted=5, saved=5) == (None, True)  # and its memory was removed
 
 
-def test_a_server_may_go_back_to_what_it_saved(memory: NodeMemory) -> None:
+def test_a_server_may_resume_from_a_checkpoint(memory: NodeMemory) -> None:
     for number in (2, 4, 6):
         memory.keep("mod", "a", number, memory_of(number))
         assert recalled(memory, accepted=number, saved=3) == (number, False)
-    assert recalled(memory, accepted=2, saved=3) == (2.0, False)  # it went back: later rounds are forgotten
+    assert recalled(memory, accepted=2, saved=3) == (2.0, False)  # resumed: memories of later rounds are removed
     assert recalled(memory, accepted=4, saved=4) == (None, True)
 
 
-def test_what_is_not_needed_any_more_is_removed(memory: NodeMemory) -> None:
+def test_memories_that_are_not_needed_any_more_are_removed(memory: NodeMemory) -> None:
     for number in (2, 4, 6):
         memory.keep("mod", "a", number, memory_of(number))
     recalled(memory, accepted=6, saved=5)
@@ -74,7 +74,7 @@ def test_what_is_not_needed_any_more_is_removed(memory: NodeMemory) -> None:
     assert memory._rounds("mod", "a") == [6]
 
 
-def test_another_training_finds_nothing_of_the_first_and_leaves_it_alone(memory: NodeMemory) -> None:
+def test_memories_of_two_trainings_are_separate(memory: NodeMemory) -> None:
     memory.keep("mod", "a", 3, memory_of(3))
     assert recalled(memory, accepted=3, saved=3, session="b") == (None, True)
     assert recalled(memory, accepted=3, saved=3) == (3.0, False)
@@ -89,16 +89,16 @@ def test_damage_on_disk_is_a_loss_and_not_a_wrong_memory(tmp_path: Path) -> None
 
 
 def test_nodes_share_a_folder(tmp_path: Path) -> None:
-    one, other = NodeMemory(context(1), tmp_path), NodeMemory(context(2), tmp_path)
-    one.keep("mod", "a", 3, memory_of(1))
+    first, other = NodeMemory(context(1), tmp_path), NodeMemory(context(2), tmp_path)
+    first.keep("mod", "a", 3, memory_of(1))
     other.keep("mod", "a", 3, memory_of(2))
-    assert recalled(one, 3, 3) == (1.0, False)
+    assert recalled(first, 3, 3) == (1.0, False)
     assert recalled(other, 3, 3) == (2.0, False)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=12))
-def test_whatever_happens_both_ends_agree_or_the_loss_is_told(events: list[tuple[bool, bool, int]]) -> None:
-    """A node in rounds whose upload may be lost, on a server that saves now and then, and may go back to that."""
+def test_server_and_node_always_agree_or_the_loss_is_reported(events: list[tuple[bool, bool, int]]) -> None:
+    """A node whose uploads may be lost, and a server that sometimes saves a checkpoint and may resume from it."""
     memory, accepted, saved = NodeMemory(context()), 0, (0, 0)  # (round, what was accepted then)
     number = 0
     for arrives, saves, back in events:
@@ -116,7 +116,7 @@ def test_whatever_happens_both_ends_agree_or_the_loss_is_told(events: list[tuple
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("name", ["2 bits", "lean"])
 def test_error_feedback_is_that_of_the_uplink(name: str, disk: bool, tmp_path: Path) -> None:
-    """Two rounds of one client, beside the two worked out with `send`."""
+    """Rounds of one client, compared with `send`."""
     seen: list[bytes] = []
 
     def watch(message: Message, context: Context, call_next: Any) -> Message:
@@ -141,9 +141,7 @@ def test_error_feedback_is_that_of_the_uplink(name: str, disk: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("name", FEEDBACK)
-def test_a_restarted_node_says_that_its_memory_is_lost_unless_it_is_on_disk(
-    name: str, tmp_path: Path, caplog: Any
-) -> None:
+def test_a_restarted_node_reports_a_lost_memory_unless_it_is_on_disk(name: str, tmp_path: Path, caplog: Any) -> None:
     for state_dir, resets in ((None, 1), (tmp_path, 0)):
         strategy = FedShift(FedAvg(**ALL))
         grid = LocalGrid(client_app([FEEDBACK[name](state_dir=state_dir)]), 6, seed=1)
@@ -153,7 +151,7 @@ def test_a_restarted_node_says_that_its_memory_is_lost_unless_it_is_on_disk(
         messages = strategy.configure_train(2, model(), ConfigRecord(), grid)
         strategy.aggregate_train(2, grid.send_and_receive(messages))
         assert strategy.rounds[1].reset == [node] * resets
-        assert (f"node {node} had lost its memory" in caplog.text) == bool(resets)
+        assert (f"node {node} lost its memory" in caplog.text) == bool(resets)
         caplog.clear()
 
 
@@ -163,8 +161,8 @@ def losing(strategy: FedShift) -> Any:
 
 
 @pytest.mark.parametrize("name", FEEDBACK)
-def test_an_upload_that_was_refused_is_not_remembered(name: str) -> None:
-    """The error of a refused upload must not be fed back: what it was the error of was never used."""
+def test_the_memory_of_a_refused_upload_is_not_used(name: str) -> None:
+    """The error of a refused upload must not be fed back, because the upload was not used."""
     alone: list[Any] = []
     for lose in (False, True):
         random.seed(3)
@@ -196,23 +194,25 @@ def test_statistics_of_a_normalisation_travel_exactly() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 9, 33, True, 4.0])
-def test_bits_that_make_no_sense_are_refused(bits: Any) -> None:
-    with pytest.raises(ValueError, match="is none of 1 to 8"):
+def test_invalid_bits_are_refused(bits: Any) -> None:
+    with pytest.raises(ValueError, match="is not allowed; use 1 to 8"):
         QuantizeMod(bits)
     strategy = FedShift(FedAvg(**ALL), patience=1)
     if isinstance(bits, int) and not isinstance(bits, bool):
-        with pytest.raises(Exception, match=f"bits in the run's config: {bits!r} is none of 1 to 8"):
+        with pytest.raises(Exception, match=f"bits in the run's config: {bits!r} is not allowed; use 1 to 8"):
             run(strategy, [QuantizeMod(4)], run_config={"bits": bits}, rounds=1)
 
 
-def test_an_uplink_has_a_name_and_sets_everything() -> None:
+def test_a_named_uplink_sets_everything() -> None:
     mod = QuantizeMod("lean")
     assert mod.uplink() == named("lean")
     assert mod.uplink(32).codec.quantizer == Identity()
     assert mod.remembers(mod.uplink())
     with pytest.raises(ValueError, match=r"QuantizeMod\('leen'\): no such uplink; known are exact, paper"):
         QuantizeMod("leen")
-    with pytest.raises(ValueError, match=r"QuantizeMod\('lean'\): sets the codec, updates and error_feedback"):
+    with pytest.raises(
+        ValueError, match=r"QuantizeMod\('lean'\): a named uplink sets codec, updates and error_feedback"
+    ):
         QuantizeMod("lean", updates=True)
     with pytest.raises(ValueError, match="cannot have 4 bits"):
         mod.uplink(4)
@@ -230,7 +230,7 @@ def test_an_uplink_has_a_name_and_sets_everything() -> None:
         (QuantizeMod(4), (None, "lean", 8, "lean")),
     ],
 )
-def test_a_round_by_another_uplink_is_no_loss_of_memory(mod: QuantizeMod, choices: Any) -> None:
+def test_a_change_of_uplink_does_not_lose_the_memory(mod: QuantizeMod, choices: Any) -> None:
     strategy = FedShift(FedAvg(**ALL), bits_for=by_round(*choices))
     run(strategy, [mod], rounds=4)
     assert [(x.used, x.reset) for x in strategy.rounds] == [(6, [])] * 4
@@ -241,27 +241,27 @@ def test_a_round_by_another_uplink_is_no_loss_of_memory(mod: QuantizeMod, choice
     [
         (QuantizeMod(updates=True, error_feedback=True), (2, 32)),
         (QuantizeMod("lean"), (None, 32)),
-        (QuantizeMod("lean"), (None, "exact", 32)),  # without feedback in between, the error waits
+        (QuantizeMod("lean"), (None, "exact", 32)),  # without feedback in between, the error is kept
         (QuantizeMod("lean"), (None, "paper", 32)),
     ],
 )
-def test_an_exact_upload_makes_good_for_what_was_lost_before(mod: QuantizeMod, choices: Any) -> None:
-    """Coarse updates and then one of 32 bits: their sum is the client's own, as if all had been exact."""
+def test_an_exact_upload_compensates_for_earlier_errors(mod: QuantizeMod, choices: Any) -> None:
+    """Coarse updates followed by one of 32 bits have the same sum as exact updates."""
     ends = []
     for way in (["exact"] * len(choices), choices):
         inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
         strategy = FedShift(inner, max_share=0.0, bits_for=by_round(*way))
         ends.append(to_params(run(strategy, [mod], nodes=1, rounds=len(choices), train=one_step).arrays))
     off = max(float((w - ends[1][name]).abs().max()) for name, w in ends[0].items())
-    assert (off < 1e-5) == ("paper" not in choices)  # which forgets what it loses
+    assert (off < 1e-5) == ("paper" not in choices)  # which has no error feedback
 
 
 def by_round(*choices: int | str | None) -> Callable[[int, int], int | str | None]:
     return lambda node, number: choices[number - 1]
 
 
-def test_errors_of_tensors_that_were_not_sent_wait_until_they_are() -> None:
-    """A client that trains its layers in turn: what lean loses of one is fed back when that layer is sent again."""
+def test_errors_of_tensors_are_kept_until_they_are_sent_again() -> None:
+    """A client that trains its layers in turn: the error of a layer is fed back when this layer is sent again."""
 
     def train(start: Params, client: int, context: Context) -> tuple[Params, dict[str, Any]]:
         after, metrics = one_step(start, client, context)
@@ -283,14 +283,14 @@ def test_errors_of_tensors_that_were_not_sent_wait_until_they_are() -> None:
 
 
 def one_step(start: Params, client: int, context: Context) -> tuple[Params, dict[str, Any]]:
-    """An update that does not depend on where it starts."""
-    own, metrics = moved(to_params(model()), client, context)
-    return {name: start[name] + own[name] - x for name, x in to_params(model()).items()}, metrics
+    """An update that does not depend on the start."""
+    trained, metrics = moved(to_params(model()), client, context)
+    return {name: start[name] + trained[name] - x for name, x in to_params(model()).items()}, metrics
 
 
 @pytest.mark.parametrize("name", FEEDBACK)
-def test_a_node_with_a_new_id_says_that_its_memory_is_not_what_the_server_knows(name: str, tmp_path: Path) -> None:
-    """Without a key, and in simulations, ids are new: the server cannot know the node, but the node its files."""
+def test_a_node_with_a_new_id_reports_a_lost_memory(name: str, tmp_path: Path) -> None:
+    """Without a key, and in simulations, ids are new: the server does not know the node, but the node has its files."""
     strategy = FedShift(FedAvg(**ALL))
     grid = LocalGrid(client_app([FEEDBACK[name](state_dir=tmp_path)]), 6, seed=1)
     strategy.start(grid, model(), num_rounds=1)
@@ -300,8 +300,8 @@ def test_a_node_with_a_new_id_says_that_its_memory_is_not_what_the_server_knows(
 
 
 @pytest.mark.parametrize("name", FEEDBACK)
-def test_nodes_that_say_who_they_are_keep_their_memory_under_new_ids(name: str, tmp_path: Path) -> None:
-    """A simulation that was stopped goes on, with new ids for all, to the bytes of one that was not."""
+def test_nodes_that_report_their_partition_keep_their_memory_under_new_ids(name: str, tmp_path: Path) -> None:
+    """A stopped simulation resumes, with new ids, to the same bytes as an uninterrupted one."""
 
     def make(folder: str) -> tuple[FedShift, Any]:
         inner = Seeded(FedAvg(fraction_evaluate=0.0, fraction_train=0.5, min_train_nodes=3), seed=4)
@@ -317,8 +317,8 @@ def test_nodes_that_say_who_they_are_keep_their_memory_under_new_ids(name: str, 
     assert [x.reset for x in second.rounds] == [[]] * 3
 
 
-def test_a_node_that_claims_anothers_partition_does_not_change_what_the_other_is_told(caplog: Any) -> None:
-    """Node 3's upload of round 2 is lost, while that of node 5, which says it is partition 3 too, is used."""
+def test_a_node_that_reports_the_partition_of_another_does_not_affect_its_memory(caplog: Any) -> None:
+    """Node 3's upload of round 2 is lost, while that of node 5, which also reports partition 3, is used."""
 
     def tamper(reply: Message) -> Message | None:
         node, kind = reply.metadata.src_node_id, reply.metadata.message_type
@@ -330,9 +330,9 @@ def test_a_node_that_claims_anothers_partition_does_not_change_what_the_other_is
     strategy, accepted = FedShift(Seeded(FedAvg(**ALL), seed=1)), []
     for number in (1, 2, 3):
         messages = list(strategy.configure_train(number, model(), ConfigRecord(), grid))
-        told = {one.metadata.dst_node_id: Told.read(one.content.config_records["config"]) for one in messages}
-        accepted.append([told[grid.node_of(i)].accepted for i in (3, 5)])
+        infos = {x.metadata.dst_node_id: RoundInfo.read(x.content.config_records["config"]) for x in messages}
+        accepted.append([infos[grid.node_of(i)].accepted for i in (3, 5)])
         strategy.aggregate_train(number, grid.send_and_receive(messages))
     assert accepted == [[-1, -1], [1, 1], [1, 2]]
     assert [x.reset for x in strategy.rounds] == [[]] * 3
-    assert "have the same partition-id 3; each is known by its node id instead" in caplog.text
+    assert "have the same partition-id 3; they are identified by node id instead" in caplog.text

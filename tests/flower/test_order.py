@@ -124,7 +124,7 @@ def test_clipping_mods_of_an_app_fail_its_evaluation_and_the_server_hears_of_it(
     result = run(FedShift(inner if mod is fixedclipping_mod else FedAvg(**ALL)), [QuantizeMod(4), mod], rounds=1)
     assert result.evaluate_metrics_clientapp == {}
     assert why in caplog.text
-    assert "it did not reply" not in caplog.text
+    assert "the node did not reply" not in caplog.text
     assert result.train_metrics_clientapp
 
 

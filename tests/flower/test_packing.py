@@ -60,7 +60,7 @@ def test_a_record_that_is_not_packed_is_left_as_it_is(arrays: dict[str, Array]) 
 
 
 def truncated(reply: Message) -> Message:
-    """An upload of a hundred bytes less."""
+    """Remove a hundred bytes from an upload."""
     record = reply.content.array_records["arrays"]
     reply.content["arrays"] = ArrayRecord({KEY: enclose(record[KEY].data[:-100])})
     return reply
@@ -98,7 +98,7 @@ def test_training_is_the_same_to_the_bit_whether_the_model_is_packed_or_not(name
 
 
 def on_the_way(strategy: FedShift, mod: QuantizeMod) -> list[Message]:
-    """What the server sends for one round."""
+    """Messages of the server in one round."""
 
     class Watched(LocalGrid):
         def push_messages(self, messages: Any) -> list[str]:
@@ -112,7 +112,7 @@ def on_the_way(strategy: FedShift, mod: QuantizeMod) -> list[Message]:
 
 
 def objects(message: Message) -> int:
-    """Objects of a message's content, each of which Flower transfers on its own."""
+    """Objects of a message's content, each of which Flower transfers separately."""
     return len(get_all_nested_objects(message.content))
 
 
@@ -150,7 +150,7 @@ def test_evaluation_is_not_packed_and_needs_no_mod() -> None:
     assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(2.0)
 
 
-def test_without_the_mod_a_packed_model_ends_the_run_with_a_sentence() -> None:
+def test_without_the_mod_a_packed_model_ends_the_run_with_an_error() -> None:
     with pytest.raises(NoUploadsError) as problem:
         run(FedShift(FedAvg(**ALL), pack=True))
     assert str(problem.value) == f"round 1: {NO_MOD}"

@@ -1,4 +1,4 @@
-"""Uploads that are well formed and would still do harm."""
+"""Well-formed uploads that would damage the model."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_a_finite_upload_that_would_poison_the_strategys_state_for_good_costs_on
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_state_that_is_changed_in_place_is_taken_back_too() -> None:
+def test_state_that_is_changed_in_place_is_restored_too() -> None:
     class Summing(InOrder):
         def __init__(self) -> None:
             super().__init__(fraction_evaluate=0.0)
@@ -87,7 +87,7 @@ def test_an_update_that_becomes_infinite_on_its_base_is_left_out_alone() -> None
     hostile.node = grid.node_of(BAD)
     strategy.start(grid, start, num_rounds=1)
     assert strategy.rounds[0].used == 5
-    assert "became infinite" in strategy.rounds[0].failed[hostile.node]
+    assert "is infinite after adding the update" in strategy.rounds[0].failed[hostile.node]
 
 
 def test_a_reply_to_no_message_is_not_passed_on() -> None:
@@ -97,7 +97,7 @@ def test_a_reply_to_no_message_is_not_passed_on() -> None:
 
     strategy = FedShift(InOrder(fraction_evaluate=0.0))
     survivors(strategy, Hostile(elsewhere), rounds=1)
-    assert strategy.rounds[0].failed[12345] == "it answers no message of this round"
+    assert strategy.rounds[0].failed[12345] == "the reply does not answer a message of this round"
     assert strategy.rounds[0].used == 5
 
 

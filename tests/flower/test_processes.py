@@ -1,4 +1,4 @@
-"""Whatever happens to the starter, nothing of what it started is left."""
+"""No process is left, even if its starter is killed."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from fedshift.flower.app.processes import Process, ProcessError, answers, descen
 from tests.flower.left import alive
 from tests.runs import linux
 
-# one child that waits, a grandchild without a parent, and one in a session of its own
+# one child that waits, a grandchild without a parent, and one in a separate session
 FAMILY = "(sleep 1000 &) ; setsid sleep 1000 & echo here; sleep 1000"
 
 
@@ -34,7 +34,7 @@ def until(true: Callable[[], bool]) -> None:
 
 @linux
 @pytest.mark.parametrize("end", [Process.stop, Process.kill])
-def test_an_ended_process_takes_all_its_descendants_along(end: Callable[[Process], None], tmp_path: Path) -> None:
+def test_ending_a_process_ends_all_its_descendants(end: Callable[[Process], None], tmp_path: Path) -> None:
     process = family(tmp_path)
     members = descendants(process.keeper.pid)
     assert alive(members) == members
@@ -45,7 +45,7 @@ def test_an_ended_process_takes_all_its_descendants_along(end: Callable[[Process
     end(process)  # again, to no effect
 
 
-def test_a_process_that_ends_by_itself_takes_its_descendants_along(tmp_path: Path) -> None:
+def test_a_process_that_ends_by_itself_ends_its_descendants(tmp_path: Path) -> None:
     process = Process(["sh", "-c", "sleep 1000 & echo here; exit 7"], os.environ, tmp_path / "log")
     assert process.wait(600) == 7
     assert process.text() == "here\n"
@@ -82,14 +82,14 @@ def test_nothing_is_left_when_the_starter_dies(how: signal.Signals, starter: sub
     until(lambda: alive(members) == [])
 
 
-def test_a_process_that_dies_while_starting_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_process_that_ends_while_starting_is_reported_with_its_log(tmp_path: Path) -> None:
     process = Process(["sh", "-c", "echo no such thing; exit 1"], os.environ, tmp_path / "log")
     with pytest.raises(ProcessError, match=r"sh ended while starting, see .*log:\nno such thing"):
         wait_for_port(process, free_port(), timeout=600)
     process.stop()
 
 
-def test_a_process_that_does_not_listen_is_told_after_the_timeout(tmp_path: Path) -> None:
+def test_a_process_that_does_not_listen_is_reported_after_the_timeout(tmp_path: Path) -> None:
     process = Process(["sleep", "1000"], os.environ, tmp_path / "log")
     with pytest.raises(ProcessError, match=r"sleep does not answer after 0\.2 s"):
         wait_for_port(process, free_port(), timeout=0.2)

@@ -1,4 +1,4 @@
-"""Experiments on Flower that are stopped at any moment and go on: the server, the nodes, or both."""
+"""Experiments on Flower that are stopped at any moment and resumed: the server, the nodes, or both."""
 
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,14 @@ def undisturbed(name: str, out: Path) -> dict[str, Any]:
     return record(out)
 
 
-def told(out: Path) -> dict[str, Any]:
+def recorded(out: Path) -> dict[str, Any]:
     found = record(out)
     found["settings.toml"] = found["settings.toml"].replace('"flower"', '"sequential"')
     return found
 
 
 def stop(run: Run, after: int) -> None:
-    """As a kill would: what was not saved is lost."""
+    """Stop a run after a round without saving."""
     for outcome in run:
         if outcome.number == after:
             run.close()
@@ -49,20 +49,20 @@ def stop(run: Run, after: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("files", [True, False], ids=["state in files", "state in the context"])
 def test_a_server_that_is_stopped_at_any_round_ends_in_the_same_bytes(name: str, files: bool, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     grid = grid_of(experiment(name), 5, state_dir=tmp_path / "state" if files else None)
     for after in (1, 2, 4, 5, 7):
-        stop(on_flower(experiment(name), grid, tmp_path / "run", tell=said.append), after)
-        if files:  # the nodes were stopped, too
+        stop(on_flower(experiment(name), grid, tmp_path / "run", tell=messages.append), after)
+        if files:  # the nodes were restarted, too
             for node in list(grid.contexts):
                 grid.back(node, anew=True)
-    list(on_flower(experiment(name), grid, tmp_path / "run", tell=said.append))
-    assert said == []
-    assert told(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
+    list(on_flower(experiment(name), grid, tmp_path / "run", tell=messages.append))
+    assert messages == []
+    assert recorded(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
 
 
 def test_a_server_that_is_stopped_within_a_round_ends_in_the_same_bytes(tmp_path: Path) -> None:
-    """Nodes have trained and remember a round that the server never heard of."""
+    """Nodes have a memory of a round that the server does not know."""
     name = "scaffold with feedback, every third round"
 
     class Crash(Exception):  # noqa: N818
@@ -83,24 +83,24 @@ def test_a_server_that_is_stopped_within_a_round_ends_in_the_same_bytes(tmp_path
             list(on_flower(experiment(name), grid, tmp_path / "run"))
     grid.at = 0
     list(on_flower(experiment(name), grid, tmp_path / "run"))
-    assert told(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
+    assert recorded(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
 
 
-def test_nodes_remember_what_an_older_checkpoint_needs(tmp_path: Path) -> None:
-    name, said = "scaffold with feedback", list[str]()
+def test_nodes_keep_the_memory_that_an_older_checkpoint_needs(tmp_path: Path) -> None:
+    name, messages = "scaffold with feedback", list[str]()
     grid = grid_of(experiment(name), 5)
     stop(on_flower(experiment(name), grid, tmp_path / "run"), after=6)
     damage(checkpoints(tmp_path / "run")[-1])
-    list(on_flower(experiment(name), grid, tmp_path / "run", tell=said.append))
-    assert len(said) == 1
-    assert "resuming from round 5" in said[0]
-    assert told(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
+    list(on_flower(experiment(name), grid, tmp_path / "run", tell=messages.append))
+    assert len(messages) == 1
+    assert "resuming from round 5" in messages[0]
+    assert recorded(tmp_path / "run") == undisturbed(name, tmp_path / "whole")
 
 
-def test_a_new_run_in_another_folder_does_not_take_up_what_nodes_remember(tmp_path: Path) -> None:
+def test_a_new_run_in_another_folder_does_not_use_old_memories(tmp_path: Path) -> None:
     name = "scaffold with feedback"
     grid = grid_of(experiment(name), 5, state_dir=tmp_path / "state")
     stop(on_flower(experiment(name), grid, tmp_path / "a"), after=4)
     list(on_flower(experiment(name), grid, tmp_path / "b"))
     list(on_flower(experiment(name), grid, tmp_path / "a"))  # and the first is not disturbed by the second
-    assert told(tmp_path / "a") == told(tmp_path / "b") == undisturbed(name, tmp_path / "whole")
+    assert recorded(tmp_path / "a") == recorded(tmp_path / "b") == undisturbed(name, tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""A training that was stopped goes on, with every strategy, to the bit as if it had not been."""
+"""A stopped training resumes to the same bytes, with every strategy."""
 
 import random
 from pathlib import Path
@@ -27,7 +27,7 @@ class CrashError(Exception): ...
 def train(
     strategy: FedShift, rounds: int, grid: LocalGrid, crash: int = -1, start: ArrayRecord | None = None
 ) -> ArrayRecord:
-    """Every round has its own draws, so that a resumed run can repeat them."""
+    """Seed each round, so that a resumed run repeats its draws."""
 
     def before(number: int, arrays: ArrayRecord) -> None:
         if number == crash:
@@ -48,7 +48,7 @@ def test_a_resumed_run_ends_in_the_bytes_of_one_that_was_not_stopped(name: str, 
     app = client_app(mods or [ScaffoldMod(4, error_feedback=True)], moved_a_known_way)
     start = model(counter=name != "QFedAvg")  # with a tensor of no axes, which QFedAvg itself cannot take
     whole = train(FedShift(make(), checkpoint=tmp_path / "whole"), 5, LocalGrid(app, 6, seed=1), start=start)
-    grid = LocalGrid(app, 6, seed=1)  # its nodes stay, and remember, while the server is started anew
+    grid = LocalGrid(app, 6, seed=1)  # nodes keep their memory while the server is restarted
     with pytest.raises(CrashError):
         train(FedShift(make(), checkpoint=tmp_path / "run"), 5, grid, crash=3, start=start)
     resumed = FedShift(make(), checkpoint=tmp_path / "run")
@@ -57,7 +57,7 @@ def test_a_resumed_run_ends_in_the_bytes_of_one_that_was_not_stopped(name: str, 
     assert all(not x.reset for x in resumed.rounds)
 
 
-def test_a_finished_run_gives_its_model_again_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+def test_a_finished_run_returns_its_model_and_a_longer_one_resumes(tmp_path: Path) -> None:
     grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
     done = train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 2, grid)
     again = FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path)
@@ -67,7 +67,7 @@ def test_a_finished_run_gives_its_model_again_and_a_longer_one_goes_on(tmp_path:
     assert [x.number for x in again.rounds] == [3]
 
 
-def test_a_setting_that_was_changed_on_purpose_counts_and_one_that_the_strategy_changed_goes_on(tmp_path: Path) -> None:
+def test_a_setting_that_the_user_changed_is_used_and_one_that_the_strategy_changed_is_restored(tmp_path: Path) -> None:
     def make(rate: float) -> flower.DifferentialPrivacyServerSideAdaptiveClipping:
         inner = flower.FedAdam(fraction_evaluate=0.0, min_train_nodes=6, eta=rate)
         return flower.DifferentialPrivacyServerSideAdaptiveClipping(inner, 0.01, 6)
@@ -81,13 +81,13 @@ def test_a_setting_that_was_changed_on_purpose_counts_and_one_that_the_strategy_
     assert second.strategy.m_t.keys() == first.strategy.m_t.keys()  # type: ignore[attr-defined]
 
 
-def test_what_a_checkpoint_cannot_hold_is_refused_by_name_before_anything_is_trained(tmp_path: Path) -> None:
+def test_attributes_that_cannot_be_stored_are_refused_before_training(tmp_path: Path) -> None:
     class Odd(FedAvg):
         def __init__(self) -> None:
             super().__init__()
             self.drawn = {1, 2}
 
-    with pytest.raises(ValueError, match=r"Odd\.drawn is of type set, which a checkpoint cannot hold"):
+    with pytest.raises(ValueError, match=r"Odd\.drawn is of type set, which a checkpoint cannot store"):
         FedShift(Odd(), checkpoint=tmp_path)
     FedShift(Odd())
 
@@ -98,7 +98,7 @@ def test_what_a_checkpoint_cannot_hold_is_refused_by_name_before_anything_is_tra
 
     with pytest.raises(ValueError, match=r"Deep\.net is of type Linear"):
         FedShift(Deep(), checkpoint=tmp_path)
-    with pytest.raises(RunError, match="must be a folder"):
+    with pytest.raises(RunError, match="checkpoint must be a folder"):
         FedShift(FedAvg(), checkpoint=__file__)
     assert not list(tmp_path.iterdir())
 
@@ -119,12 +119,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_two_are_refused(tm
         train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 3, grid)
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     grid = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1)
     train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 1, grid)
     with pytest.raises(RunError, match="was saved with FedAvg, not FedAdam"):
         train(FedShift(STRATEGIES["FedAdam"](), checkpoint=tmp_path), 2, grid)
-    with pytest.raises(RunError, match="holds another model"):
+    with pytest.raises(RunError, match="contains a different model"):
         FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path).start(
             grid, to_record({"w": torch.zeros(2)}), num_rounds=2
         )
@@ -141,11 +141,11 @@ def test_a_checkpoint_under_another_rounds_name_or_of_whole_numbers_is_not_used(
     assert [x.number for x in again.rounds] == [3]
     for path in tmp_path.glob("*.safetensors"):
         rewrite(path, lambda params: {name: x.int() for name, x in params.items()})
-    with pytest.raises(RunError, match="holds another model"):
+    with pytest.raises(RunError, match="contains a different model"):
         train(FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path), 4, grid)
 
 
-def test_a_wrapper_of_ones_own_is_looked_into_whatever_it_calls_the_strategy_inside(tmp_path: Path) -> None:
+def test_a_custom_wrapper_is_inspected_under_any_attribute_name(tmp_path: Path) -> None:
     class Around(FedAvg):
         def __init__(self, inner: flower.FedAvgM) -> None:
             super().__init__(fraction_evaluate=0.0)
@@ -162,7 +162,7 @@ def test_a_wrapper_of_ones_own_is_looked_into_whatever_it_calls_the_strategy_ins
     assert all(np.array_equal(a, b) for a, b in zip(first.momentum_vector, second.momentum_vector, strict=True))
 
 
-def test_the_draw_of_nodes_goes_on_too(tmp_path: Path) -> None:
+def test_the_selection_of_nodes_is_resumed_too(tmp_path: Path) -> None:
     def make() -> FedShift:
         return FedShift(Seeded(FedAvg(fraction_evaluate=0.0, fraction_train=0.5), seed=4), checkpoint=tmp_path)
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD for anybody's Flower app, against the rules of the package."""
+"""SCAFFOLD for any Flower app, compared with the rules of the package."""
 
 import random
 from typing import Any
@@ -13,7 +13,7 @@ from fedshift import Params
 from fedshift.core.tree import tmap
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod, correction
 from fedshift.flower.addon.arrays import KEY, to_params, to_record
-from fedshift.flower.addon.scaffold import OWN
+from fedshift.flower.addon.scaffold import CONTROL_KEY
 from fedshift.flower.testing import LocalGrid
 from fedshift.rounds.uplink import ERROR
 from tests.flower.apps import client_app, model, moved, run
@@ -23,7 +23,7 @@ LR, STEPS = 0.1, 3
 
 
 def quadratic(start: Params, client: int, context: Context) -> tuple[Params, dict[str, Any]]:
-    """Three steps of 0.1 down |w - a|^2 / 2, a the client's own, each along grad - c_i + c."""
+    """Three steps of 0.1 down |w - a|^2 / 2, a of the client, each along grad - c_i + c."""
     generator = torch.Generator().manual_seed(client)
     target = {name: torch.randn(w.shape, generator=generator) for name, w in start.items()}
     d, w = correction(context), start
@@ -43,7 +43,7 @@ def controls(grid: LocalGrid) -> list[Params]:
     for context in grid.contexts.values():
         newest = max(context.state, key=lambda key: int(key.rpartition("/")[2]))
         memory = load(context.state.array_records[newest][KEY].data)
-        found.append({name.removeprefix(OWN): x for name, x in memory.items() if not name.startswith(ERROR)})
+        found.append({name.removeprefix(CONTROL_KEY): x for name, x in memory.items() if not name.startswith(ERROR)})
     return found
 
 
@@ -122,21 +122,21 @@ def test_a_node_that_lost_its_control_starts_from_the_servers() -> None:
     place = [message.metadata.dst_node_id for message in messages].index(node)
     for i, d in enumerate(seen):
         still = all(bool((x == 0).all()) for x in d.values())
-        assert still == (i == place)  # c - c_i = 0: it steps along the plain gradient
+        assert still == (i == place)  # c - c_i = 0: no correction
     assert not any("correction" in key for context in grid.contexts.values() for key in context.state)
 
 
 @pytest.mark.parametrize(("travel", "why"), [(None, "travel=None"), (0.0, "travel=0.0"), (float("nan"), "travel=nan")])
-def test_a_client_that_does_not_say_how_far_it_went_is_told_so(travel: float | None, why: str) -> None:
+def test_a_client_without_a_valid_travel_is_refused(travel: float | None, why: str) -> None:
     def silent(start: Params, client: int, context: Context) -> tuple[Params, dict[str, Any]]:
         w, _ = quadratic(start, client, context)
         return w, {"num-examples": 10} | ({} if travel is None else {"travel": travel})
 
-    with pytest.raises(NoUploadsError, match=f"{why}: the sum of the steps' learning rates must be among the metrics"):
+    with pytest.raises(NoUploadsError, match=f"{why}: the metrics must contain the sum of the steps' learning rates"):
         run(FedShift(Scaffold(FedAvg(**ALL)), patience=1), [ScaffoldMod(4)], train=silent)
 
 
-def test_a_hostile_travel_leaves_the_control_alone() -> None:
+def test_a_hostile_travel_does_not_change_the_control() -> None:
     random.seed(3)
     inner = Scaffold(FedAvg(**ALL))
     strategy = FedShift(inner)
@@ -153,10 +153,10 @@ def test_a_hostile_travel_leaves_the_control_alone() -> None:
     assert all(torch.isfinite(c).all() and c.abs().max() < 100 for c in inner.control.values())
 
 
-def test_ends_that_do_not_fit_are_told_so() -> None:
+def test_mods_and_strategies_that_do_not_match_raise_an_error() -> None:
     with pytest.raises(NoUploadsError, match=r"the server's strategy must be FedShift\(Scaffold"):
         run(FedShift(FedAvg(**ALL), patience=1), [ScaffoldMod(4)], train=quadratic)
-    with pytest.raises(NoUploadsError, match="whose clients need a ScaffoldMod"):
+    with pytest.raises(NoUploadsError, match="use ScaffoldMod instead of QuantizeMod"):
         run(FedShift(Scaffold(FedAvg(**ALL)), patience=1), [QuantizeMod(4)])
-    with pytest.raises(ValueError, match="there is none outside of training"):
+    with pytest.raises(ValueError, match="available only during training"):
         correction(Context(1, 1, {}, RecordDict(), {}))

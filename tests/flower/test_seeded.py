@@ -1,4 +1,4 @@
-"""The same nodes in the same rounds, whatever their ids."""
+"""The same nodes in the same rounds, independent of their ids."""
 
 import random
 from typing import Any
@@ -24,7 +24,7 @@ def _partition(grid: LocalGrid, message: Message) -> int:
 
 
 def grid(app: Any = None) -> LocalGrid:
-    """New ids, and another order, every time."""
+    """Grid with new ids and another order in every call."""
     made = LocalGrid(app or introduce(client_app([QuantizeMod(4)])), 20)
     made.contexts = dict(random.SystemRandom().sample(list(made.contexts.items()), 20))
     return made
@@ -32,8 +32,8 @@ def grid(app: Any = None) -> LocalGrid:
 
 def test_a_seed_draws_the_same_nodes_on_every_grid_and_other_seeds_others() -> None:
     for inner in (FedAvg, FedMedian):
-        one, again, other = (Seeded(inner(fraction_train=0.3), seed=s) for s in (1, 1, 2))
-        first = drawn(one, grid())
+        seeded, again, other = (Seeded(inner(fraction_train=0.3), seed=s) for s in (1, 1, 2))
+        first = drawn(seeded, grid())
         assert first == drawn(again, grid())
         assert first != drawn(other, grid())
         assert [len(set(nodes)) for nodes in first] == [6] * 5
@@ -41,7 +41,7 @@ def test_a_seed_draws_the_same_nodes_on_every_grid_and_other_seeds_others() -> N
         assert drawn(again, grid(), kind="evaluate") != first
 
 
-def test_the_whole_training_can_be_repeated() -> None:
+def test_the_whole_training_is_reproducible() -> None:
     results = [
         FedShift(Seeded(FedAvg(fraction_train=0.3, fraction_evaluate=0.0))).start(grid(), model(), num_rounds=4)
         for _ in range(2)
@@ -56,7 +56,7 @@ def test_pythons_own_generator_is_left_as_it_was() -> None:
     assert random.getstate() == before
 
 
-def test_nodes_that_do_not_say_who_they_are_are_in_the_order_of_their_ids() -> None:
+def test_nodes_without_a_partition_id_are_sorted_by_node_id() -> None:
     silent = grid(client_app([QuantizeMod(4)]))
     assert set(partitions(silent, silent.get_node_ids()).values()) == {None}
     ids = [

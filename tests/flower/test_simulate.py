@@ -11,7 +11,7 @@ import pytest
 
 from fedshift.cli import running
 from fedshift.experiment.settings import Experiment
-from fedshift.flower.app.desk import Desk
+from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.simulate import write_app
 from fedshift.flower.app.superlink import Config
 from fedshift.flower.testing import Deployment
@@ -24,24 +24,22 @@ BOTH = {"uplink": {"bits": "32+4", "feedback": True}, "algorithm": {"name": "sca
 
 
 def test_events_are_read_once_and_whole(tmp_path: Path) -> None:
-    said, heard = Desk(tmp_path), Desk(tmp_path)
-    assert list(heard.heard()) == []
-    said.say(Event("told", "a\nb"))
-    said.say(Event("round", "", 1, None, 0.5, 7))
-    assert list(heard.heard()) == [Event("told", "a\nb"), Event("round", "", 1, None, 0.5, 7)]
-    with open(said.file, "ab") as file:
+    sender, receiver = Channel(tmp_path), Channel(tmp_path)
+    assert list(receiver.receive()) == []
+    sender.send(Event("told", "a\nb"))
+    sender.send(Event("round", "", 1, None, 0.5, 7))
+    assert list(receiver.receive()) == [Event("told", "a\nb"), Event("round", "", 1, None, 0.5, 7)]
+    with open(sender.file, "ab") as file:
         file.write(b'["do')
-    assert list(heard.heard()) == []
-    with open(said.file, "ab") as file:
+    assert list(receiver.receive()) == []
+    with open(sender.file, "ab") as file:
         file.write(b'ne"]\n')
-    assert list(heard.heard()) == [Event("done")]
+    assert list(receiver.receive()) == [Event("done")]
 
 
-def test_what_ends_a_simulation_reaches_the_user_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_a_simulation_is_shown_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def simulate(*_: Any) -> Iterator[Event]:
-        yield Event("told", "client 3 had lost its memory")
+        yield Event("told", "client 3 lost its memory")
         yield Event("round", "", 1, 0.5, 1.5, 100)
         raise DivergedError("no usable upload")
 
@@ -50,26 +48,26 @@ def test_what_ends_a_simulation_reaches_the_user_in_one_sentence(
     done = fedshift("run", path, "--engine", "flower", "--out", tmp_path / "run", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout) == {"run": "run", "round": 1, "score": 0.5, "loss": 1.5, "bytes_up": 100}
-    assert done.stderr.splitlines() == ["client 3 had lost its memory", "fedshift: no usable upload"]
+    assert done.stderr.splitlines() == ["client 3 lost its memory", "fedshift: no usable upload"]
 
 
 def same_as_here(experiment: Experiment, out: Path, folder: Path) -> bool:
-    """Whether a run on Flower tells what one in this process does, but for times and the name of its engine."""
+    """True if the record of a run on Flower is that of one in this process, except times and engine."""
     list(Run(experiment, folder))
-    there, here = record(out), record(folder)
-    assert there.pop("settings.toml") == here.pop("settings.toml").replace('"sequential"', '"flower"')
-    return there == here
+    on_flower, in_process = record(out), record(folder)
+    assert on_flower.pop("settings.toml") == in_process.pop("settings.toml").replace('"sequential"', '"flower"')
+    return on_flower == in_process
 
 
 def test_a_simulation_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
     experiment = small(BOTH, {"train": {"rounds": 3}})
     path = file_of(tmp_path / "a.toml", experiment)
-    begun = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(begun, capture_output=True, text=True, timeout=600)
+    command = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     *rounds, end = map(json.loads, done.stdout.splitlines())
-    assert [told["round"] for told in rounds] == [1, 2, 3]
+    assert [line["round"] for line in rounds] == [1, 2, 3]
     assert end["out"] == str(tmp_path / "run")
     assert same_as_here(experiment, tmp_path / "run", tmp_path / "here")
 
@@ -78,8 +76,8 @@ def test_a_simulation_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
 def test_a_simulation_that_is_stopped_and_resumed_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
     experiment, out = small(BOTH), tmp_path / "run"
     path = file_of(tmp_path / "a.toml", experiment)
-    begun = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(out), "--json"]
-    with subprocess.Popen(begun, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(out), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["round"] == 1
         process.send_signal(signal.SIGINT)
@@ -96,7 +94,7 @@ def test_a_simulation_that_is_stopped_and_resumed_ends_in_the_bytes_of_one_proce
 
 @pytest.mark.slow
 def test_supernodes_that_connect_end_in_the_bytes_of_one_process(tmp_path: Path) -> None:
-    """Two real SuperNodes play twelve clients; each message is a process of its own, so memory is in Flower's state."""
+    """Two real SuperNodes train twelve clients; each message starts a process, so memory is in Flower's state."""
     experiment = small(BOTH, {"train": {"rounds": 3}})
     nodes: list[Config] = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
     with Deployment(tmp_path / "flower", nodes) as deployment:

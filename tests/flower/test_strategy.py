@@ -18,7 +18,7 @@ from fedshift.flower.addon.arrays import FRAME, KEY, enclose, to_params, to_reco
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, run, same
 
-NEAREST = Codec(KMeans(4))  # not rounded at random, so that the same upload can be decoded by hand
+NEAREST = Codec(KMeans(4))  # without random rounding, so that the upload can be decoded independently
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
 
 
@@ -53,7 +53,7 @@ def test_every_strategy_of_flower_is_in_the_table_or_refused() -> None:
     made = {type(make()).__name__ for make in STRATEGIES.values()}
     assert {name for name in flower.__all__ if name not in abstract | trees} == made
     for name in trees:
-        with pytest.raises(ValueError, match="trees are not tensors"):
+        with pytest.raises(ValueError, match="models of trees cannot be quantized or shifted"):
             FedShift(getattr(flower, name)())
 
 
@@ -96,7 +96,7 @@ def test_with_4_bits_the_result_is_the_strategys_on_decoded_uploads_and_then_shi
 
 
 def decoded(bits: int) -> Callable[..., Message]:
-    """A mod that sends, as plain arrays, what the server would read from a quantized upload."""
+    """Mod that sends the decoded values of a quantized upload as plain arrays."""
 
     def mod(message: Message, context: Context, call_next: Any) -> Message:
         reply: Message = call_next(message, context)
@@ -108,7 +108,7 @@ def decoded(bits: int) -> Callable[..., Message]:
 
 
 @pytest.mark.parametrize(("weighted", "share"), [(True, 22 / 44), (False, 1 / 3)])
-def test_the_share_follows_the_strategys_own_weights(weighted: bool, share: float) -> None:
+def test_the_share_follows_the_weights_of_the_strategy(weighted: bool, share: float) -> None:
     nodes = [{"partition-id": i, **({"bits": 4} if i == 12 else {})} for i in (0, 2, 12)]  # 10, 12 and 22 examples
     strategy = FedShift(FedAvg(min_train_nodes=3) if weighted else Middle(), max_share=1.0)
     result = run(strategy, [QuantizeMod(32, codec=NEAREST)], nodes=nodes, rounds=1)
@@ -129,7 +129,7 @@ def by_config() -> Callable[..., Message]:
 
 
 class Middle(Strategy):
-    """A strategy of somebody's own that knows no weights: the mean of all, in the order it is given."""
+    """A custom strategy without weights: the mean of all, in the order of the replies."""
 
     def summary(self) -> None: ...
 
@@ -199,7 +199,7 @@ def test_a_server_chooses_bits_for_each_node_and_round() -> None:
     run(strategy, [QuantizeMod()], rounds=2)
     assert len(set(asked)) == 12
     assert [x.lossy for x in strategy.rounds] == [0, 6]
-    with pytest.raises(ValueError, match=r"bits_for\(\d+, 1\): 9 is none of 1 to 8"):
+    with pytest.raises(ValueError, match=r"bits_for\(\d+, 1\): 9 is not allowed; use 1 to 8"):
         run(FedShift(FedAvg(**ALL), bits_for=lambda node, number: 9), [QuantizeMod()])
     with pytest.raises(ValueError, match=r"bits_for\(\d+, 1\) = 'leen': no such uplink; known are exact, paper, lean"):
         run(FedShift(FedAvg(**ALL), bits_for=lambda node, number: "leen"), [QuantizeMod()])
@@ -232,12 +232,12 @@ def test_the_result_does_not_depend_on_the_order_in_which_uploads_arrive(arrival
     assert same(*results)
 
 
-def test_what_cannot_be_wrapped_is_refused_with_a_sentence() -> None:
+def test_strategies_that_cannot_be_wrapped_raise_an_error() -> None:
     class SecAggPlus(FedAvg): ...
 
-    with pytest.raises(ValueError, match="under secure aggregation the server sees no upload"):
+    with pytest.raises(ValueError, match="with secure aggregation the server cannot decode uploads"):
         FedShift(flower.DifferentialPrivacyServerSideFixedClipping(SecAggPlus(), 0.0, 1.0, 2))
-    with pytest.raises(TypeError, match=r"FedShift\(the class FedAvg\): needs an object"):
+    with pytest.raises(TypeError, match=r"FedShift\(the class FedAvg\): needs an instance"):
         FedShift(FedAvg)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_share must be between 0 and 1"):
         FedShift(FedAvg(), max_share=2)
@@ -245,7 +245,7 @@ def test_what_cannot_be_wrapped_is_refused_with_a_sentence() -> None:
         FedShift(FedAvg(), patience=0)
 
 
-def test_a_bare_strategy_fails_loudly_on_quantized_uploads() -> None:
+def test_a_bare_strategy_raises_an_error_on_quantized_uploads() -> None:
     grid = LocalGrid(client_app([QuantizeMod(4, codec=NEAREST)]), 6, seed=1)
     FedAvg(**ALL).start(grid, model(), num_rounds=1)
     assert "only a FedShift strategy can read quantized uploads" in grid.errors[0]

@@ -1,4 +1,4 @@
-"""Which arrays FedShift shifts: by the app's module, by patterns, or by names, shapes and what clients change."""
+"""Selection of the arrays to shift: by the app's module, by patterns, or by names, shapes and changes."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.flower.test_strategy import ALL
 
 
 class Net(nn.Module):
-    """A little of everything; clients train all but the buffer and what is frozen."""
+    """Layers of different kinds; clients train all but the buffer and the frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,15 +47,15 @@ def state(module: nn.Module) -> ArrayRecord:
 
 
 def touched(strategy: FedShift, mod: QuantizeMod, start: ArrayRecord, train: Any = trained) -> list[str]:
-    """The arrays whose result, after a round, is not that of the same uploads without a shift."""
+    """Arrays whose result after a round differs from that of the same uploads without a shift."""
     results = []
     for one in (strategy, FedShift(FedAvg(**ALL), max_share=0.0)):
-        random.seed(3)  # Flower draws the order of nodes, in which it adds up
+        random.seed(3)  # Flower draws the order of nodes, which affects sums
         results.append(to_params(run(one, [mod], start=start, train=train, rounds=1).arrays))
     return [name for name, x in results[0].items() if not torch.equal(x, results[1][name])]
 
 
-def test_a_module_tells_exactly_which_arrays_are_weights_also_shared_ones() -> None:
+def test_a_module_determines_exactly_which_arrays_are_weights_also_shared_ones() -> None:
     strategy = FedShift(FedAvg(**ALL), module=Net())
     assert touched(strategy, QuantizeMod(4), state(Net())) == ["embed.weight", "head.weight"]
     assert strategy.shifted == ["embed.weight", "head.weight"]
@@ -70,17 +70,17 @@ def test_arrays_of_a_module_may_come_as_a_list_of_its_state_or_of_its_parameters
         assert touched(strategy, QuantizeMod(4), ArrayRecord(arrays), moved) == weights
 
 
-def test_only_a_part_of_a_module_may_travel() -> None:
+def test_only_a_part_of_a_module_may_be_sent() -> None:
     strategy = FedShift(FedAvg(**ALL), module=nn.ModuleDict({"one": nn.Linear(5, 8), "two": nn.Linear(8, 3)}))
     assert touched(strategy, QuantizeMod(4), model(), moved) == ["one.weight", "two.weight"]
 
 
-def test_without_a_module_names_shapes_and_changes_tell() -> None:
+def test_without_a_module_names_shapes_and_changes_decide() -> None:
     strategy = FedShift(FedAvg(**ALL))
     assert touched(strategy, QuantizeMod(4), state(Net())) == ["embed.weight", "head.weight", "own.weight"]
 
 
-def test_arrays_without_names_are_told_by_shape_and_change() -> None:
+def test_arrays_without_names_are_selected_by_shape_and_change() -> None:
     arrays = [x.detach().numpy() for x in Net().state_dict().values()]
     names = list(Net().state_dict())
 
@@ -158,9 +158,9 @@ def test_the_shift_of_what_is_chosen_is_that_of_the_rule() -> None:
 def test_the_log_names_what_is_shifted_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "flwr.fedshift"):
         run(FedShift(FedAvg(**ALL), tensors=["one.*"]), [QuantizeMod(4)], rounds=3)
-    said = [record.getMessage() for record in caplog.records if "hift" in record.getMessage()]
-    assert sum("Tensors to shift: one.weight, one.bias" in sentence for sentence in said) == 1
-    assert sum("shifted tensors: one.weight, one.bias" in sentence for sentence in said) == 1
+    messages = [record.getMessage() for record in caplog.records if "hift" in record.getMessage()]
+    assert sum("Tensors to shift: one.weight, one.bias" in sentence for sentence in messages) == 1
+    assert sum("shifted tensors: one.weight, one.bias" in sentence for sentence in messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -168,26 +168,29 @@ def test_the_log_names_what_is_shifted_once(caplog: pytest.LogCaptureFixture) ->
     [
         (
             lambda: FedShift(FedAvg(), module=Net),  # type: ignore[arg-type]
-            r"FedShift\(module=the class Net\): needs an object of torch.nn.Module",
+            r"FedShift\(module=the class Net\): needs an instance of torch.nn.Module",
         ),
         (
             lambda: FedShift(FedAvg(), module="net"),  # type: ignore[arg-type]
-            r"FedShift\(module='net'\): needs an object of torch.nn.Module",
+            r"FedShift\(module='net'\): needs an instance of torch.nn.Module",
         ),
         (
             lambda: FedShift(FedAvg(), module=nn.Sequential(nn.LazyLinear(3))),
-            r"FedShift\(module=Sequential\): 0.weight has no shape yet; call a lazy model on one batch first",
+            r"FedShift\(module=Sequential\): 0.weight has no shape yet; run the lazy model on one batch first",
         ),
-        (lambda: FedShift(FedAvg(), tensors=["a"], module=Net()), "only one of them can choose"),
+        (lambda: FedShift(FedAvg(), tensors=["a"], module=Net()), "pass only one of tensors and module"),
         (lambda: FedShift(FedAvg(), tensors=[3]), "needs names of tensors or patterns"),  # type: ignore[list-item]
-        (lambda: run(FedShift(FedAvg(), module=Net())), r"array 'one.weight' of shape \(8, 5\) is none of its tensors"),
+        (
+            lambda: run(FedShift(FedAvg(), module=Net())),
+            r"array 'one.weight' of shape \(8, 5\) matches no tensor of the module",
+        ),
         (
             lambda: run(FedShift(FedAvg(), module=Net()), start=ArrayRecord([torch.ones(2, 2).numpy()])),
-            r"FedShift\(module=Net\): array '0' of shape \(2, 2\) is none of its tensors",
+            r"FedShift\(module=Net\): array '0' of shape \(2, 2\) matches no tensor of the module",
         ),
-        (lambda: run(FedShift(FedAvg(), tensors=["no*"])), "there is no such tensor among one.weight"),
+        (lambda: run(FedShift(FedAvg(), tensors=["no*"])), "no match among the tensors one.weight"),
     ],
 )
-def test_what_cannot_choose_is_refused_with_a_sentence(make: Callable[[], object], why: str) -> None:
+def test_invalid_selections_raise_an_error(make: Callable[[], object], why: str) -> None:
     with pytest.raises((TypeError, ValueError), match=why):
         make()

@@ -24,7 +24,7 @@ START = to_record({"w": torch.randn(40, 50, generator=torch.Generator().manual_s
 def sent(
     mod: QuantizeMod, node: Any = None, run_config: Any = None, message: Any = None, chosen: int | str | None = None
 ) -> tuple[type[Quantizer], bool, int]:
-    """How a node uploads: the quantizer in its frame, whether it is an update, and how many bytes it has."""
+    """Upload of a node: the quantizer in its frame, whether it is an update, and its bytes."""
     seen: dict[object, bytes] = {}
 
     def watch(message: Message, context: Context, call_next: Any) -> Message:
@@ -63,7 +63,7 @@ def test_an_uplink_comes_from_the_node_then_the_message_then_the_run_then_the_ap
 
 
 def test_a_name_is_the_same_uplink_wherever_it_is_set() -> None:
-    """Also in an app that is made for other bits, weights and no feedback: the name replaces all of it."""
+    """Also in an app with other bits, weights and no feedback, which the name replaces."""
     expected = sent(QuantizeMod("lean"))
     assert expected == sent(QuantizeMod(4), node={"uplink": "lean"})
     assert expected == sent(QuantizeMod(32), run_config={"uplink": "lean"})
@@ -87,12 +87,12 @@ PLACES = {"node's config": "node", "message": "message", "run's config": "run_co
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_a_place_cannot_set_is_refused_with_its_name(place: str) -> None:
-    """In one sentence, which reaches the server at once because all nodes say the same."""
+def test_invalid_settings_are_refused_with_the_name_of_the_place(place: str) -> None:
+    """The error reaches the server at once, because all nodes report the same."""
     cases: list[tuple[dict[str, Any], str]] = [
         ({"bits": 8}, rf"bits in the {place}: Step\(.*rate=0.6\) cannot have 8 bits; allowed are 16, 32, or an uplink"),
         ({"bits": 4}, rf"bits in the {place}: Step\(.*rate=0.6\) cannot have 4 bits"),
-        ({"bits": 9}, rf"bits in the {place}: 9 is none of 1 to 8"),
+        ({"bits": 9}, rf"bits in the {place}: 9 is not allowed; use 1 to 8"),
         ({"uplink": "leen"}, rf"uplink = 'leen' in the {place}: no such uplink; known are exact, paper, lean, extreme"),
         ({"uplink": 4}, rf"uplink = 4 in the {place}: no such uplink"),
         ({"uplink": "lean", "bits": 32}, f"bits and uplink in the {place}: both choose the codec; set only one"),
@@ -104,7 +104,7 @@ def test_what_a_place_cannot_set_is_refused_with_its_name(place: str) -> None:
 
 
 def test_nodes_of_a_fleet_upload_by_different_names_in_one_round() -> None:
-    """Two exact, one by the paper's codes and one lean; what they send decodes to what each would have sent alone."""
+    """Two exact, one with the paper's codes and one lean; each upload decodes as if sent alone."""
     names = ["exact", "exact", "paper", "lean"]
     nodes = [{"partition-id": i, "uplink": name} for i, name in enumerate(names)]
     strategy = FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=4))

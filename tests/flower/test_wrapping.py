@@ -1,4 +1,4 @@
-"""Strategies of one's own inside of FedShift, and what makes no sense."""
+"""Custom strategies inside of FedShift, and invalid arguments."""
 
 import random
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def test_a_strategy_may_send_something_else_than_it_was_given(updates: bool) -> 
         assert torch.allclose(w, to_params(wrapped.arrays)[name], atol=1e-6)
 
 
-def test_strategies_may_ask_nobody_or_wait() -> None:
+def test_strategies_may_send_no_messages_or_return_nothing() -> None:
     result = run(FedShift(FedAvg(fraction_train=0.0, min_evaluate_nodes=6)), [QuantizeMod(4)], rounds=7)
     assert len(result.evaluate_metrics_clientapp) == 7
 
@@ -45,7 +45,7 @@ def test_strategies_may_ask_nobody_or_wait() -> None:
     assert [x.used for x in strategy.rounds] == [0] * 6 + [6]
 
 
-def test_a_strategy_of_ones_own_may_have_clients_that_report_different_things() -> None:
+def test_a_custom_strategy_may_have_clients_with_different_metrics() -> None:
     def odd(start: Any, client: int, context: Any) -> Any:
         w, metrics = moved(start, client, context)
         return w, metrics | ({"more": 1.0} if client == 2 else {})
@@ -65,7 +65,7 @@ def test_one_object_may_train_twice() -> None:
     assert [x.number for x in strategy.rounds] == [1, 2]
 
 
-def test_the_app_sees_nothing_of_ours_in_its_config() -> None:
+def test_the_app_gets_no_keys_of_fedshift_in_its_config() -> None:
     seen: list[set[str]] = []
 
     def look(message: Message, context: Context, call_next: Any) -> Message:
@@ -79,13 +79,13 @@ def test_the_app_sees_nothing_of_ours_in_its_config() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: FedShift(None), "needs an object of a strategy"),  # type: ignore[arg-type]
+        (lambda: FedShift(None), "needs an instance of a flwr.serverapp.strategy class"),  # type: ignore[arg-type]
         (lambda: FedShift(Seeded(FedAvg)), "the class FedAvg"),  # type: ignore[arg-type]
-        (lambda: FedShift(FedShift(FedAvg())), "once is enough"),
-        (lambda: FedShift(FedAvg(), bits_for=4), "needs a function"),  # type: ignore[arg-type]
-        (lambda: run(FedShift(FedAvg(), tensors="nothing*")), "there is no such tensor among one.weight"),
+        (lambda: FedShift(FedShift(FedAvg())), "FedShift cannot wrap FedShift"),
+        (lambda: FedShift(FedAvg(), bits_for=4), "bits_for must be a function"),  # type: ignore[arg-type]
+        (lambda: run(FedShift(FedAvg(), tensors="nothing*")), "no match among the tensors one.weight"),
         (lambda: Scaffold(FedAvg(), population=0), "population must be 1 or more"),
-        (lambda: QuantizeMod(codec=KMeans(4)), "needs a Codec, for example"),  # type: ignore[arg-type]
+        (lambda: QuantizeMod(codec=KMeans(4)), "codec must be a Codec, for example"),  # type: ignore[arg-type]
         (lambda: QuantizeMod(4, codec=Codec(Identity())), "cannot have 4 bits"),
         (
             lambda: FedShift(private(flower.DifferentialPrivacyServerSideFixedClipping, Scaffold(FedAvg()), 1.0, 6)),
@@ -93,30 +93,30 @@ def test_the_app_sees_nothing_of_ours_in_its_config() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_told_when_it_is_made(make: Any, why: str) -> None:
+def test_invalid_arguments_raise_an_error(make: Any, why: str) -> None:
     with pytest.raises((TypeError, ValueError), match=why):
         make()
 
 
-def test_a_codec_keeps_what_it_is_at_its_own_bits() -> None:
+def test_a_codec_with_its_own_bits_is_kept() -> None:
     assert QuantizeMod(codec=Codec(Cast("float16"))).uplink(16).codec == Codec(Cast("float16"))
     assert QuantizeMod(exact="head.*").coded({"head.w": torch.ones(1), "w": torch.ones(1)}) == ["w"]
 
 
-def test_a_mod_too_many_is_told() -> None:
-    with pytest.raises(NoUploadsError, match="the reply is encoded already"):
+def test_two_mods_raise_an_error() -> None:
+    with pytest.raises(NoUploadsError, match="the reply is already encoded"):
         run(FedShift(FedAvg(**ALL), patience=1), [again(), QuantizeMod(4)])
 
 
 def again() -> Callable[..., Message]:
-    """A second QuantizeMod, as it would be: the first took what the server said."""
+    """A second QuantizeMod that still gets the config of the server."""
     outer = QuantizeMod(4)
 
     def mod(message: Message, context: Context, call_next: Any) -> Message:
-        words = dict(message.content["config"])
+        config = dict(message.content["config"])
 
         def inner(message: Message, context: Context) -> Message:
-            message.content["config"] = ConfigRecord(words)  # type: ignore[arg-type]
+            message.content["config"] = ConfigRecord(config)  # type: ignore[arg-type]
             return call_next(message, context)  # type: ignore[no-any-return]
 
         return outer(message, context, inner)

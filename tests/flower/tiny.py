@@ -53,7 +53,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def write_app(folder: Path) -> Path:
-    """The folder with the app in it, as `flwr run` wants it."""
+    """Write the app into a folder for `flwr run`; return the folder."""
     package = folder / "tiny"
     package.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PROJECT)

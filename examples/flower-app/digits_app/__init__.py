@@ -1,4 +1,4 @@
-"""The experiment travels with the app: Flower packs its .toml files, so every machine finds this one."""
+"""Settings of the experiment; Flower sends the .toml files of an app to every machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Plays the clients of its node: of n nodes, node i plays clients i, i + n, i + 2n, ..."""
+"""ClientApp that trains the clients of its node: of n nodes, node i trains clients i, i + n, i + 2n, ..."""
 
 from digits_app import EXPERIMENT
 from fedshift.flower import client_app

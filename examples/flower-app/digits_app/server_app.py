@@ -1,4 +1,4 @@
-"""Drives the experiment, scores its model, and records everything in the run config's `out`."""
+"""ServerApp that runs the experiment, evaluates its model, and records it in the run config's `out`."""
 
 from digits_app import EXPERIMENT
 from fedshift.flower import server_app

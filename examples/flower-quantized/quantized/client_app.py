@@ -1,4 +1,4 @@
-"""A client of Flower's, as it would be without fedshift but for two lines."""
+"""A Flower ClientApp; two lines are added for fedshift."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

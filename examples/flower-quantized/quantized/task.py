@@ -1,11 +1,11 @@
-"""The model, the data, and how a client trains. Nothing here knows of fedshift."""
+"""Model, data and training of a client, independent of fedshift."""
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-TEST = 360  # examples for the server's test
+TEST = 360  # number of examples of the server's test set
 
 
 def new_model() -> nn.Module:
@@ -30,7 +30,7 @@ def test_data() -> DataLoader:
 
 
 def train(model: nn.Module, batches: DataLoader, epochs: int, lr: float) -> float:
-    """The mean loss of the last epoch."""
+    """Train the model; return the mean loss of the last epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for _ in range(epochs):
         total = 0.0

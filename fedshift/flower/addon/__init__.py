@@ -1,1 +1,1 @@
-"""Additions to an existing Flower app: a strategy wrapper and client mods. Experiments are not known here."""
+"""Add-on for existing Flower apps: a strategy wrapper and client mods, independent of experiments."""

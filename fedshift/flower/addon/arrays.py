@@ -1,8 +1,8 @@
-"""Flower's records and our tensors.
+"""Conversion between Flower's records and tensors.
 
-An upload is one `Array` that holds a frame, with a serialisation type of its own: a server that does
-not know it fails loudly, and one object is one request where many small ones are many. A model may
-be sent to clients in the same way, as one packed array.
+An upload is a single `Array` that contains a frame. It has its own serialization type, so a server without `FedShift`
+fails with an error, and it takes one request instead of one per tensor. A model can be sent to clients in the same
+way, as one packed array.
 """
 
 import json
@@ -20,19 +20,19 @@ from fedshift.core.types import Params
 from fedshift.wire.frame import WireError, parse, records
 from fedshift.wire.registry import DTYPES
 
-FLOATS = ("float16", "float32", "float64")  # dtypes of a reply that are cast to one another
+FLOATS = ("float16", "float32", "float64")  # dtypes of a reply that are cast to the dtype of the model
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
-FRAME = "fedshift.frame"  # the serialisation type
-PACKED = "fedshift.packed"  # the serialization type of an array that contains the arrays of a record
-KEY = "fedshift"  # the only key of a record that holds a frame or a packed array
-LENGTH = 8  # bytes of the number that a packed array begins with
-OURS = "fedshift."  # records and config keys that are not the app's begin so
-CONTROL = f"{OURS}control"  # the record with SCAFFOLD's c in a message
-BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they travel exactly
+FRAME = "fedshift.frame"  # serialization type of an array that contains a frame
+PACKED = "fedshift.packed"  # serialization type of an array that contains all arrays of a record
+KEY = "fedshift"  # the only key of a record that contains a frame or a packed array
+LENGTH = 8  # size in bytes of the length field at the start of a packed array
+OURS = "fedshift."  # prefix of records and config keys of fedshift
+CONTROL = f"{OURS}control"  # the record with SCAFFOLD's control c in a message
+BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they are sent exactly
 
 
 def to_params(record: ArrayRecord) -> Params:
-    """The tensors of a record from somebody we trust."""
+    """Return the tensors of a record from a trusted source; nothing is checked."""
     return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
 
 
@@ -45,9 +45,9 @@ def enclose(frame: bytes) -> Array:
 
 
 def packed(record: ArrayRecord) -> ArrayRecord:
-    """The arrays of a record as one, byte for byte: a length, a description of each in JSON, and their data.
+    """Pack the arrays of a record into one: a length, a JSON description of the arrays, and their bytes, unchanged.
 
-    Flower transfers an array as two objects or more, each by a request of its own.
+    Flower transfers an array as two objects or more, with one request per object.
 
     >>> record = ArrayRecord({"weight": Array(np.ones((2, 3))), "bias": Array(np.zeros(2))})
     >>> list(packed(record))
@@ -62,7 +62,7 @@ def packed(record: ArrayRecord) -> ArrayRecord:
 
 
 def unpacked(record: ArrayRecord) -> ArrayRecord:
-    """The record that was packed; a record that is not packed is returned as it is."""
+    """Unpack a record made by `packed`; return any other record unchanged."""
     array = record.get(KEY)
     if array is None or array.stype != PACKED:
         return record
@@ -76,56 +76,58 @@ def unpacked(record: ArrayRecord) -> ArrayRecord:
 
 
 def only(message: Message, kind: type[Record]) -> tuple[str, Record]:
-    """The one record of a kind in a message that is the app's, and its name."""
+    """Return name and content of the app's only record of a type; ValueError if there is none or more than one."""
     return only_in(message.content, kind)
 
 
 def only_in(content: RecordDict, kind: type[Record]) -> tuple[str, Record]:
-    """The same for the content of a message."""
-    mine = [(name, record) for name, record in content.items() if not name.startswith(OURS)]
-    found = [(name, record) for name, record in mine if isinstance(record, kind)]
+    """Like `only`, for the content of a message."""
+    of_app = [(name, record) for name, record in content.items() if not name.startswith(OURS)]
+    found = [(name, record) for name, record in of_app if isinstance(record, kind)]
     if len(found) != 1:
-        raise ValueError(f"the message holds {len(found)} records of type {kind.__name__}, not one")
+        raise ValueError(f"the message contains {len(found)} records of type {kind.__name__} instead of one")
     return found[0]
 
 
 def frame_of(record: ArrayRecord) -> bytes | None:
-    """The frame that a record holds, None for one of plain arrays."""
+    """Return the frame in a record, or None for a record of plain arrays."""
     array = record.get(KEY)
     return array.data if array is not None and len(record) == 1 and array.stype == FRAME else None
 
 
 def checked(record: ArrayRecord, sent: Sequence[Params]) -> tuple[Params, Params]:
-    """The one of `sent` that has the reply's dtypes, the last if none has, and the tensors of a record from anybody.
+    """Check a reply from an untrusted source; return the broadcast in the dtypes of the reply, and the reply's tensors.
 
-    These are all or some of those that were sent: finite, of the same shapes, and cast to floating dtypes of `sent`.
+    `sent` are versions of the broadcast that differ in dtypes; the last one is used if none matches the reply. The
+    reply may contain all or some tensors of the broadcast. They must be finite and have the same shapes; floating
+    tensors are cast to the dtypes of the returned broadcast.
     """
     model = sent[-1]
-    strange = [name for name in record if name not in model]
-    if strange or not record:
-        raise WireError(f"the arrays are not the model's: {_unexpected(strange)}")
-    alike = (start for start in sent if all(array.dtype == _dtype(start[n]) for n, array in record.items()))
-    start = next(alike, model)
+    unknown = [name for name in record if name not in model]
+    if unknown or not record:
+        raise WireError(f"the arrays do not match the model: {_unexpected(unknown)}")
+    matching = (start for start in sent if all(array.dtype == _dtype(start[n]) for n, array in record.items()))
+    start = next(matching, model)
     found = {name: _checked(name, record[name], x) for name, x in start.items() if name in record}
     return start, as_model(found, start)
 
 
 def as_model(params: Params, model: Params) -> Params:
-    """Floating tensors in the dtypes of the model; WireError for a number that is too large for them."""
+    """Cast tensors to the dtypes of the model; WireError for a value that is too large."""
     cast = {name: x.to(model[name].dtype) for name, x in params.items()}
     for name, x in cast.items():
         if x.dtype != params[name].dtype and not finite(x):
-            raise WireError(f"{name}: holds a number too large for {x.dtype}")
+            raise WireError(f"{name}: contains a value too large for {x.dtype}")
     return cast
 
 
 def described(frame: bytes, model: Params) -> Params:
-    """Tensors as a frame describes its own: all or some of the model's, perhaps in other floating dtypes."""
+    """Return the model's tensors that a frame contains, in the floating dtypes of the frame."""
     opened = parse(frame)
     found, _ = records(opened, min(opened.tensors, len(model)))
-    strange = [record.name for record in found if record.name not in model]
-    if strange or not found:
-        raise WireError(f"the frame's tensors are not the model's: {_unexpected(strange)}")
+    unknown = [record.name for record in found if record.name not in model]
+    if unknown or not found:
+        raise WireError(f"the frame's tensors do not match the model: {_unexpected(unknown)}")
     dtypes = {record.name: DTYPES.get(record.dtype, model[record.name].dtype) for record in found}
     return {
         name: x.to(dtypes[name]) if x.is_floating_point() and dtypes[name].is_floating_point else x
@@ -135,7 +137,7 @@ def described(frame: bytes, model: Params) -> Params:
 
 
 def _unexpected(names: list[str]) -> str:
-    return f"unexpected {names[:3]}" if names else "there are none"
+    return f"unexpected {names[:3]}" if names else "there are no tensors"
 
 
 def _dtype(x: Tensor) -> str:
@@ -143,27 +145,27 @@ def _dtype(x: Tensor) -> str:
 
 
 def _checked(name: str, array: Array, x: Tensor) -> Tensor:
-    """One array: its bytes must begin as numpy would write one like x, so nothing of them has to be interpreted."""
+    """Decode one array; its bytes must start with the header that NumPy writes for x, so no header is parsed."""
     dtype, shape = x.numpy().dtype, tuple(x.shape)
     if array.stype != "numpy.ndarray":
         raise WireError(f"{name}: unknown serialization type {array.stype[:40]!r}")
     if dtype.kind == "f" and array.dtype in FLOATS:
         dtype = np.dtype(array.dtype)
     if array.shape != shape or array.dtype != str(dtype):
-        raise WireError(f"{name}: {array.dtype[:40]} {array.shape[:8]} where {dtype} {shape} is expected")
+        raise WireError(f"{name}: {array.dtype[:40]} {array.shape[:8]} instead of {dtype} {shape}")
     orders: tuple[Literal["C", "F"], ...] = "C", "F"
     for order in orders:
-        begin = _header(dtype, shape, order == "F")
-        if array.data.startswith(begin) and len(array.data) - len(begin) == x.numel() * dtype.itemsize:
-            values = np.frombuffer(array.data, dtype, offset=len(begin)).reshape(shape, order=order)
+        start = _header(dtype, shape, order == "F")
+        if array.data.startswith(start) and len(array.data) - len(start) == x.numel() * dtype.itemsize:
+            values = np.frombuffer(array.data, dtype, offset=len(start)).reshape(shape, order=order)
             if dtype.kind == "f" and not np.isfinite(values).all():
-                raise WireError(f"{name}: holds NaN or infinity")
+                raise WireError(f"{name}: contains NaN or infinity")
             return torch.from_numpy(np.array(values, order="C"))
-    raise WireError(f"{name}: its {len(array.data)} bytes are not those of such an array")
+    raise WireError(f"{name}: its {len(array.data)} bytes are not a NumPy array of type {dtype} and shape {shape}")
 
 
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bool) -> bytes:
     file = BytesIO()
-    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, about)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": fortran, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue()

@@ -1,9 +1,9 @@
-"""What a node remembers between rounds: an error to feed back, a control; in the state Flower keeps for it, or on disk.
+"""Memory of a node between rounds (error feedback, control), in the state that Flower keeps for it or on disk.
 
-Both ends have to agree on it. An upload may be lost or refused, a SuperNode may be restarted and its
-state gone with it, a server may go back to a checkpoint. So a memory carries the round it was made
-in; the server says which of a node's uploads it accepted last and what it could go back to; and the
-node takes the memory of just that round, or says that it is lost.
+Server and node must agree on it, although an upload may be lost or rejected, a SuperNode may be restarted without its
+state, and a server may resume from a checkpoint. Therefore each memory is labelled with the round of its upload. The
+server sends the round of the node's last accepted upload and the oldest round it may resume from. The node uses the
+memory of exactly that round, or reports that it is lost.
 """
 
 import re
@@ -21,61 +21,61 @@ from fedshift.flower.addon.arrays import KEY, OURS
 PREFIX = "fedshift"
 
 
-class Told(NamedTuple):
-    """What the server says to a node about its memory."""
+class RoundInfo(NamedTuple):
+    """Round and memory information that the server sends to a node."""
 
-    number: int  # of the round that is on
-    session: str  # one training, across restarts of the server
-    accepted: int  # the round of the node's last upload that was used; 0 for none, -1 for a node that is new to it
-    saved: int  # a round the server may go back to
+    number: int  # current round
+    session: str  # identifies one training, across restarts of the server
+    accepted: int  # round of the node's last accepted upload; 0 for none, -1 if the server does not know the node
+    saved: int  # oldest round that the server may resume from
 
     def config(self) -> dict[str, int | str]:
         return {f"{OURS}{name}": value for name, value in self._asdict().items()}
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Told":
-        """KeyError where nothing was told."""
+    def read(cls, config: Mapping[str, Any]) -> "RoundInfo":
+        """Read the values from a config; KeyError if they are missing."""
         return cls(*(config[f"{OURS}{name}"] for name in cls._fields))
 
 
 class Recalled(NamedTuple):
-    memory: Params  # {} for a node that starts anew
-    lost: bool  # whether the server counts on a memory that is not there
+    memory: Params  # {} for a node without a memory
+    lost: bool  # True if the server expects a memory that is missing
 
 
 class NodeMemory:
-    """The memories of one node, by whose and of which round; `name` is of what takes part, a client or a mod."""
+    """The memories of one node, by name (of a client or a mod), session and round."""
 
     def __init__(self, context: Context, folder: Path | str | None = None) -> None:
         self.state = context.state
         self.folder = None if folder is None else Path(folder)
         self.owner = context.node_config.get("partition-id", context.node_id)
 
-    def recall(self, name: str, told: Told) -> Recalled:
-        """The memory the server counts on; those it does not, and will not again, are removed."""
-        rounds = self._rounds(name, told.session)
-        needed = max((number for number in rounds if number <= min(told.saved, told.accepted)), default=0)
+    def recall(self, name: str, info: RoundInfo) -> Recalled:
+        """Return the memory that the server expects; remove those that it cannot expect any more."""
+        rounds = self._rounds(name, info.session)
+        needed = max((number for number in rounds if number <= min(info.saved, info.accepted)), default=0)
         for number in rounds:
-            if not needed <= number <= told.accepted:
-                self._remove(name, told.session, number)
-        if told.accepted <= 0:  # where a node is new to the server, but not the server to it, the node has a new id
-            return Recalled({}, told.accepted < 0 and any(number < told.number for number in rounds))
-        memory = self._read(name, told.session, told.accepted) if told.accepted in rounds else None
+            if not needed <= number <= info.accepted:
+                self._remove(name, info.session, number)
+        if info.accepted <= 0:  # a node with memories that the server does not know has a new id
+            return Recalled({}, info.accepted < 0 and any(number < info.number for number in rounds))
+        memory = self._read(name, info.session, info.accepted) if info.accepted in rounds else None
         return Recalled(memory or {}, memory is None)
 
     def keep(self, name: str, session: str, number: int, memory: Params) -> None:
-        """What to remember should the upload of this round be used."""
+        """Store the memory that belongs to the upload of this round."""
         if self.folder is None:
             content = save({key: x.contiguous() for key, x in memory.items()})
-            kept = ArrayRecord({KEY: Array("uint8", (len(content),), "safetensors", content)})
-            self.state[f"{PREFIX}/{name}/{session}/{number}"] = kept
+            record = ArrayRecord({KEY: Array("uint8", (len(content),), "safetensors", content)})
+            self.state[f"{PREFIX}/{name}/{session}/{number}"] = record
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove(name, session, number)
         write_tensors(self.folder, f"{self._stem(name, session)}.{number}", memory, {})
 
     def _rounds(self, name: str, session: str) -> list[int]:
-        """The rounds there is a memory of."""
+        """Rounds for which there is a memory."""
         if self.folder is None:
             start = f"{PREFIX}/{name}/{session}/"
             return sorted(int(key.removeprefix(start)) for key in self.state if key.startswith(start))
@@ -88,7 +88,7 @@ class NodeMemory:
             return load(self.state.array_records[f"{PREFIX}/{name}/{session}/{number}"][KEY].data)
         try:
             return read_tensors(self._files(f"{self._stem(name, session)}.{number}.*.safetensors")[0])[0]
-        except (RunError, IndexError):  # damaged, or gone meanwhile: lost
+        except (RunError, IndexError):  # damaged or deleted
             return None
 
     def _remove(self, name: str, session: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The client's side: a mod that sends its reply's arrays as one frame of few bits."""
+"""Client mod that encodes the arrays of a reply as one compressed frame."""
 
 import dataclasses
 import sys
@@ -17,7 +17,7 @@ from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.flower.addon.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params, unpacked
-from fedshift.flower.addon.memory import NodeMemory, Told
+from fedshift.flower.addon.memory import NodeMemory, RoundInfo
 from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, send
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.wire.writer import EXACT
@@ -31,16 +31,17 @@ BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
 
 
 class QuantizeMod:
-    """Encodes what a client sends; must be the first of a ClientApp's mods, so that it acts last.
+    """Encode the uploads of a client. It must be the first of a ClientApp's mods, so that it acts last.
 
-    Bits come from the node's config, else the server's message, else the run's config (`bits` in each),
-    else from here. The codec is K-means, rounded at random unless `error_feedback` is on, unless another is
-    given, whose bits are then changed likewise; `updates` sends the change since the server's model instead, and with
-    `error_feedback` what the codec loses is added to the next upload. That memory is kept in the state
-    Flower holds for the node, which is lost when a SuperNode stops, or in files under `state_dir`.
+    The number of bits is taken from the first of these that sets `bits`: the node's config, the server's message, the
+    run's config, this constructor. The codec is K-means, with random rounding unless `error_feedback` is on, or
+    `codec`, whose bits are replaced in the same way. With `updates`, the client sends the difference from the server's
+    model instead of its weights. With `error_feedback`, the error of the codec is added to the next upload. This
+    memory is kept in the state that Flower keeps for the node, which is lost when a SuperNode stops, or in files
+    under `state_dir`.
 
-    `QuantizeMod("lean")` is an uplink by its name: codec, updates and feedback that were measured together. In each of
-    the places above, `uplink = "lean"` instead of `bits` replaces all three.
+    `QuantizeMod("lean")` selects an uplink by name, which sets codec, updates and error feedback together. In a config
+    or message, `uplink = "lean"` instead of `bits` has the same effect.
 
     >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
     Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)
@@ -57,23 +58,26 @@ class QuantizeMod:
         exact: Sequence[str] = BUFFERS,
         seed: int = 0,
     ) -> None:
-        """`bits`: or an uplink by its name, which sets codec, `updates` and `error_feedback` as well.
+        """Configure the mod.
 
-        `exact`: patterns of names that are never quantized; `seed`: of codecs that round at random.
+        `bits`: number of bits, or the name of an uplink, which also sets `codec`, `updates` and `error_feedback`.
+        `exact`: patterns of names that are never quantized. `seed`: seed for codecs with random rounding.
         """
         where = f"{type(self).__name__}({bits!r})"
         if isinstance(bits, str):
             if codec is not None or updates or error_feedback:
-                raise ValueError(f"{where}: sets the codec, updates and error_feedback: give no other")
+                raise ValueError(
+                    f"{where}: a named uplink sets codec, updates and error_feedback; do not pass them as well"
+                )
             uplink, bits = as_uplink(where, bits), None
             codec, updates, error_feedback = uplink.codec, uplink.update, uplink.feedback
         if codec is not None and not isinstance(codec, Codec):
-            raise TypeError(f"QuantizeMod(codec={codec!r}): needs a Codec, for example Codec(KMeans(4))")
+            raise TypeError(f"QuantizeMod(codec={codec!r}): codec must be a Codec, for example Codec(KMeans(4))")
         self.codec = codec or Codec(KMeans(4, random=not error_feedback))
         self.updates, self.error_feedback, self.seed = updates, error_feedback, seed
         self.state_dir, self.exact = state_dir, (exact,) if isinstance(exact, str) else tuple(exact)
         self.bits = None if bits is None else as_bits(where, bits)
-        self.uplink(where=where)  # refuses a codec that cannot have them
+        self.uplink(where=where)  # ValueError for a codec that cannot have these bits
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
@@ -82,24 +86,24 @@ class QuantizeMod:
             raise ValueError(WRONG_ORDER)
         for name, record in list(message.content.array_records.items()):
             message.content[name] = unpacked(record)
-        config = self._taken(message)
-        told, uplink = self.told(config), self.uplink_of(context, config)
-        remembered = NodeMemory(context, self.state_dir)
-        memory, lost = remembered.recall("mod", told)
+        config = self._extracted(message)
+        info, uplink = self.round_info(config), self.uplink_of(context, config)
+        store = NodeMemory(context, self.state_dir)
+        memory, lost = store.recall("mod", info)
         lost = lost and self.remembers(uplink)
-        own = self.enter(message, context, memory, lost)
+        entered = self.enter(message, context, memory, lost)
         received = dict(only(message, ArrayRecord)[1])
         reply = call_next(message, context)
         if reply.has_error():
             return addressed(reply, message)
         name, record = only(reply, ArrayRecord)
         if frame_of(record) is not None:
-            raise ValueError("QuantizeMod: the reply is encoded already; an app needs one such mod")
+            raise ValueError("QuantizeMod: the reply is already encoded; use only one QuantizeMod or ScaffoldMod")
         w = to_params(record)
         if not w or not set(w) <= set(received):
-            raise ValueError("QuantizeMod: the reply's arrays have other names than those the server sent")
-        begun = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares(uplink) else {}
-        start = {n: x.to(w[n].dtype) for n, x in begun.items()}  # some strategies make float64 of a model
+            raise ValueError("QuantizeMod: the arrays of the reply must be among those that the server sent")
+        base = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares(uplink) else {}
+        start = {n: x.to(w[n].dtype) for n, x in base.items()}  # some strategies convert a model to float64
         metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
         errors = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
         sent = send(
@@ -108,32 +112,32 @@ class QuantizeMod:
             start,
             {n: e for n, e in errors.items() if n in w},
             self.coded(w),
-            number=told.number,
-            examples=whole(metrics.get("num-examples")),
-            key=self.key(context, told.number) if uplink.codec.quantizer.random else None,
+            number=info.number,
+            examples=example_count(metrics.get("num-examples")),
+            key=self.key(context, info.number) if uplink.codec.quantizer.random else None,
             reset=lost,
         )
-        if uplink.feedback:  # errors of tensors that were not sent are still to be fed back
+        if uplink.feedback:  # keep the errors of tensors that were not sent
             errors = {n: e for n, e in errors.items() if n not in w} | sent.error
-        # kept even if empty: the next upload may be by another uplink, and an empty memory is not a lost one
-        kept = {ERROR + n: e for n, e in errors.items()} | self.leave(sent, start, own, metrics)
-        remembered.keep("mod", told.session, told.number, kept)
+        # stored even if empty: the next upload may use another uplink, and an empty memory is not a lost one
+        kept = {ERROR + n: e for n, e in errors.items()} | self.leave(sent, start, entered, metrics)
+        store.keep("mod", info.session, info.number, kept)
         reply.content[name] = ArrayRecord({KEY: enclose(sent.frame)})
         return reply
 
-    def _taken(self, message: Message) -> dict[str, Any]:
-        """The config of a message, out of which what is ours is taken: the app need not know of it."""
+    def _extracted(self, message: Message) -> dict[str, Any]:
+        """Return the config of a message, and remove the keys of fedshift from the message."""
         config: dict[str, Any] = {}
         for name, record in list(message.content.config_records.items()):
             config |= record
             message.content[name] = ConfigRecord({key: x for key, x in record.items() if not key.startswith(OURS)})
         return config
 
-    def told(self, config: Mapping[str, Any]) -> Told:
+    def round_info(self, config: Mapping[str, Any]) -> RoundInfo:
         try:
-            return Told.read(config)
+            return RoundInfo.read(config)
         except KeyError:
-            wrap = "wrap the server's: FedShift(FedAvg(...))"
+            wrap = "wrap the server's strategy: FedShift(FedAvg(...))"
             raise ValueError(f"QuantizeMod: only a FedShift strategy can read quantized uploads; {wrap}") from None
 
     def remembers(self, uplink: Uplink) -> bool:
@@ -141,11 +145,11 @@ class QuantizeMod:
         return uplink.feedback
 
     def compares(self, uplink: Uplink) -> bool:
-        """Whether an upload depends on the model that was sent."""
+        """True if an upload depends on the model that the server sent."""
         return uplink.update
 
     def uplink_of(self, context: Context, config: Mapping[str, Any]) -> Uplink:
-        """The uplink of this upload, from the first place that sets `bits` or `uplink`, else the app's own."""
+        """Uplink of this upload, from the first place that sets `bits` or `uplink`, else that of the mod."""
         places = {"node's config": context.node_config, "message": config, "run's config": context.run_config}
         for place, values in places.items():
             if "bits" in values and "uplink" in values:
@@ -158,9 +162,9 @@ class QuantizeMod:
         return self.uplink()
 
     def uplink(self, bits: int | None = None, where: str = "bits") -> Uplink:
-        """The mod's uplink, perhaps with another number of bits; ValueError, with `where`, if it cannot have them.
+        """Uplink of the mod, with another number of bits if given; ValueError, with `where`, if it cannot have them.
 
-        Steps and ternary codes are set by their rate, so only 16 and 32 bits can replace them.
+        Step and ternary quantizers are set by their rate, so only 16 and 32 bits can replace them.
         """
         codec, quantizer, bits = self.codec, self.codec.quantizer, self.bits if bits is None else bits
         if bits == 32:
@@ -176,7 +180,7 @@ class QuantizeMod:
         return Uplink(codec, self.updates, self.error_feedback)
 
     def coded(self, w: Params) -> list[str]:
-        """Names of what is quantized."""
+        """Names of the tensors that are quantized."""
         return [n for n, x in w.items() if x.is_floating_point() and not any(fnmatchcase(n, p) for p in self.exact)]
 
     def key(self, context: Context, number: int) -> Tensor:
@@ -184,17 +188,18 @@ class QuantizeMod:
         return rng.key(self.seed, "flower", node, number)
 
     def enter(self, message: Message, context: Context, memory: Params, lost: bool) -> Any:
-        """Before the client trains."""
+        """Prepare the training; called before the client trains."""
         if CONTROL in message.content:
-            raise ValueError("QuantizeMod: the server's strategy is Scaffold, whose clients need a ScaffoldMod")
+            raise ValueError("QuantizeMod: the server's strategy is Scaffold; use ScaffoldMod instead of QuantizeMod")
 
-    def leave(self, sent: Sent, start: Params, own: Any, metrics: dict[str, Any]) -> Params:
-        """After its upload is made: what else to remember, given what `enter` returned."""
+    def leave(self, sent: Sent, start: Params, entered: Any, metrics: dict[str, Any]) -> Params:
+        """Return further memory to keep; called after encoding, with the result of `enter`."""
         return {}
 
 
 def as_uplink(where: str, name: object) -> Uplink:
-    """
+    """Return an uplink by name; ValueError, with `where`, for an unknown one.
+
     >>> as_uplink("uplink = 'leen' in the node's config", "leen")
     Traceback (most recent call last):
     ValueError: uplink = 'leen' in the node's config: no such uplink; known are exact, paper, lean, extreme
@@ -205,15 +210,15 @@ def as_uplink(where: str, name: object) -> Uplink:
 
 
 def addressed(reply: Message, message: Message) -> Message:
-    """The reply; an error as a reply to the message.
+    """Return the reply; an error is addressed as a reply to the message.
 
-    Flower's mods address theirs to the reply that they object to; Flower drops these, and the server waits in vain.
+    Flower's mods address an error to the reply that caused it. Flower drops such an error before it reaches the server.
     """
     return Message(reply.error, reply_to=message) if reply.has_error() else reply
 
 
 def _clipped_outside() -> bool:
-    """True if one of Flower's clipping mods called this one: it cannot read a frame, and its error would be dropped."""
+    """True if a clipping mod of Flower called this mod: it cannot read a frame, and its error would be dropped."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code not in CLIPPING:
         frame = frame.f_back  # type: ignore[assignment]
@@ -221,16 +226,17 @@ def _clipped_outside() -> bool:
 
 
 def as_bits(where: str, bits: object) -> int:
-    """
+    """Return a number of bits; ValueError, with `where`, for one that is not supported.
+
     >>> as_bits("bits in the node's config", 9)
     Traceback (most recent call last):
-    ValueError: bits in the node's config: 9 is none of 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)
+    ValueError: bits in the node's config: 9 is not allowed; use 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
-        raise ValueError(f"{where}: {bits!r} is none of 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)")
+        raise ValueError(f"{where}: {bits!r} is not allowed; use 1 to 8 (quantized), 16 (bfloat16) or 32 (exact)")
     return bits
 
 
-def whole(examples: object) -> int:
-    """The number of examples in a frame's header, which a metric may say."""
+def example_count(examples: object) -> int:
+    """Number of examples for the frame's header, from a metric; 0 if it is not a valid number."""
     return int(examples) if isinstance(examples, int | float) and 0 <= examples < 1 << 63 else 0

@@ -1,4 +1,4 @@
-"""What has to be known about the strategies that `FedShift` may wrap, which may wrap others in turn."""
+"""Inspection and state of the strategies that `FedShift` wraps, which may wrap others in turn."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fedshift.core.types import Params
 from fedshift.flower.addon.arrays import only
-from fedshift.flower.addon.replies import HEAVIEST, Distance
+from fedshift.flower.addon.replies import MAX_WEIGHT, Distance
 from fedshift.flower.addon.scaffold import Scaffold
 
 
 def layers_of(strategy: Strategy) -> list[Strategy]:
-    """The strategy, the one it wraps, and so on; TypeError or ValueError for one that cannot be wrapped."""
+    """Return the strategy, the one it wraps, and so on; TypeError or ValueError for one that cannot be wrapped."""
     found: list[Strategy] = []
     inner: object = strategy
     while True:
@@ -26,15 +26,13 @@ def layers_of(strategy: Strategy) -> list[Strategy]:
         found.append(inner)
         wrapped = [x for name, x in vars(inner).items() if isinstance(x, Strategy) or name == "strategy"]
         if len(wrapped) > 1:
-            raise ValueError(f"FedShift({type(inner).__name__}): wraps {len(wrapped)} strategies, and may wrap one")
+            raise ValueError(f"FedShift({type(inner).__name__}): wraps {len(wrapped)} strategies; only one is allowed")
         if not wrapped:
             break
         inner = wrapped[0]
-    names = [type(one).__name__ for one in found]
+    names = [type(layer).__name__ for layer in found]
     if any(name.startswith("DifferentialPrivacyServerSide") for name in names[: _place(found, Scaffold)]):
-        raise ValueError(
-            "FedShift: a control follows from the upload as it came: Scaffold(DifferentialPrivacy...(...))"
-        )
+        raise ValueError("FedShift: Scaffold needs the uploads as received; use Scaffold(DifferentialPrivacy...(...))")
     return found
 
 
@@ -46,32 +44,33 @@ def _check(strategy: object) -> None:
     name = type(strategy).__name__
     if not isinstance(strategy, Strategy):
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else name
-        raise TypeError(f"FedShift({what}): needs an object of a strategy of flwr.serverapp.strategy, like FedAvg()")
+        raise TypeError(f"FedShift({what}): needs an instance of a flwr.serverapp.strategy class, such as FedAvg()")
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
-        raise ValueError(f"FedShift({name}): trees are not tensors; there is nothing to quantize or shift")
+        raise ValueError(f"FedShift({name}): models of trees cannot be quantized or shifted")
     if any("secagg" in kind.__name__.lower().replace("secureaggregation", "secagg") for kind in type(strategy).__mro__):
-        raise ValueError(f"FedShift({name}): under secure aggregation the server sees no upload that it could decode")
+        raise ValueError(f"FedShift({name}): with secure aggregation the server cannot decode uploads")
 
 
 def weighting_key(strategies: list[Strategy]) -> str | None:
-    """The metric by which uploads are weighted, None where they count alike."""
+    """Metric by which uploads are weighted, None for equal weights."""
     keys = (getattr(strategy, "weighted_by_key", None) for strategy in reversed(strategies))
     return next((key for key in keys if isinstance(key, str)), None)
 
 
 def weights(strategies: list[Strategy]) -> list[str]:
-    """All metrics that decide how much an upload counts for."""
-    key, losses = weighting_key(strategies), (one.train_loss_key for one in strategies if isinstance(one, QFedAvg))
-    return [*([] if key is None else [key]), *losses]
+    """All metrics that affect the weight of an upload."""
+    key = weighting_key(strategies)
+    losses = [strategy.train_loss_key for strategy in strategies if isinstance(strategy, QFedAvg)]
+    return losses if key is None else [key, *losses]
 
 
 def alike(strategies: list[Strategy]) -> bool:
-    """Whether replies must hold the same records: Flower's own strategies end the run over one that differs."""
+    """True if replies must contain the same records: Flower's strategies end the run if one differs."""
     return any(isinstance(strategy, FedAvg) for strategy in strategies)
 
 
 def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Distance]]]:
-    """Further checks of an upload: ValueError, or more distances to compare with those of the others."""
+    """Return further checks of an upload, which raise ValueError or return distances to compare between uploads."""
     found: list[Callable[[Message], dict[str, Distance]]] = []
     for strategy in strategies:
         if isinstance(strategy, Scaffold):
@@ -84,23 +83,23 @@ def checks(strategies: list[Strategy]) -> list[Callable[[Message], dict[str, Dis
 def _usable_loss(key: str) -> Callable[[Message], dict[str, Distance]]:
     def check(reply: Message) -> dict[str, Distance]:
         loss = only(reply, MetricRecord)[1].get(key)
-        if isinstance(loss, list | None) or not (math.isfinite(loss) and 0 <= loss <= HEAVIEST):
-            allowed = f"must be between 0 and {HEAVIEST:g}"
-            raise ValueError(f"{key}={loss!r}: the strategy weighs it by its loss, which {allowed}")
+        if isinstance(loss, list | None) or not (math.isfinite(loss) and 0 <= loss <= MAX_WEIGHT):
+            allowed = f"must be between 0 and {MAX_WEIGHT:g}"
+            raise ValueError(f"{key}={loss!r}: the strategy weights uploads by this loss, which {allowed}")
         return {}
 
     return check
 
 
 def set_bound(strategies: list[Strategy], bound: float) -> None:
-    """Tell strategies of the bound that they apply themselves."""
+    """Set the bound of strategies that apply it themselves."""
     for strategy in strategies:
         if isinstance(strategy, Scaffold):
             strategy.bound = bound
 
 
 def write_back(strategies: list[Strategy], arrays: ArrayRecord) -> None:
-    """Some keep a copy of the global model to start the next step from: that is the shifted one now."""
+    """Replace the copy of the global model that some strategies keep by the shifted model."""
     for strategy in strategies:
         copy = getattr(strategy, "current_arrays", None)
         if isinstance(copy, ArrayRecord):
@@ -110,18 +109,19 @@ def write_back(strategies: list[Strategy], arrays: ArrayRecord) -> None:
 
 
 def snapshot(strategies: list[Strategy]) -> list[dict[str, Any]]:
-    """Attributes as they are, to go back to."""
+    """Copy the attributes of all strategies, for `restore`."""
     return [{name: _copied(value) for name, value in vars(strategy).items()} for strategy in strategies]
 
 
-def go_back(strategies: list[Strategy], before: list[dict[str, Any]]) -> None:
-    for strategy, attributes in zip(strategies, before, strict=True):
+def restore(strategies: list[Strategy], snapshots: list[dict[str, Any]]) -> None:
+    """Set the attributes back to a snapshot."""
+    for strategy, attributes in zip(strategies, snapshots, strict=True):
         vars(strategy).clear()
         vars(strategy).update(attributes)
 
 
 def _copied(value: Any) -> Any:
-    """Containers and arrays anew, which may be changed in place; all else is the strategy's own."""
+    """Copy containers and arrays, which may be changed in place; return other values as they are."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Tensor):
@@ -134,7 +134,7 @@ def _copied(value: Any) -> Any:
 
 
 def not_finite(strategies: list[Strategy], arrays: ArrayRecord) -> str | None:
-    """What became NaN or infinite: an array, or what a strategy will work with in the next round."""
+    """Return the name of the first array or attribute of a strategy that is NaN or infinite."""
     for name, array in arrays.items():
         if not np.isfinite(array.numpy()).all():
             return name
@@ -158,12 +158,12 @@ def _finite(x: Any) -> bool:
 
 
 def private(strategies: list[Strategy]) -> bool:
-    """True if noise is added for differential privacy, which nothing may bypass."""
+    """True if a strategy adds noise for differential privacy."""
     return any(type(strategy).__name__.startswith("DifferentialPrivacy") for strategy in strategies)
 
 
 def integers_restored(arrays: ArrayRecord, dtypes: Mapping[str, torch.dtype], integers: Params) -> ArrayRecord:
-    """Integers of the model as these, or rounded: averaging makes floats of them."""
+    """Replace integer tensors by `integers`, and round the others: averaging converts them to floats."""
     changed = {}
     for name, array in arrays.items():
         dtype = dtypes.get(name, torch.float32)

@@ -1,4 +1,4 @@
-"""What comes of a round: what there is to tell, and when to give up."""
+"""Statistics of an aggregated round, and the conditions that end a training."""
 
 from logging import getLogger
 from typing import NamedTuple
@@ -8,23 +8,23 @@ from fedshift.flower.addon.mod import WRONG_ORDER
 from fedshift.flower.addon.replies import Sorted
 
 LOG = getLogger("flwr.fedshift")
-TWO_RECORDS = "expects exactly one ArrayRecord, but found 2"  # Flower's clipping mods, of a control before ScaffoldMod
+TWO_RECORDS = "expects exactly one ArrayRecord, but found 2"  # error of Flower's clipping mods before ScaffoldMod
 NO_MOD = (
     "FedShift(pack=True) needs QuantizeMod or ScaffoldMod as the first mod of every client; add it or set pack=False"
 )
 
 
 class NoUploadsError(RuntimeError):
-    """Several rounds in a row had no upload that could be used, or all of the first failed for the same reason.
+    """Several rounds in a row had no usable upload, or every reply of the first round failed for the same reason.
 
-    >>> check_hope(5, {}, arrived=False, why="no node is there", skipped=5, patience=5)  # doctest: +ELLIPSIS
+    >>> check_progress(5, {}, arrived=False, why="no node is connected", skipped=5, patience=5)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fedshift.flower.addon.outcome.NoUploadsError: round 5: no usable upload in 5 rounds in a row; ...
     """
 
 
 class Aggregated(NamedTuple):
-    """What there is to tell about a round: `strategy.rounds` has one for each.
+    """Statistics of a round; `strategy.rounds` contains one item per round.
 
     >>> import torch
     >>> from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -48,37 +48,37 @@ class Aggregated(NamedTuple):
     number: int
     used: int
     lossy: int
-    share: float  # of the weight that quantized uploads had, before `max_share` and `warmup`
-    failed: dict[int, str]  # nodes whose upload was left out, and why
-    reset: list[int]  # nodes that had lost their memory
-    bytes_up: int  # of arrays that were used
-    bytes_exact: int  # what they would have been at full precision
+    share: float  # weight of the quantized uploads, before `max_share` and `warmup`
+    failed: dict[int, str]  # reason by node, for uploads that were left out
+    reset: list[int]  # nodes that lost their memory
+    bytes_up: int  # of the arrays of used uploads
+    bytes_exact: int  # of the same arrays at full precision
     outliers: list[int]  # nodes in `failed` whose update was longer than `bound` allows
     capped: list[int]  # nodes whose weight was lowered to what `max_weight` allows
 
 
 def aggregated(number: int, found: Sorted, share: float, accepted: bool) -> Aggregated:
-    """The round, and its lines in the log; where its result was not accepted, no upload was used."""
+    """Log the round and return its statistics; no upload counts as used if the result was not accepted."""
     used, failed = found.usable if accepted else [], found.failed
-    reset = [one.node for one in used if one.reset]
-    capped = [one.node for one in used if one.lowered]
-    lossy, size = sum(one.lossy for one in used), sum(one.bytes_up for one in used)
-    exact = sum(one.bytes_exact for one in used)
+    reset = [upload.node for upload in used if upload.reset]
+    capped = [upload.node for upload in used if upload.lowered]
+    lossy, size = sum(upload.lossy for upload in used), sum(upload.bytes_up for upload in used)
+    exact = sum(upload.bytes_exact for upload in used)
     for node, why in failed.items():
         LOG.warning("round %d: the upload of node %d is left out: %s", number, node, why)
     for node in reset:
-        LOG.warning("round %d: node %d had lost its memory and started anew", number, node)
-    told = f"{len(used)} uploads, {lossy} of them quantized (share {share:.2f}), {len(failed)} left out"
-    LOG.info("\t└──> FedShift: %s, %.1f kB up in place of %.1f", told, size / 1000, exact / 1000)
+        LOG.warning("round %d: node %d lost its memory, which was reset", number, node)
+    summary = f"{len(used)} uploads, {lossy} of them quantized (share {share:.2f}), {len(failed)} left out"
+    LOG.info("\t└──> FedShift: %s, %.1f kB uploaded instead of %.1f kB", summary, size / 1000, exact / 1000)
     return Aggregated(number, len(used), lossy, share, failed, reset, size, exact, found.outliers, capped)
 
 
-def check_hope(
+def check_progress(
     number: int, failed: dict[int, str], arrived: bool, why: str, skipped: int, patience: int, unanimous: str = ""
 ) -> None:
-    """NoUploadsError after so many rounds that changed nothing, the last one because of `why`.
+    """Raise NoUploadsError after `patience` skipped rounds, or at once for a reason that no further round can change.
 
-    At once where all replies failed for one `unanimous` reason.
+    `why` is the reason of the last round; `unanimous` the reason that all replies of the first round have in common.
     """
     if not arrived and any(text in reason for reason in failed.values() for text in (WRONG_ORDER, TWO_RECORDS)):
         raise NoUploadsError(f"round {number}: {WRONG_ORDER}")
@@ -87,4 +87,4 @@ def check_hope(
     if unanimous:
         raise NoUploadsError(f"round {number}: every reply failed for the same reason: {unanimous}")
     if skipped >= patience:
-        raise NoUploadsError(f"round {number}: no usable upload in {skipped} rounds in a row; the last: {why}")
+        raise NoUploadsError(f"round {number}: no usable upload in {skipped} rounds in a row; last reason: {why}")

@@ -1,4 +1,4 @@
-"""What comes back from nodes: decoded and checked one by one, and against one another, before anybody counts on it."""
+"""Replies of nodes: decoded, checked one by one and against each other before they are aggregated."""
 
 import math
 from collections import Counter
@@ -21,28 +21,28 @@ from fedshift.rounds.uplink import read
 from fedshift.wire.frame import Header, WireError
 from fedshift.wire.writer import header
 
-RAISED = "Exception ClientAppException occurred. Message:"  # Flower puts this before the message of an exception
-LONGEST = 500  # characters of a reason
-HEAVIEST = 1e18  # weight of a reply
-LOSS = 0.1  # of the norm of weights: what a coarse codec may lose of them, see `update_floor`
-SPREAD = 8.0  # of the norm of running statistics: how far they may be from each other on the data of honest nodes
+RAISED = "Exception ClientAppException occurred. Message:"  # Flower's prefix for the message of an exception
+MAX_REASON = 500  # maximum number of characters of a reason
+MAX_WEIGHT = 1e18  # maximum weight of a reply
+LOSS = 0.1  # error of a coarse codec, relative to the norm of the weights; see `update_floor`
+SPREAD = 8.0  # distance of running statistics of honest nodes, relative to their norm
 UPDATE, BUFFER_UPDATE = "update", "buffer update"
-CONTROL_UPDATE, INVERSE_TRAVEL = "control update", "inverse travel"  # of SCAFFOLD
+CONTROL_UPDATE, INVERSE_TRAVEL = "control update", "inverse travel"  # for SCAFFOLD
 
 
 class Limits(NamedTuple):
     """Limits on one reply, in multiples of the round's median; 0 for no limit."""
 
-    bound: float  # of the norm of an update: a longer one is left out
-    max_weight: float  # of a weight: a larger one is lowered
+    bound: float  # for the norm of an update: a longer update is left out
+    max_weight: float  # for a weight: a larger weight is lowered
 
 
 class Distance(NamedTuple):
-    """Norm of one part of an upload's change, and what `update_floor` needs to know of it."""
+    """Norm of one part of an update, with the arguments of `update_floor`."""
 
     norm: float
-    model: float = 0.0  # norm of what was sent
-    error: float = 0.0  # by which honest uploads may differ from it
+    model: float = 0.0  # norm of the same part of the broadcast
+    error: float = 0.0  # distance that honest uploads may have from it
 
 
 class Usable(NamedTuple):
@@ -50,15 +50,15 @@ class Usable(NamedTuple):
 
     message: Message  # with plain arrays
     weight: float
-    key: str | None  # the metric that is its weight
+    key: str | None  # name of the metric that is the weight
     lossy: bool = False
-    reset: bool = False  # its node had lost its memory
-    bytes_up: int = 0  # of arrays, as they came
-    bytes_exact: int = 0  # as they would have come at full precision
-    distances: Mapping[str, Distance] = MappingProxyType({})  # from what was sent
+    reset: bool = False  # the node lost its memory
+    bytes_up: int = 0  # of the arrays as received
+    bytes_exact: int = 0  # of the arrays at full precision
+    distances: Mapping[str, Distance] = MappingProxyType({})  # from the broadcast
     integers: Mapping[str, Tensor] = MappingProxyType({})  # tensors of integers and booleans
-    frame: bytes | None = None  # the upload as it came, None for plain arrays
-    lowered: Mapping[str, tuple[float, float]] = MappingProxyType({})  # metrics that weigh it, before and after
+    frame: bytes | None = None  # the upload as received, None for plain arrays
+    lowered: Mapping[str, tuple[float, float]] = MappingProxyType({})  # weights by metric, before and after
 
     @property
     def node(self) -> int:
@@ -66,52 +66,54 @@ class Usable(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    usable: list[Usable]  # in the order of the messages they answer, whenever they came
-    failed: dict[int, str]  # nodes whose reply is left out, and why
-    messages: list[Message]  # all of them, for a strategy: in the same order, errors in place of what is left out
-    outliers: list[int]  # nodes in `failed` whose update was too long
-    repeated: list[int]  # nodes of which more than one reply came; the first counts
-    unanimous: str  # the reason why every reply failed, if it was the same for all
+    """Replies of a round, divided into usable and failed ones."""
+
+    usable: list[Usable]  # in the order of the messages they answer
+    failed: dict[int, str]  # reason by node, for replies that are left out
+    messages: list[Message]  # one per message, for the strategy: errors replace the replies that are left out
+    outliers: list[int]  # nodes in `failed` whose update is too long
+    repeated: list[int]  # nodes with more than one reply; only the first is used
+    unanimous: str  # the common reason if every reply failed for the same one, else empty
 
 
 def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None) -> Usable:
-    """One upload, decoded; a ValueError says what is wrong with it.
+    """Decode and check one upload; ValueError if it is not usable.
 
-    Some strategies make float64 of a model, and clients answer in that or in the model's own dtype:
-    `sent` is what they started from in either.
+    Some strategies convert a model to float64, and clients answer in float64 or in the original dtype: `sent` is the
+    broadcast in either.
     """
     name, record = only(reply, ArrayRecord)
     weight, bytes_up = weight_of(reply, key), sum(len(array.data) for array in record.values())
     frame = frame_of(record)
-    about = header(frame) if frame is not None else Header()
-    if frame is not None and about.base != number:
-        raise WireError(f"the upload is of round {about.base}, not {number}")
+    head = header(frame) if frame is not None else Header()
+    if frame is not None and head.base != number:
+        raise WireError(f"the upload belongs to round {head.base}, not {number}")
     start, decoded = _decoded(record, frame, list(sent))
-    if broken := [n for n, x in decoded.items() if about.update and x.is_floating_point() and not finite(x)]:
-        raise WireError(f"{broken[0]}: became infinite when the update was added")
+    if broken := [n for n, x in decoded.items() if head.update and x.is_floating_point() and not finite(x)]:
+        raise WireError(f"{broken[0]}: is infinite after adding the update")
     if negative := [n for n, x in decoded.items() if fnmatchcase(n, VARIANCES) and bool((x < 0).any())]:
-        raise WireError(f"{negative[0]}: holds a negative variance")
-    whole = {n: decoded.get(n, x) for n, x in start.items()}  # in the model's order, which some strategies count on
+        raise WireError(f"{negative[0]}: contains a negative variance")
+    whole = {n: decoded.get(n, x) for n, x in start.items()}  # in the model's order, which some strategies rely on
     arrays = to_record(whole)
     reply.content = RecordDict({n: arrays if n == name else other for n, other in reply.content.items()})
     return Usable(
         reply,
         weight,
         key,
-        about.lossy,
-        about.reset,
+        head.lossy,
+        head.reset,
         bytes_up,
         sum(len(arrays[n].data) for n in decoded),
-        _distances(whole, start, about.lossy and not about.update),
+        _distances(whole, start, head.lossy and not head.update),
         {n: x for n, x in whole.items() if not x.is_floating_point()},
         frame,
     )
 
 
 def _decoded(record: ArrayRecord, frame: bytes | None, sent: Sequence[Params]) -> tuple[Params, Params]:
-    """The broadcast in the dtypes of the reply, and the tensors of the reply: all of the model's, or some.
+    """Return the broadcast in the dtypes of the reply, and the reply's tensors: all or some of the model.
 
-    A reply in other floating dtypes than were sent is brought to those of the model.
+    A reply in floating dtypes that match no version of the broadcast is cast to those of the model.
     """
     if frame is None:
         return checked(record, sent)
@@ -124,7 +126,7 @@ def _decoded(record: ArrayRecord, frame: bytes | None, sent: Sequence[Params]) -
 
 
 def _distances(w: Params, start: Params, quantized: bool) -> dict[str, Distance]:
-    """|w - start| of weights, and of the buffers of normalisations; `quantized` weights are not an exact update."""
+    """|w - start| of the weights, and of the buffers of normalization layers; `quantized` weights may differ more."""
     floats = [n for n, x in start.items() if x.is_floating_point()]
     buffers = [n for n in floats if any(fnmatchcase(n, pattern) for pattern in BUFFERS)]
     weights = [n for n in floats if n not in buffers]
@@ -136,25 +138,25 @@ def _distances(w: Params, start: Params, quantized: bool) -> dict[str, Distance]
 
 
 def _difference(x: Tensor, start: Tensor) -> Tensor:
-    """In float32 or wider; what is beyond it is infinite, and beyond every bound."""
+    """x - start in float32 or wider; infinite, and so above every bound, where it overflows."""
     return x.to(torch.promote_types(x.dtype, torch.float32)) - start
 
 
 def evaluated(reply: Message, key: str | None) -> Usable:
-    """One reply with metrics only."""
+    """Check an evaluation reply, which contains metrics only."""
     return Usable(reply, weight_of(reply, key), key)
 
 
 def weight_of(reply: Message, key: str | None) -> float:
-    """The weight of a reply under the strategy's key; 1 where it has none."""
+    """Weight of a reply: the metric `key` of the strategy, or 1 without a key."""
     if key is None:
         return 1.0
     _, metrics = only(reply, MetricRecord)
     weight = metrics.get(key)
     if weight is None:
-        raise ValueError(f"its metrics hold no '{key}' to weigh it by")
-    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= HEAVIEST):
-        raise ValueError(f"{key}={weight!r}: a weight must be one number, 0 or more")
+        raise ValueError(f"its metrics contain no '{key}', which is the weight of the reply")
+    if isinstance(weight, bool | list) or not (math.isfinite(weight) and 0 <= weight <= MAX_WEIGHT):
+        raise ValueError(f"{key}={weight!r}: a weight must be a single number from 0 to {MAX_WEIGHT:g}")
     return float(weight)
 
 
@@ -166,9 +168,10 @@ def sort_out(
     keys: Sequence[str],
     limits: Limits,
 ) -> Sorted:
-    """Open every reply; `asked` are the messages by node, and where all must be alike, one that is not is left out.
+    """Open every reply and divide them into usable and failed ones.
 
-    `keys` are the metrics by which replies are weighed.
+    `asked` are the messages by node. With `alike`, replies whose records differ from those of most nodes fail. `keys`
+    are the metrics that weight the replies.
     """
     first, repeated = dict[int, Message](), list[int]()
     for reply in replies:
@@ -182,52 +185,54 @@ def sort_out(
                 error = first[node].error
                 raise ValueError(error.reason or f"error {error.code}")
             if node not in asked:
-                raise ValueError("it answers no message of this round")
+                raise ValueError("the reply does not answer a message of this round")
             found[node] = open_(first[node])
         except ValueError as problem:
             failed[node] = brief(problem)
-        except Exception as problem:  # whatever somebody sent, it is their upload that fails
+        except Exception as problem:  # an invalid reply must not affect the others
             failed[node] = brief(f"{type(problem).__name__}: {problem}")
     failed |= _unlike(found) if alike else {}
-    far = _outliers({node: one for node, one in found.items() if node not in failed}, limits.bound)
+    far = _outliers({node: upload for node, upload in found.items() if node not in failed}, limits.bound)
     failed |= far
-    found = {node: one for node, one in found.items() if node not in failed}
-    if found and not any(one.weight for one in found.values()):
-        failed |= dict.fromkeys(found, "it weighs nothing, like all others")
+    found = {node: upload for node, upload in found.items() if node not in failed}
+    if found and not any(upload.weight for upload in found.values()):
+        failed |= dict.fromkeys(found, "all weights of the round are 0")
         found = {}
     usable = _lowered(list(found.values()), keys, limits.max_weight)
-    own = {failed.get(node, "") for node, reply in first.items() if reply.metadata.src_node_id in asked}
-    failed |= {node: "it did not reply" for node in asked if node not in first}
+    reasons = {failed.get(node, "") for node, reply in first.items() if reply.metadata.src_node_id in asked}
+    failed |= {node: "the node did not reply" for node in asked if node not in first}
     messages = [
         found[node].message if node in found else Message(Error(0, failed[node]), reply_to=message)
         for node, message in asked.items()
     ]
-    return Sorted(usable, failed, messages, list(far), repeated, own.pop() if len(own) == 1 else "")
+    return Sorted(usable, failed, messages, list(far), repeated, reasons.pop() if len(reasons) == 1 else "")
 
 
 def _unlike(found: Mapping[int, Usable]) -> dict[int, str]:
-    """Nodes whose records are not those of most, and why they are left out."""
-    counts = Counter(_signature(one.message) for one in found.values())
-    common = max(counts, key=lambda signature: counts[signature], default=())  # the first of equals
-    others = [node for node, one in found.items() if _signature(one.message) != common]
-    return dict.fromkeys(others, "its records are not those that most nodes sent")
+    """Return the reason by node, for nodes whose records differ from those of most nodes."""
+    counts = Counter(_signature(upload.message) for upload in found.values())
+    common = max(counts, key=lambda signature: counts[signature], default=())  # the first one on a tie
+    others = [node for node, upload in found.items() if _signature(upload.message) != common]
+    return dict.fromkeys(others, "its records differ from those of most nodes")
 
 
 def _outliers(found: Mapping[int, Usable], bound: float) -> dict[int, str]:
-    """Nodes whose update is longer than `bound` times the median of the round, and why they are left out.
+    """Return the reason by node, for nodes whose update is longer than `bound` times the median of the round.
 
-    A control is long where a client took few steps or lost much to its codec, too: it has to be out of line in both
-    its norm and the travel that it was divided by.
+    Few steps or a coarse codec also make a control update long. So it is an outlier only if both its norm and the
+    travel that it was divided by are.
     """
     beyond: dict[str, dict[int, str]] = {}
-    for what in dict.fromkeys(what for one in found.values() for what in one.distances):
-        own = {node: one.distances[what] for node, one in found.items() if what in one.distances}
-        norms = [distance.norm for distance in own.values()]
-        floors = {node: update_floor(distance.model, bound, distance.error) for node, distance in own.items()}
+    for what in dict.fromkeys(what for upload in found.values() for what in upload.distances):
+        distances = {node: upload.distances[what] for node, upload in found.items() if what in upload.distances}
+        norms = [distance.norm for distance in distances.values()]
+        floors = {node: update_floor(distance.model, bound, distance.error) for node, distance in distances.items()}
         for floor in set(floors.values()):
-            far = [node for node, out in zip(own, outliers(norms, bound, floor), strict=True) if out]
+            far = [node for node, out in zip(distances, outliers(norms, bound, floor), strict=True) if out]
             typical = reference(norms, floor)
-            reasons = {node: refusal(what, own[node].norm, typical, bound) for node in far if floors[node] == floor}
+            reasons = {
+                node: refusal(what, distances[node].norm, typical, bound) for node in far if floors[node] == floor
+            }
             beyond[what] = beyond.get(what, {}) | reasons
     hardly_moved = beyond.pop(INVERSE_TRAVEL, {})
     beyond[CONTROL_UPDATE] = {node: why for node, why in beyond.get(CONTROL_UPDATE, {}).items() if node in hardly_moved}
@@ -235,59 +240,59 @@ def _outliers(found: Mapping[int, Usable], bound: float) -> dict[int, str]:
 
 
 def _lowered(usable: Sequence[Usable], keys: Iterable[str], most: float) -> list[Usable]:
-    """The same replies, whose weights are at most `most` times the median, also where a strategy reads them."""
+    """Limit the weights of replies to `most` times the median, also in the metrics that a strategy reads."""
     found = list(usable)
     for key in keys:
-        values = [float(only(one.message, MetricRecord)[1][key]) for one in found]  # type: ignore[arg-type]
+        values = [float(only(upload.message, MetricRecord)[1][key]) for upload in found]  # type: ignore[arg-type]
         limited = zip(found, values, capped(values, most), strict=True)
-        found = [one if value == limit else _lower(one, key, limit) for one, value, limit in limited]
+        found = [upload if value == limit else _lower(upload, key, limit) for upload, value, limit in limited]
     return found
 
 
-def _lower(one: Usable, key: str, limit: float) -> Usable:
-    _, metrics = only(one.message, MetricRecord)
+def _lower(upload: Usable, key: str, limit: float) -> Usable:
+    _, metrics = only(upload.message, MetricRecord)
     before: Any = metrics[key]
     metrics[key] = after = math.ceil(limit) if isinstance(before, int) else limit
-    lowered = {**one.lowered, key: (float(before), float(after))}
-    return one._replace(weight=float(after) if key == one.key else one.weight, lowered=lowered)
+    lowered = {**upload.lowered, key: (float(before), float(after))}
+    return upload._replace(weight=float(after) if key == upload.key else upload.weight, lowered=lowered)
 
 
 def medians(usable: Sequence[Usable]) -> Params:
     """Elementwise median of each tensor of integers, the majority of booleans."""
     names = usable[0].integers if usable else {}
     return {
-        name: median_integers(torch.stack([one.integers[name] for one in usable]))
+        name: median_integers(torch.stack([upload.integers[name] for upload in usable]))
         for name in names
-        if all(name in one.integers for one in usable)
+        if all(name in upload.integers for upload in usable)
     }
 
 
 def substitute(usable: Iterable[Usable], params: Params) -> None:
-    """Put these tensors into every reply."""
-    for one in usable if params else ():
-        name, record = only(one.message, ArrayRecord)
-        one.message.content[name] = ArrayRecord({**record, **to_record(params)})
+    """Replace these tensors in every reply."""
+    for upload in usable if params else ():
+        name, record = only(upload.message, ArrayRecord)
+        upload.message.content[name] = ArrayRecord({**record, **to_record(params)})
 
 
-def longest(usable: Sequence[Usable]) -> str:
-    """The node whose update is the longest of one or more, as an addition to a sentence."""
-    norms = {one.node: one.distances[UPDATE].norm for one in usable}
+def largest_update(usable: Sequence[Usable]) -> str:
+    """Return a clause for an error message that names the node with the largest update."""
+    norms = {upload.node: upload.distances[UPDATE].norm for upload in usable}
     node = max(norms, key=lambda node: norms[node])
-    return f"; the longest update, of norm {norms[node]:.3g}, is that of node {node}"
+    return f"; the largest update (norm {norms[node]:.3g}) is from node {node}"
 
 
 def brief(problem: object) -> str:
-    """In one line, without control characters, and not as long as whoever sent it would have it.
+    """Shorten a reason to one line of limited length, without control characters.
 
-    Of an exception in a ClientApp, Flower sends the class, in a simulation the traceback, and then the message.
+    For an exception in a ClientApp, Flower sends the class, in a simulation the traceback, and then the message.
     """
     _, raised, text = str(problem).rpartition(RAISED)
-    short = " ".join(text.removesuffix("'>")[:LONGEST].split()) if raised else " ".join(text[:LONGEST].split())
+    short = " ".join(text.removesuffix("'>")[:MAX_REASON].split()) if raised else " ".join(text[:MAX_REASON].split())
     return printable(short)
 
 
 def _node(reply: Message, asked: Mapping[int, Message]) -> int:
-    """Whose reply it is: errors of the SuperLink are its own."""
+    """Node that a reply belongs to; errors of the SuperLink have its own id as source."""
     source, to = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
     if source in asked:
         return source

@@ -1,9 +1,9 @@
-"""Checkpoints of a Flower training, which Flower itself has none of.
+"""Checkpoints of a Flower training.
 
     flower.ROUND.CHECKSUM.safetensors     the model, and arrays and numbers of the strategies; the two newest are kept
 
-Nothing is pickled. What a strategy holds beside arrays, numbers and text cannot be kept, and is refused by
-name: before the first round, or as soon as it is there.
+Nothing is pickled. An attribute of a strategy that is neither an array, nor a number, nor text cannot be stored and
+raises an error: before the first round, or in the round that sets it.
 """
 
 import copy
@@ -26,12 +26,14 @@ from fedshift.flower.addon.arrays import to_params, to_record
 
 KEPT = 2
 LOG = getLogger("flwr.fedshift")
-FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, type, partial  # settings, which do not change
+FUNCTIONS = FunctionType, BuiltinFunctionType, MethodType, type, partial  # constant settings
 SCALARS = bool, int, float, str, type(None)
 
 
 class SavedRounds(NamedTuple):
-    number: int  # rounds done
+    """State of the server after a round."""
+
+    number: int  # completed rounds
     arrays: ArrayRecord
     session: str
     accepted: dict[str, int]
@@ -39,24 +41,24 @@ class SavedRounds(NamedTuple):
 
 
 class Saver:
-    """The checkpoints in one folder, of one chain of strategies."""
+    """Checkpoints of one chain of strategies, in one folder."""
 
     def __init__(self, folder: Path, chain: list[Strategy]) -> None:
         self.folder, self.chain = folder, chain
-        self.first = [_numbers(strategy) for strategy in chain]  # as the strategies were made
+        self.first = [_numbers(strategy) for strategy in chain]  # before training
         for strategy in chain:
-            _arrays(strategy)  # refuses what cannot be kept
+            _arrays(strategy)  # ValueError for attributes that cannot be stored
         if folder.exists() and not folder.is_dir():
-            raise RunError(f"{folder}: must be a folder for checkpoints, and is a file")
-        self.oldest = min((number for number, _ in self._newest_first()), default=0)  # training may go back to it
+            raise RunError(f"{folder}: checkpoint must be a folder, not a file")
+        self.oldest = min((number for number, _ in self._newest_first()), default=0)  # training may resume from it
 
     def lock(self) -> Lock:
-        """Of the folder, while training writes to it: a server that was thought dead may be alive."""
+        """Lock the folder during training: a server that seems to be gone may still write to it."""
         return Lock(self.folder)
 
     def save(self, state: SavedRounds) -> None:
         tensors: Params = {f"model/{name}": x for name, x in to_params(state.arrays).items()}
-        kinds: dict[str, tuple[str, list[str]]] = {}  # how each attribute holds its arrays, and their order
+        kinds: dict[str, tuple[str, list[str]]] = {}  # container type and keys of the arrays of each attribute
         changed: list[dict[str, Any]] = []
         for i, strategy in enumerate(self.chain):
             for name, (kind, arrays) in _arrays(strategy).items():
@@ -64,7 +66,7 @@ class Saver:
                 tensors |= {f"{i}/{name}/{key}": x for key, x in arrays.items()}
             now, first = _numbers(strategy), self.first[i]
             changed.append({name: value for name, value in now.items() if name not in first or first[name] != value})
-        about = {
+        metadata = {
             "number": state.number,
             "order": list(state.arrays),
             "session": state.session,
@@ -74,50 +76,52 @@ class Saver:
             "changed": changed,
             "strategies": [type(strategy).__name__ for strategy in self.chain],
         }
-        write_tensors(self.folder, f"flower.{state.number:06d}", tensors, about)
-        kept = self._newest_first()
-        for _, path in kept[KEPT:]:
+        write_tensors(self.folder, f"flower.{state.number:06d}", tensors, metadata)
+        checkpoints = self._newest_first()
+        for _, path in checkpoints[KEPT:]:
             path.unlink(missing_ok=True)
-        self.oldest = kept[:KEPT][-1][0]
+        self.oldest = checkpoints[:KEPT][-1][0]
 
     def restore(self, like: ArrayRecord) -> SavedRounds | None:
-        """The newest whole checkpoint, with the strategies as they were then; None where there is none.
+        """Load the newest intact checkpoint and set the state of the strategies; None if there is no checkpoint.
 
-        Those that cannot be read are put aside, not removed; when no other is left, nothing is changed.
+        Damaged checkpoints are renamed, not removed. If all are damaged, nothing is changed and RunError is raised.
         """
         damaged: dict[Path, str] = {}
         for number, path in self._newest_first():
             try:
-                tensors, about = read_tensors(path)
-                _check(path, number, tensors, about)
+                tensors, metadata = read_tensors(path)
+                _check(path, number, tensors, metadata)
             except RunError as problem:
                 damaged[path] = str(problem)
                 continue
-            saved = self._set(path, tensors, about, like)
-            for other, why in damaged.items():
-                LOG.warning("%s; resuming from round %d", why, saved.number)
+            saved = self._set(path, tensors, metadata, like)
+            for other, reason in damaged.items():
+                LOG.warning("%s; resuming from round %d", reason, saved.number)
                 other.rename(other.with_suffix(".damaged"))
-            for rest in self.folder.glob(f"flower.*{TEMPORARY}"):
-                rest.unlink()
+            for leftover in self.folder.glob(f"flower.*{TEMPORARY}"):
+                leftover.unlink()
             return saved
         if damaged:
-            raise RunError(f"{next(iter(damaged.values()))}; there is no whole checkpoint to go on from")
+            raise RunError(f"{next(iter(damaged.values()))}; there is no intact checkpoint to resume from")
         return None
 
-    def _set(self, path: Path, tensors: Params, about: dict[str, Any], like: ArrayRecord) -> SavedRounds:
+    def _set(self, path: Path, tensors: Params, metadata: dict[str, Any], like: ArrayRecord) -> SavedRounds:
         names = [type(strategy).__name__ for strategy in self.chain]
-        if about["strategies"] != names:
-            was, now = " around ".join(about["strategies"]), " around ".join(names)
+        if metadata["strategies"] != names:
+            was, now = " around ".join(metadata["strategies"]), " around ".join(names)
             raise RunError(f"{path}: was saved with {was}, not {now}")
-        model = {name: tensors[f"model/{name}"] for name in about["order"]}
+        model = {name: tensors[f"model/{name}"] for name in metadata["order"]}
         if _kinds(model) != _kinds(to_params(like)):
-            raise RunError(f"{path}: holds another model than the one that training begins with")
-        for place, (kind, keys) in about["kinds"].items():
+            raise RunError(f"{path}: contains a different model than the initial arrays")
+        for place, (kind, keys) in metadata["kinds"].items():
             i, _, name = place.partition("/")
             setattr(self.chain[int(i)], name, REBUILD[kind]({key: tensors[f"{place}/{key}"] for key in keys}))
-        for strategy, numbers in zip(self.chain, about["changed"], strict=True):
+        for strategy, numbers in zip(self.chain, metadata["changed"], strict=True):
             vars(strategy).update(numbers)
-        return SavedRounds(about["number"], to_record(model), about["session"], about["accepted"], about["skipped"])
+        return SavedRounds(
+            metadata["number"], to_record(model), metadata["session"], metadata["accepted"], metadata["skipped"]
+        )
 
     def _newest_first(self) -> list[tuple[int, Path]]:
         found = [(path.name.split(".")[1], path) for path in self.folder.glob("flower.*.*.safetensors")]
@@ -125,7 +129,7 @@ class Saver:
 
 
 def _numbers(strategy: Strategy) -> dict[str, Any]:
-    """Attributes that are numbers or text, or lists and dictionaries of them."""
+    """Return the attributes that are numbers or text, or lists and dictionaries of them."""
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in vars(strategy).items()}
     return {name: copy.copy(x) for name, x in plain.items() if _plain(x)}
 
@@ -137,17 +141,17 @@ def _plain(value: object) -> bool:
     return several or isinstance(value, SCALARS)
 
 
-def _check(path: Path, number: int, tensors: Params, about: dict[str, Any]) -> None:
-    """RunError where a file is not what `save` wrote for the round that its name says."""
+def _check(path: Path, number: int, tensors: Params, metadata: dict[str, Any]) -> None:
+    """Raise RunError for a file that `save` did not write for the round in its name."""
     needed = {"number", "order", "session", "accepted", "skipped", "kinds", "changed", "strategies"}
-    if about.keys() != needed:
-        raise RunError(f"{path}: damaged: it does not say which training and round it is of")
-    names = {f"model/{name}" for name in about["order"]}
-    names |= {f"{place}/{key}" for place, (_, keys) in about["kinds"].items() for key in keys}
+    if metadata.keys() != needed:
+        raise RunError(f"{path}: damaged: its metadata are incomplete")
+    names = {f"model/{name}" for name in metadata["order"]}
+    names |= {f"{place}/{key}" for place, (_, keys) in metadata["kinds"].items() for key in keys}
     if names != tensors.keys():
-        raise RunError(f"{path}: damaged: its tensors are not those that it lists")
-    if about["number"] != number:
-        raise RunError(f"{path}: is the checkpoint of round {about['number']}, which is not the one its name says")
+        raise RunError(f"{path}: damaged: its tensors differ from those in its metadata")
+    if metadata["number"] != number:
+        raise RunError(f"{path}: contains the checkpoint of round {metadata['number']}, not of the round in its name")
 
 
 def _kinds(params: Params) -> dict[str, tuple[torch.Size, bool]]:
@@ -155,7 +159,7 @@ def _kinds(params: Params) -> dict[str, tuple[torch.Size, bool]]:
 
 
 def _arrays(strategy: Strategy) -> dict[str, tuple[str, Params]]:
-    """Attributes that are arrays: how they are held, and the arrays by name."""
+    """Return the attributes that are arrays: container type, and arrays by name."""
     found = {}
     for name, value in vars(strategy).items():
         if _plain(value) or isinstance(value, (np.generic, Strategy, *FUNCTIONS)):
@@ -173,10 +177,10 @@ def _arrays(strategy: Strategy) -> dict[str, tuple[str, Params]]:
         elif isinstance(value, dict) and all(isinstance(x, Tensor) for x in value.values()):
             found[name] = "tensors", {key: x.clone() for key, x in value.items()}
         else:
-            held = type(value).__name__
+            kind = type(value).__name__
             raise ValueError(
-                f"FedShift(checkpoint=...): {type(strategy).__name__}.{name} is of type {held}, which a checkpoint "
-                "cannot hold; leave the checkpoint out, or the attribute"
+                f"FedShift(checkpoint=...): {type(strategy).__name__}.{name} is of type {kind}, which a checkpoint "
+                "cannot store; remove the attribute or the checkpoint argument"
             )
     return found
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD on Flower, after `algorithms/scaffold.py`: a strategy around another one, and the mod of its clients.
+"""SCAFFOLD on Flower: a strategy wrapper and a client mod, with the rule of `algorithms/scaffold.py`.
 
     server_app.py    strategy = FedShift(Scaffold(FedAvg()))
     client_app.py    app = ClientApp(mods=[ScaffoldMod(bits=4)])
@@ -6,7 +6,7 @@
                      for name, p in model.named_parameters(): p.grad += d[name]
                      metrics = {"num-examples": n, "travel": lr * steps, ...}
 
-The change of a client's control follows from its decoded upload, on both ends: nothing else goes up.
+Server and client compute the change of a control from the decoded upload, so nothing else is uploaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,24 +31,24 @@ from fedshift.flower.addon.mod import QuantizeMod
 from fedshift.flower.addon.replies import CONTROL_UPDATE, INVERSE_TRAVEL, Distance
 from fedshift.rounds.uplink import Sent, Uplink
 
-CORRECTION = "fedshift.correction"  # in the client's state, while it trains
-OWN = "control/"  # in its memory
+CORRECTION = "fedshift.correction"  # key in the client's state, during training
+CONTROL_KEY = "control/"  # prefix of the client's control in its memory
 LOG = getLogger("flwr.fedshift")
 
 
 class ScaffoldMod(QuantizeMod):
-    """A client of `Scaffold`: `correction(context)` is what its training adds to every gradient.
+    """Client mod for `Scaffold`: the training adds `correction(context)` to every gradient.
 
-    The training reports `travel`, the sum of the learning rates of its steps, among its metrics; with
-    momentum m, sum_j lr (1 - m^j) / (1 - m). The control follows from the decoded upload on both ends,
-    so nothing else goes up.
+    The metrics of the training must contain `travel`, the sum of the learning rates of its steps; with momentum m,
+    sum_j lr (1 - m^j) / (1 - m). Server and client compute the control from the decoded upload, so nothing else is
+    uploaded.
 
-    >>> ScaffoldMod("lean").uplink().feedback  # with the options and names of QuantizeMod
+    >>> ScaffoldMod("lean").uplink().feedback  # takes the same arguments as QuantizeMod
     True
     """
 
     def remembers(self, uplink: Uplink) -> bool:
-        """Its control, by any uplink."""
+        """True for any uplink: the client keeps its control."""
         return True
 
     def compares(self, uplink: Uplink) -> bool:
@@ -62,45 +62,47 @@ class ScaffoldMod(QuantizeMod):
 
     def enter(self, message: Message, context: Context, memory: Params, lost: bool) -> tuple[Params, Params]:
         if CONTROL not in message.content.array_records:
-            wrapped = "the server's strategy must be FedShift(Scaffold(...))"
-            raise ValueError(f"ScaffoldMod: the message holds no control; {wrapped}")
+            expected = "the server's strategy must be FedShift(Scaffold(...))"
+            raise ValueError(f"ScaffoldMod: the message contains no control; {expected}")
         c = to_params(message.content.array_records[CONTROL])
         del message.content[CONTROL]
-        c_i = {name.removeprefix(OWN): x for name, x in memory.items() if name.startswith(OWN)}
-        c_i = c_i or (c if lost else zeros(c))  # a control that was lost is likeliest near the mean of all
+        c_i = {name.removeprefix(CONTROL_KEY): x for name, x in memory.items() if name.startswith(CONTROL_KEY)}
+        c_i = c_i or (c if lost else zeros(c))  # the mean of all controls is the best guess for a lost one
         context.state[CORRECTION] = to_record(tmap(torch.sub, c, c_i))
         return c, c_i
 
-    def leave(self, sent: Sent, start: Params, own: tuple[Params, Params], metrics: dict[str, Any]) -> Params:
-        c, c_i = own
+    def leave(self, sent: Sent, start: Params, entered: tuple[Params, Params], metrics: dict[str, Any]) -> Params:
+        c, c_i = entered
         if missing := [name for name in c if name not in sent.decoded]:
-            raise ValueError(f"ScaffoldMod: the reply lacks {missing[:3]}; a control needs every trained tensor")
+            raise ValueError(f"ScaffoldMod: the reply lacks {missing[:3]}; SCAFFOLD needs every trained tensor")
         c_i, _ = Controlled().finish(sent.decoded, Broadcast(start, c), c_i, travel_of(metrics))
-        return {OWN + name: x for name, x in c_i.items()}
+        return {CONTROL_KEY + name: x for name, x in c_i.items()}
 
 
 def correction(context: Context) -> Params:
-    """c - c_i, to be added to every gradient of a client with a `ScaffoldMod`.
+    """Return c - c_i, which a client with a `ScaffoldMod` adds to every gradient.
 
-    >>> state = RecordDict({CORRECTION: to_record({"weight": torch.ones(2)})})  # as the mod leaves it for the training
+    >>> state = RecordDict({CORRECTION: to_record({"weight": torch.ones(2)})})  # set by the mod before training
     >>> correction(Context(run_id=1, node_id=2, node_config={}, state=state, run_config={}))
     {'weight': tensor([1., 1.])}
     """
     if CORRECTION not in context.state:
-        raise ValueError("correction(context): there is none outside of training under a ScaffoldMod")
+        raise ValueError("correction(context): available only during training with a ScaffoldMod")
     return to_params(context.state[CORRECTION])  # type: ignore[arg-type]
 
 
 def travel_of(metrics: Mapping[str, Any]) -> Tensor:
-    """What a client reports as `travel`: how far a unit gradient would have moved it."""
+    """Return the metric `travel`: the distance that a unit gradient would have moved the client."""
     travel = metrics.get("travel")
     if isinstance(travel, bool) or not isinstance(travel, int | float) or not 1e-12 <= travel <= 1e12:
-        raise ValueError(f"travel={travel!r}: the sum of the steps' learning rates must be among the metrics")
+        raise ValueError(
+            f"travel={travel!r}: the metrics must contain the sum of the steps' learning rates, 1e-12 to 1e12"
+        )
     return torch.tensor(float(travel))
 
 
 class Scaffold(Strategy):
-    """c = c + K/N * mean_k (c_i+ - c_i), around a strategy that aggregates the weights; inside of `FedShift`.
+    """c = c + K/N * mean_k (c_i+ - c_i), around a strategy that aggregates the weights. To be wrapped in `FedShift`.
 
     >>> from flwr.serverapp.strategy import FedAvg
     >>> Scaffold(FedAvg(), population=100).population
@@ -108,14 +110,14 @@ class Scaffold(Strategy):
     """
 
     def __init__(self, strategy: Strategy, population: int | None = None, exact: tuple[str, ...] = BUFFERS) -> None:
-        """`population`: the N clients there are, those connected if it is not given; `exact`: not trained."""
+        """`population`: number of clients N (default: connected nodes); `exact`: patterns of untrained names."""
         if population is not None and population < 1:
             raise ValueError(f"Scaffold(population={population}): population must be 1 or more clients")
         self.strategy, self.population, self.exact = strategy, population, exact
-        self.bound = BOUND  # that of `FedShift`, which sets it
+        self.bound = BOUND  # set by `FedShift`
         self.control: dict[str, Tensor] | None = None
         self.connected = 0
-        self.started: Params = {}  # the model that was sent in the round that is on
+        self.started: Params = {}  # the model sent in the current round
 
     def summary(self) -> None:
         LOG.info("\t├──> SCAFFOLD (N = %s)", self.population or "nodes connected")
@@ -154,33 +156,33 @@ class Scaffold(Strategy):
         return arrays, metrics
 
     def _limited(self, number: int, replies: list[Message]) -> Iterable[tuple[Message, float]]:
-        """Each reply, and by what its change of the control is multiplied.
+        """Return each reply with the factor for its change of the control.
 
-        A change is divided by the travel that its client reports. One that is longer than `bound` times the round's
-        median counts as that long: honest clients may get there by few steps or a coarse codec, and are not left out.
+        A change is divided by the travel that the client reports. A change longer than `bound` times the round's median
+        is scaled down to that length instead of left out: few steps or a coarse codec also cause it in honest clients.
         """
         norms = [norm(self._change(reply).values()) for reply in replies]
         factors = shortened(norms, self.bound)
-        for reply, long, factor in zip(replies, norms, factors, strict=True):
+        for reply, length, factor in zip(replies, norms, factors, strict=True):
             if factor < 1:
                 node = reply.metadata.src_node_id
-                seen = f"the control update of node {node} is shortened from norm {long:.3g} to {factor * long:.3g}"
-                LOG.warning("round %d: %s, %g times the median", number, seen, self.bound)
+                scaled = f"the control update of node {node} is scaled from norm {length:.3g} to {factor * length:.3g}"
+                LOG.warning("round %d: %s, %g times the median", number, scaled, self.bound)
         return zip(replies, factors, strict=True)
 
     def check(self, reply: Message) -> dict[str, Distance]:
-        """Distances by which `FedShift` finds outliers; ValueError for an upload from which no control follows."""
+        """Return the distances that `FedShift` checks for outliers; ValueError for an invalid control."""
         change = self._change(reply)
         if not all(finite(d) for d in change.values()):
-            raise ValueError("its control became NaN or infinite")
+            raise ValueError("its control is NaN or infinite")
         travel = float(travel_of(only(reply, MetricRecord)[1]))
         return {CONTROL_UPDATE: Distance(norm(change.values())), INVERSE_TRAVEL: Distance(1 / travel)}
 
     def _change(self, reply: Message) -> Params:
-        """c_i+ - c_i, worked out as the client did."""
+        """c_i+ - c_i, computed as on the client."""
         record = only(reply, ArrayRecord)[1]
         if frame_of(record) is not None:
-            raise ValueError("Scaffold reads decoded uploads only: FedShift(Scaffold(...)), not the other way round")
+            raise ValueError("Scaffold needs decoded uploads; use FedShift(Scaffold(...)), not Scaffold(FedShift(...))")
         w, travel = to_params(record), travel_of(only(reply, MetricRecord)[1])
         start = {name: x.to(w[name].dtype) for name, x in self.started.items()}
         return Controlled().finish(w, Broadcast(start, self.control or {}), {}, travel)[1]

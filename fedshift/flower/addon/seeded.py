@@ -1,8 +1,7 @@
-"""A draw of nodes that can be repeated.
+"""Reproducible selection of nodes.
 
-Flower draws from a list of node ids in no certain order, with a generator nobody seeded, and in a
-simulation the ids themselves are new in every run. Here the list is in the order of the nodes' own
-names, their partition-id, and the generator is seeded for every round.
+Flower draws nodes from a list of node ids without a fixed order, with an unseeded generator, and in a simulation the
+ids differ between runs. `Seeded` sorts the nodes by partition-id and seeds the generator in every round.
 """
 
 import random
@@ -17,13 +16,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-WHO, ABOUT = "fedshift_who", "about"  # the question, and the record with the answer
-UNKNOWN = "query function registered"  # in the error of an app that does not know the question
+WHO, ABOUT = "fedshift_who", "about"  # name of the query, and the record with the answer
+UNKNOWN = "query function registered"  # part of the error of an app without the query
 LOG = getLogger("flwr.fedshift")
 
 
 def introduce(app: ClientApp) -> ClientApp:
-    """Let the nodes of an app say their partition-id when they are asked.
+    """Add a query to an app by which its nodes report their partition-id.
 
     >>> from fedshift.flower.testing import LocalGrid
     >>> grid = LocalGrid(introduce(ClientApp()), 3)
@@ -42,7 +41,7 @@ def introduce(app: ClientApp) -> ClientApp:
 
 
 def partitions(grid: Grid, nodes: Iterable[int], timeout: float = 60.0) -> dict[int, int | None]:
-    """The partition-id of each node that answers, None for one that has none or does not know the question."""
+    """Return the partition-id of each node that answers; None for a node without one or without the query."""
     questions = [Message(RecordDict(), node, f"query.{WHO}") for node in nodes]
     answers = grid.send_and_receive(questions, timeout=timeout) if questions else ()
     known = (reply for reply in answers if reply.has_content() or UNKNOWN in (reply.error.reason or ""))
@@ -56,10 +55,10 @@ def _partition(reply: Message) -> int | None:
 
 
 class Seeded(Strategy):
-    """The same nodes in the same rounds, every time: `FedShift(Seeded(FedAvg(fraction_train=0.1), seed=1))`.
+    """Draw the same nodes in every run with a seed: `FedShift(Seeded(FedAvg(fraction_train=0.1), seed=1))`.
 
-    The nodes of a simulation have to say who they are: `introduce(app)` in client_app.py. Deployed
-    nodes keep their ids, and those that say nothing are put in the order of these.
+    The nodes of a simulation must report their partition-id: call `introduce(app)` in client_app.py. Nodes that do not
+    report it are sorted by node id, which deployed nodes keep between runs.
 
     >>> from flwr.serverapp.strategy import FedAvg
     >>> from fedshift.flower.testing import LocalGrid
@@ -71,7 +70,7 @@ class Seeded(Strategy):
 
     def __init__(self, strategy: Strategy, seed: int = 0) -> None:
         self.strategy, self.seed = strategy, seed
-        self.names: dict[str, int | None] = {}  # node -> its partition-id, None for one that does not say
+        self.names: dict[str, int | None] = {}  # node -> partition-id, None if it is not reported
 
     def summary(self) -> None:
         LOG.info("\t├──> Nodes are drawn with seed %d", self.seed)
@@ -84,12 +83,12 @@ class Seeded(Strategy):
             return list(self.strategy.configure_train(server_round, arrays, config, view))
 
     def unique(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Partition-ids of these nodes, without those that several of them claim: nobody knows whose these are."""
+        """Partition-ids of these nodes, without ids that several nodes report."""
         claimed = {node: name for node in nodes if (name := self.names.get(str(node))) is not None}
         counts = Counter(claimed.values())
         for name in (name for name, count in counts.items() if count > 1):
-            same = ", ".join(str(node) for node, own in claimed.items() if own == name)
-            LOG.warning("nodes %s have the same partition-id %d; each is known by its node id instead", same, name)
+            same = ", ".join(str(node) for node, claim in claimed.items() if claim == name)
+            LOG.warning("nodes %s have the same partition-id %d; they are identified by node id instead", same, name)
         return {node: name for node, name in claimed.items() if counts[name] == 1}
 
     def aggregate_train(
@@ -108,7 +107,7 @@ class Seeded(Strategy):
 
     @contextmanager
     def _drawing(self, grid: Grid, purpose: str) -> Iterator[Grid]:
-        """The grid to draw from; Python's own generator, which Flower draws with, is left as it was found."""
+        """Yield the grid to draw from; restore the state of Python's generator, which Flower draws with."""
         before = random.getstate()
         try:
             yield _Ordered(grid, self.names, f"{self.seed}/{purpose}")
@@ -117,7 +116,7 @@ class Seeded(Strategy):
 
 
 class _Ordered(Grid):
-    """A grid that lists its nodes in the order of their names, ready to draw from."""
+    """Grid that lists its nodes by partition-id and seeds Python's generator."""
 
     def __init__(self, grid: Grid, names: dict[str, int | None], seed: str) -> None:
         self.grid, self.names, self.seed = grid, names, seed
@@ -125,17 +124,18 @@ class _Ordered(Grid):
     def get_node_ids(self) -> list[int]:
         nodes = list(self.grid.get_node_ids())
         if new := [node for node in nodes if str(node) not in self.names]:
-            told = partitions(self.grid, new)
-            self.names.update({str(node): name for node, name in told.items()})
-            if nameless := [node for node in new if told.get(node) is None]:
+            answers = partitions(self.grid, new)
+            self.names.update({str(node): name for node, name in answers.items()})
+            if nameless := [node for node in new if answers.get(node) is None]:
                 LOG.warning(
-                    "%d nodes do not say who they are and are ordered by their ids: introduce(app)", len(nameless)
+                    "%d nodes do not report a partition-id and are sorted by node id; call introduce(app)",
+                    len(nameless),
                 )
-        random.seed(self.seed)  # last: waiting for nodes may have drawn from it
+        random.seed(self.seed)  # last: waiting for nodes may have drawn numbers
         return sorted(nodes, key=self._place)
 
     def _place(self, node: int) -> tuple[bool, int]:
-        name = self.names.get(str(node))  # one that did not answer is asked again
+        name = self.names.get(str(node))  # a node that did not answer is asked again
         return name is None, node if name is None else name
 
     @property

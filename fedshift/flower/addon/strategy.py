@@ -1,8 +1,8 @@
-"""The server's side: any strategy of Flower's, with quantized uploads and the shift.
+"""Strategy wrapper that adds quantized uploads and the shift to any strategy of Flower.
 
     strategy = FedShift(FedAdam(min_train_nodes=10))
 
-Uploads are decoded and checked before the strategy aggregates them; what it makes of them is shifted.
+Uploads are decoded and checked, the wrapped strategy aggregates them, and the result is shifted.
 """
 
 from collections import ChainMap
@@ -25,15 +25,15 @@ from fedshift.core.names import printable
 from fedshift.core.types import Broadcast, Params, Round
 from fedshift.flower.addon import nested
 from fedshift.flower.addon.arrays import only, only_in, packed, to_params, to_record
-from fedshift.flower.addon.memory import Told
+from fedshift.flower.addon.memory import RoundInfo
 from fedshift.flower.addon.mod import as_bits, as_uplink
-from fedshift.flower.addon.outcome import Aggregated, aggregated, check_hope
+from fedshift.flower.addon.outcome import Aggregated, aggregated, check_progress
 from fedshift.flower.addon.replies import (
     Limits,
     Sorted,
     Usable,
     evaluated,
-    longest,
+    largest_update,
     medians,
     opened,
     sort_out,
@@ -44,40 +44,38 @@ from fedshift.flower.addon.seeded import Seeded
 from fedshift.flower.addon.targets import ArrivedUpload, changed, check_module, targets
 
 LOG = getLogger("flwr.fedshift")
-BitsFor = Callable[[int, int], int | str | None]  # of a node and a round; text is the name of an uplink
+BitsFor = Callable[[int, int], int | str | None]  # (node, round) -> bits, name of an uplink, or None
 
 
 class FedShift(Strategy):
-    """Decode, aggregate, and then w_hat = w - share * mean(w) for every layer, after any strategy.
+    """Decode uploads, aggregate them with any strategy, and shift: w_hat = w - share * mean(w) for every layer.
 
-    The share is that of the quantized uploads under the strategy's own weights, at most `max_share`, or `share`. With
-    `per="filter"` the mean is that of each filter, and the share 1 unless another is given, whatever was quantized:
-    filter centring (`fedshift.algorithms.centring`), which is not the paper's rule.
+    The share is the weight of the quantized uploads, at most `max_share`, or `share` if it is given. With
+    `per="filter"` the mean of each filter is used, and the share is 1 by default, independent of quantization: filter
+    centring (`fedshift.algorithms.centring`), which is not the paper's rule.
 
-    A bad upload is left out, named in the log and counted in `rounds`; after `patience` rounds in a row without one
-    that could be used, NoUploadsError, and at once when every reply of the first round fails for the
-    same reason.
+    An invalid upload is left out, logged and counted in `rounds`. NoUploadsError is raised after `patience` rounds in a
+    row without a usable upload, or at once if every reply of the first round fails for the same reason.
 
-    One upload has a limited influence, as long as most uploads of a round are honest: one whose
-    update is longer than the model and than `bound` times the round's median is left out, a weight above
-    `max_weight` times the median weight counts as that much, and tensors of integers or booleans are
-    the elementwise median or majority of the uploads. 0 switches a limit off; with fewer than three
-    uploads there is none. Small poisoned updates pass.
+    The influence of one upload is limited, as long as most uploads of a round are honest. An update longer than the
+    model and than `bound` times the round's median is left out; a weight above `max_weight` times the median weight is
+    lowered to that; tensors of integers or booleans are the elementwise median or majority of the uploads. 0 disables a
+    limit, and none applies to fewer than three uploads. Small poisoned updates are not detected.
 
-    With 32 bits everywhere, per layer and without a `share`, nothing is shifted, and floating tensors are the
-    strategy's own to the bit, for replies in the order of the messages and unless a limit applied. Exceptions: integers
-    and booleans, see above, have the model's dtype; replies in another floating dtype are cast to
-    the model's; uploads of `QuantizeMod(updates=True)` are rounded when they are added to the model.
+    With 32 bits everywhere, per layer and without a `share`, nothing is shifted, and floating tensors are bit-identical
+    to the wrapped strategy's for replies in the order of the messages, unless a limit applied. Exceptions: integers and
+    booleans (see above) keep the model's dtype; replies in another floating dtype are cast to the model's; uploads of
+    `QuantizeMod(updates=True)` are rounded when they are added to the model.
 
-    Shifted are the arrays that some client changed in the round and that `tensors`, patterns of names, or `module`
-    chooses: of the app's `torch.nn.Module`, the weights of its layers. Without either, names and shapes tell weights
-    from normalisations, tokens, tables, masks and adapters as well as they can. Per filter, weights of fewer than 32
-    inputs per filter and embeddings are left alone unless `tensors` names them.
+    A round shifts the arrays that at least one client changed and that are selected by `tensors` (patterns of names) or
+    `module` (the weights of the layers of the app's `torch.nn.Module`). Without either, weights are recognised by names
+    and shapes. Per filter, embeddings and weights with fewer than 32 inputs per filter are not shifted unless `tensors`
+    names them.
 
-    `bits_for(node, round)` chooses the bits of one upload, or its uplink by name, such as "lean"; a node's own config
-    comes before it, and None leaves the choice to the node. `checkpoint` is a folder: a run that was stopped goes on
-    from the last round saved there. `pack` sends the model to be trained as one array, which saves a node two requests
-    for each further array; `QuantizeMod` unpacks it, so every client must have this mod.
+    `bits_for(node, round)` returns the bits or the name of the uplink of one upload, such as "lean"; the node's own
+    config takes precedence, and None leaves the choice to the node. `checkpoint` is a folder; a stopped run resumes
+    from the last round saved there. `pack` sends the model for training as one array, which saves two requests per
+    node for each further array; `QuantizeMod` unpacks it, so every client must have this mod.
 
     >>> from flwr.serverapp.strategy import FedAdam
     >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
@@ -110,7 +108,7 @@ class FedShift(Strategy):
                 raise ValueError(f"FedShift({name}={multiple}): {name} must be 1 or more, or 0 for no limit")
         self.limits = Limits(bound, max_weight)
         if bits_for is not None and not callable(bits_for):
-            raise TypeError(f"FedShift(bits_for={bits_for!r}): needs a function of a node and a round")
+            raise TypeError(f"FedShift(bits_for={bits_for!r}): bits_for must be a function (node, round) -> bits")
         check_module(module, tensors)
         self.pack = pack
         self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
@@ -119,39 +117,39 @@ class FedShift(Strategy):
         nested.set_bound(self.chain, bound)
         self.key = nested.weighting_key(self.chain)
         self.saver = None if checkpoint is None else Saver(Path(checkpoint), self.chain)
-        if any(isinstance(one, FedShift) for one in self.chain):
-            raise ValueError("FedShift(FedShift(...)): once is enough")
-        self.seeded = next((one for one in self.chain if isinstance(one, Seeded)), None)
-        self.asked: dict[int, Message] = {}  # the last messages, by node
-        self.sent: dict[int, RecordDict] = {}  # content of the last messages for training, by node, before it is packed
-        self.names: dict[int, int] = {}  # partitions of nodes that say who they are, in the round that is on
+        if any(isinstance(layer, FedShift) for layer in self.chain):
+            raise ValueError("FedShift(FedShift(...)): FedShift cannot wrap FedShift; remove one of them")
+        self.seeded = next((layer for layer in self.chain if isinstance(layer, Seeded)), None)
+        self.asked: dict[int, Message] = {}  # last messages, by node
+        self.sent: dict[int, RecordDict] = {}  # unpacked content of the last training messages, by node
+        self.names: dict[int, int] = {}  # partition-ids that nodes report, in the current round
         self._begin({})
 
     def _begin(self, model: Params) -> None:
         if broken := [name for name, x in model.items() if x.is_floating_point() and not finite(x)]:
             raise ValueError(
-                f"FedShift: the array {printable(broken[0])!r} of the model holds NaN or infinity, which cannot be "
-                "averaged; leave masks out of the record, for example as buffers with persistent=False"
+                f"FedShift: the array {printable(broken[0])!r} of the model contains NaN or infinity, which cannot "
+                "be averaged; keep masks out of the record, for example as buffers with persistent=False"
             )
         self.session, self.skipped = uuid4().hex[:16], 0
-        self.accepted: dict[str, int] = {}  # node -> the round of its last upload that was used, 0 for none
+        self.accepted: dict[str, int] = {}  # node -> round of its last accepted upload, 0 for none
         self.rounds: list[Aggregated] = []
-        self.dtypes = {name: x.dtype for name, x in model.items()}  # of the model at the start
+        self.dtypes = {name: x.dtype for name, x in model.items()}  # of the initial model
         self.targeted = targets(model, self.rule, self.module) if model else self.rule
-        self.shifted: list[str] | None = None  # in the last round that was shifted; None before it
+        self.shifted: list[str] | None = None  # names in the last shifted round; None before it
 
     def summary(self) -> None:
         LOG.info("\t├──> FedShift settings:")
         LOG.info("\t│\t├── %s", self.rule)
         LOG.info("\t│\t├── Tensors to shift: %s", printable(", ".join(self.targeted.tensors or ())) or "none")
         LOG.info("\t│\t├── Weights of uploads: %s", self.key or "equal")
-        LOG.info("\t│\t└── %s, in medians of a round (0: no limit)", self.limits)
+        LOG.info("\t│\t└── %s, in multiples of the round's median (0: no limit)", self.limits)
         self.strategy.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        if not self.dtypes:  # not from `start`
+        if not self.dtypes:  # not called by `start`
             self._begin(to_params(arrays))
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.names = self.seeded.unique(grid.get_node_ids()) if self.seeded else {}
@@ -161,26 +159,26 @@ class FedShift(Strategy):
         self.sent = {node: message.content for node, message in self.asked.items()}
         if self.pack:
             _pack(messages)
-        return messages  # a list: deployed, Flower goes through it twice
+        return messages  # a list: in a deployment, Flower iterates over it twice
 
     def _address(self, message: Message, number: int) -> None:
-        """Give a message its own config: strategies put one and the same record into all."""
+        """Give a message its own config: strategies share one record between all messages."""
         node = message.metadata.dst_node_id
         saved = number - 1 if self.saver is None else self.saver.oldest
-        words = Told(number, self.session, self.accepted.get(self._name(node), -1), saved).config()
+        info = RoundInfo(number, self.session, self.accepted.get(self._name(node), -1), saved)
         self.accepted.setdefault(self._name(node), 0)
         content = RecordDict(dict(message.content))
         name = next(iter(content.config_records), "config")
         config = dict(content.config_records.get(name, {}))
         chosen, where = self.bits_for(node, number) if self.bits_for else None, f"bits_for({node}, {number})"
-        if chosen is not None:  # it replaces what the strategy's own config says
+        if chosen is not None:  # overrides the strategy's config
             config = {key: value for key, value in config.items() if key not in ("bits", "uplink")}
         if isinstance(chosen, str):
             as_uplink(f"{where} = {chosen!r}", chosen)
             config["uplink"] = chosen
         elif chosen is not None:
             config["bits"] = as_bits(where, chosen)
-        content[name] = ConfigRecord({**config, **words})
+        content[name] = ConfigRecord({**config, **info.config()})
         message.content = content
 
     def aggregate_train(
@@ -189,28 +187,29 @@ class FedShift(Strategy):
         found = self._sorted(server_round, replies, self._open(server_round), nested.weights(self.chain))
         usable, failed = found.usable, found.failed
         private, integers = nested.private(self.chain), medians(usable)
-        if private:  # the wrapper adds its noise to the medians too
+        if private:  # the wrapper adds noise to the medians as well
             substitute(usable, integers)
         before, first = nested.snapshot(self.chain), not any(self.accepted.values()) and not self.rounds
-        moved = self._changed(usable)  # strategies may empty the messages
+        changed_names = self._changed(usable)  # before aggregation: strategies may empty the messages
         arrays, metrics = self.strategy.aggregate_train(server_round, found.messages) if usable else (None, None)
         share, why = 0.0, next(iter(failed.values()), "")
         if arrays is not None:
-            share = sum(one.weight for one in usable if one.lossy) / sum(one.weight for one in usable)
+            share = sum(upload.weight for upload in usable if upload.lossy) / sum(upload.weight for upload in usable)
             arrays = nested.integers_restored(arrays, self.dtypes, {} if private else integers)
-            arrays = self._shift(arrays, server_round, share, len(usable), moved)
+            arrays = self._shift(arrays, server_round, share, len(usable), changed_names)
             if broken := nested.not_finite(self.chain, arrays):
-                why = f"{broken} became NaN or infinite{longest(usable)}"
-                LOG.error("round %d: %s; the round is left out", server_round, why)
-                nested.go_back(self.chain, before)
+                why = f"{broken} is NaN or infinite{largest_update(usable)}"
+                LOG.error("round %d: %s; the round is skipped", server_round, why)
+                nested.restore(self.chain, before)
                 arrays, share = None, 0.0
         if arrays is not None:
-            self.accepted |= {self._name(one.node): server_round for one in usable}
+            self.accepted |= {self._name(upload.node): server_round for upload in usable}
         self.rounds.append(aggregated(server_round, found, share, arrays is not None))
-        self.skipped = 0 if arrays is not None else self.skipped + bool(why)  # strategies may wait, or ask nobody
+        # without a reason, the strategy returned nothing by itself, or sent no messages
+        self.skipped = 0 if arrays is not None else self.skipped + bool(why)
         if why and arrays is None:
             unanimous = found.unanimous if first else ""
-            check_hope(server_round, failed, bool(usable), why, self.skipped, self.patience, unanimous)
+            check_progress(server_round, failed, bool(usable), why, self.skipped, self.patience, unanimous)
         return arrays, metrics
 
     def _sorted(
@@ -218,10 +217,10 @@ class FedShift(Strategy):
     ) -> Sorted:
         found = sort_out(replies, self.asked, open_, nested.alike(self.chain), keys, self.limits)
         for node in found.repeated:
-            LOG.warning("round %d: node %d replied more than once; its first reply counts", number, node)
-        for one in found.usable:
-            for key, (before, after) in one.lowered.items():
-                lowered = f"{key} of node {one.node} is lowered from {before:g} to {after:g}"
+            LOG.warning("round %d: node %d replied more than once; only its first reply is used", number, node)
+        for upload in found.usable:
+            for key, (before, after) in upload.lowered.items():
+                lowered = f"{key} of node {upload.node} is lowered from {before:g} to {after:g}"
                 LOG.warning("round %d: %s, %g times the median", number, lowered, self.limits.max_weight)
         return found
 
@@ -230,27 +229,27 @@ class FedShift(Strategy):
         return f"partition {self.names[node]}" if node in self.names else str(node)
 
     def _open(self, number: int) -> Callable[[Message], Usable]:
-        """How an upload is opened: by us, and then by strategies that have a say in it."""
-        checks, begun = nested.checks(self.chain), dict[int, tuple[Params, Params]]()
+        """Return a function that decodes and checks an upload, including the checks of the wrapped strategies."""
+        checks, broadcasts = nested.checks(self.chain), dict[int, tuple[Params, Params]]()
 
         def open_(reply: Message) -> Usable:
             _, record = only_in(self.sent[reply.metadata.src_node_id], ArrayRecord)
-            if id(record) not in begun:  # messages share it
+            if id(record) not in broadcasts:  # messages share records
                 sent = to_params(record)
-                begun[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
-            upload = opened(reply, begun[id(record)], number, self.key)
+                broadcasts[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
+            upload = opened(reply, broadcasts[id(record)], number, self.key)
             more = [check(upload.message) for check in checks]
             return upload._replace(distances={**upload.distances, **dict(ChainMap(*more))})
 
         return open_
 
     def _changed(self, usable: Sequence[Usable]) -> list[str]:
-        """Of the arrays that may be shifted those that some client changed; none where the share will be zero."""
-        if self.rule.share == "uploads" and not any(one.lossy for one in usable):
+        """Return the candidates for the shift that at least one client changed; none if the share will be zero."""
+        if self.rule.share == "uploads" and not any(upload.lossy for upload in usable):
             return []
-        sent = [only_in(self.sent[one.node], ArrayRecord)[1] for one in usable]
-        replies = [only(one.message, ArrayRecord)[1] for one in usable]
-        frames = [one.frame for one in usable]
+        sent = [only_in(self.sent[upload.node], ArrayRecord)[1] for upload in usable]
+        replies = [only(upload.message, ArrayRecord)[1] for upload in usable]
+        frames = [upload.frame for upload in usable]
         return changed(self.targeted.tensors or (), list(map(ArrivedUpload, sent, replies, frames)))
 
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
@@ -274,7 +273,7 @@ class FedShift(Strategy):
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the strategy does it, without replies that would end the run."""
+        """Aggregate metrics with the wrapped strategy, without replies that would end the run."""
         keys = [] if self.key is None else [self.key]
         found = self._sorted(server_round, replies, lambda reply: evaluated(reply, self.key), keys)
         for node, why in found.failed.items():
@@ -291,7 +290,7 @@ class FedShift(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train to round `num_rounds`, from the start or from the checkpoint there is."""
+        """Train up to round `num_rounds`, from the beginning or from the last checkpoint."""
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         with self.saver.lock() if self.saver else nullcontext():
@@ -312,23 +311,23 @@ class FedShift(Strategy):
                 if self.saver:
                     self.saver.save(SavedRounds(number, result.arrays, self.session, self.accepted, self.skipped))
                 messages = self.configure_evaluate(number, result.arrays, evaluate_config, grid)
-                told = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
-                if told is not None:
-                    LOG.info("\t└──> Aggregated evaluation: %s", told)
-                    result.evaluate_metrics_clientapp[number] = told
+                scores = self.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
+                if scores is not None:
+                    LOG.info("\t└──> Aggregated evaluation: %s", scores)
+                    result.evaluate_metrics_clientapp[number] = scores
                 if evaluate_fn and (score := evaluate_fn(number, result.arrays)) is not None:
                     LOG.info("\t└──> Global evaluation: %s", score)
                     result.evaluate_metrics_serverapp[number] = score
         return result
 
     def _restored(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """The round to begin with, and the model: from the checkpoint, if there is one."""
+        """Return the first round and the model to start with, from the last checkpoint if there is one."""
         self._begin(to_params(initial))
         saved = self.saver.restore(initial) if self.saver else None
         if saved is None:
             return 1, initial
         self.session, self.accepted, self.skipped = saved.session, saved.accepted, saved.skipped
-        LOG.info("Going on after round %d", saved.number)
+        LOG.info("Resuming after round %d", saved.number)
         return saved.number + 1, saved.arrays
 
 
@@ -337,4 +336,4 @@ def _pack(messages: Sequence[Message]) -> None:
     records = {id(record): record for message in messages for record in message.content.array_records.values()}
     packs = {key: packed(record) for key, record in records.items()}
     for message in messages:
-        message.content = RecordDict({name: packs.get(id(one), one) for name, one in message.content.items()})
+        message.content = RecordDict({name: packs.get(id(record), record) for name, record in message.content.items()})

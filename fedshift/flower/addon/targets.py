@@ -1,7 +1,7 @@
-"""Arrays of an app that are shifted.
+"""Selection of the arrays that are shifted.
 
-The names that may be are known at the start: chosen by patterns, by the app's module, or by names and shapes. Of these,
-a round shifts the ones that some client changed: what no client changes is a buffer or frozen.
+Candidates are chosen at the start: by patterns, by the app's module, or by names and shapes. A round shifts the
+candidates that at least one client changed; an array that no client changes is a buffer or frozen.
 """
 
 from collections.abc import Sequence
@@ -27,23 +27,23 @@ Coded = list[tuple[Tensor, Side]]  # codes and side data of each segment
 
 
 def check_module(module: object, tensors: object) -> None:
-    """TypeError or ValueError for what cannot choose tensors."""
+    """Raise TypeError or ValueError for an invalid `module`, or `module` together with `tensors`."""
     if module is None:
         return
     if not isinstance(module, nn.Module):
         what = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
-        raise TypeError(f"FedShift(module={what}): needs an object of torch.nn.Module, the model that clients train")
+        raise TypeError(f"FedShift(module={what}): needs an instance of torch.nn.Module, the model that clients train")
     if lazy := [name for name, x in module.state_dict().items() if nn.parameter.is_lazy(x)]:
         kind = type(module).__name__
-        raise ValueError(f"FedShift(module={kind}): {lazy[0]} has no shape yet; call a lazy model on one batch first")
+        raise ValueError(f"FedShift(module={kind}): {lazy[0]} has no shape yet; run the lazy model on one batch first")
     if tensors is not None:
-        raise ValueError(f"FedShift(tensors={tensors!r}, module=...): only one of them can choose what is shifted")
+        raise ValueError(f"FedShift(tensors={tensors!r}, module=...): pass only one of tensors and module")
 
 
 def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
-    """The rule with the names of the arrays that it may shift, and where their filters are.
+    """Return the rule with the names of the arrays that it may shift and the positions of their filters.
 
-    ValueError where patterns or a module do not fit the arrays.
+    ValueError if patterns or module do not match the arrays.
     """
     if module is not None:
         known = _of_module(model, module)
@@ -54,24 +54,24 @@ def targets(model: Params, rule: Shift, module: nn.Module | None) -> Shift:
     if rule.tensors is None:
         found = [name for name in found if not _all_alike(model[name])]
     elif not found:
-        there = ", ".join(model)
+        candidates = f"tensors {', '.join(model)}"
         if rule.per == "filter":
             possible = replace(rule, tensors=("*",)).chosen(model)
-            there = f"those with filters of two inputs or more: {', '.join(possible)}"
-        raise ValueError(f"FedShift(tensors={rule.tensors}): there is no such tensor among {there}")
+            candidates = f"tensors with filters of two or more inputs: {', '.join(possible)}"
+        raise ValueError(f"FedShift(tensors={rule.tensors}): no match among the {candidates}")
     return replace(rule, tensors=tuple(found))
 
 
 def _all_alike(x: Tensor) -> bool:
-    """True if all values are the same number other than 0, as in a new scale and never in a weight."""
+    """True if all values are the same nonzero number, as in the initial scale of a normalization layer."""
     low, high = ends(x)
     return low == high != 0
 
 
 def _of_module(model: Params, module: nn.Module) -> dict[str, Filters | None]:
-    """Weights among the arrays and where their filters are, None for those without, like embeddings.
+    """Return the weights among the arrays and the positions of their filters, None for embeddings.
 
-    Arrays are found by their names in the module's state, or, of a list of arrays, by their places among its tensors.
+    Arrays are matched by their names in the module's state or, for a list of arrays, by their order.
     """
     state, known = dict(module.state_dict()), filters(module)
     chosen = {name: known.get(name) for name in all_names(module)}
@@ -80,23 +80,23 @@ def _of_module(model: Params, module: nn.Module) -> dict[str, Filters | None]:
     if all(name.isdigit() for name in model):
         for ordered in state, dict(module.named_parameters()):
             if [tuple(x.shape) for x in ordered.values()] == [tuple(x.shape) for x in model.values()]:
-                return {name: chosen[own] for name, own in zip(model, ordered, strict=True) if own in chosen}
+                return {name: chosen[key] for name, key in zip(model, ordered, strict=True) if key in chosen}
     wrong = next(name for name, x in model.items() if name not in state or state[name].shape != x.shape)
     raise ValueError(
-        f"FedShift(module={type(module).__name__}): array {wrong!r} of shape {tuple(model[wrong].shape)} is none of "
-        "its tensors; give the module whose state_dict clients train"
+        f"FedShift(module={type(module).__name__}): array {wrong!r} of shape {tuple(model[wrong].shape)} matches no "
+        "tensor of the module; pass the module whose state_dict clients train"
     )
 
 
 class ArrivedUpload:
-    """An upload: what was sent, what came back, and the frame it came in."""
+    """An upload: the arrays that were sent to the client, those it returned, and their frame."""
 
     def __init__(self, sent: ArrayRecord, decoded: ArrayRecord, frame: bytes | None) -> None:
         self.sent, self.decoded, self.frame = sent, decoded, frame
-        self.lossy: dict[str, Codec] = {}  # by name, where quantized values are to be compared
+        self.lossy: dict[str, Codec] = {}  # codecs by name, for arrays to compare after quantization
         if frame is not None:
-            opened = parse(frame)
-            found = [] if opened.header.update else records(opened, opened.tensors)[0]  # an update of 0 is exact
+            parsed = parse(frame)
+            found = [] if parsed.header.update else records(parsed, parsed.tensors)[0]  # a zero update is exact
             codecs = {record.name: codec_of(record) for record in found}
             self.lossy = {name: codec for name, codec in codecs.items() if codec.quantizer.lossy}
 
@@ -107,7 +107,7 @@ class ArrivedUpload:
         return Reader(described(self.frame, like)).open(self.frame)[1]
 
     def differs(self, name: str, known: dict[tuple[int, str, Codec], Coded]) -> bool:
-        """True if the client changed this array; `known` keeps what was encoded for others."""
+        """True if the client changed this array; `known` caches encoded arrays across uploads."""
         sent, decoded = (torch.from_numpy(record[name].numpy()) for record in (self.sent, self.decoded))
         if torch.equal(sent.to(decoded.dtype), decoded):
             return False
@@ -118,7 +118,7 @@ class ArrivedUpload:
             try:
                 if key not in known:
                     known[key] = codec.encode(sent[None], rng.key(0, "unchanged")[None])
-            except ValueError:  # the codec refuses what was sent, and took what the client made of it
+            except ValueError:  # the codec cannot encode the sent array, but encoded the client's
                 return True
             if _same(known[key], self.parts[name], codec, decoded):
                 return False
@@ -126,23 +126,23 @@ class ArrivedUpload:
 
 
 def changed(names: Sequence[str], uploads: Sequence[ArrivedUpload]) -> list[str]:
-    """Those of the arrays that some client changed.
+    """Return the names of the arrays that at least one client changed.
 
-    A quantized array is compared with what the codec makes of the one that was sent. With error feedback on weights
-    the two differ, and the array counts as changed.
+    A quantized array is compared with the encoded array that was sent. With error feedback on weights the two differ,
+    and the array counts as changed.
     """
     known: dict[tuple[int, str, Codec], Coded] = {}
     found = []
     for name in names:
-        having = [upload for upload in uploads if name in upload.sent]
-        having.sort(key=lambda upload: name in upload.lossy)  # exact ones first: they are soon compared
-        if any(upload.differs(name, known) for upload in having):
+        matching = [upload for upload in uploads if name in upload.sent]
+        matching.sort(key=lambda upload: name in upload.lossy)  # exact ones first: they are faster to compare
+        if any(upload.differs(name, known) for upload in matching):
             found.append(name)
     return found
 
 
 def _roundings(codec: Codec) -> list[Codec]:
-    """The codecs that a frame may have been made with: it does not say whether K-means codes were rounded at random."""
+    """Codecs that may have encoded a frame, which does not record whether K-means rounding was random."""
     quantizer = codec.quantizer
     if not isinstance(quantizer, KMeans):
         return [codec]
@@ -150,10 +150,10 @@ def _roundings(codec: Codec) -> list[Codec]:
 
 
 def _same(coded: Coded, part: Part, codec: Codec, decoded: Tensor) -> bool:
-    """True if a part of a frame holds the tensor that was coded."""
+    """True if a part of a frame contains the encoded tensor."""
     sides = [side for _, side in coded if side.numel()]
     if len(sides) != len(part.sides) or not all(map(torch.equal, sides, part.sides)):
         return False
     if codec.quantizer.random or isinstance(codec.quantizer, KMeans):
-        return True  # the frame does not say how values were rounded, or assigned at the border of two means
+        return True  # the codes may differ: random rounding, or values halfway between two means
     return torch.equal(codec.decode(coded, 1, decoded.shape)[0].to(decoded.dtype), decoded)

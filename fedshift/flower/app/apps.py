@@ -1,10 +1,10 @@
-"""An experiment as a Flower app: the ServerApp drives the run, the ClientApp plays the clients.
+"""An experiment as a Flower app: the ServerApp controls the run, the ClientApp trains the clients.
 
     server = server_app()
     client = client_app()
 
-Both build the same federation from the same settings, so nothing but models and uploads has to travel.
-Settings come from here or from the run config: `experiment` is TOML, or the path of a TOML file.
+Both build the same federation from the same settings, so only models and uploads are transferred. Settings are an
+argument, or `experiment` in the run config: TOML, or the path of a TOML file.
 """
 
 import logging
@@ -24,20 +24,20 @@ from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, differences, read
 from fedshift.flower.addon.seeded import introduce
-from fedshift.flower.app.desk import Desk
+from fedshift.flower.app.channel import Channel
+from fedshift.flower.app.client_runner import ClientRunner
 from fedshift.flower.app.engine import TIMEOUT, WAIT, Flower
-from fedshift.flower.app.node import ClientNode
-from fedshift.flower.app.turns import digest
+from fedshift.flower.app.protocol import digest
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.runs.events import Event
 from fedshift.runs.record import begun, finished, settings_of
 from fedshift.runs.run import Run, named_after
 
-logger = logging.getLogger("flwr")  # what is said here is in the log of the Flower run
+logger = logging.getLogger("flwr")  # appears in the log of the Flower run
 
 
 class FinishedError(RunError):
-    """A run is asked for whose model is there already."""
+    """The run is already finished."""
 
 
 def client_app(
@@ -49,26 +49,26 @@ def client_app(
     metric: Metric | None = None,
     state_dir: Path | str | None = None,
 ) -> ClientApp:
-    """Plays the clients of its node; give it what `server_app` is given.
+    """Return a ClientApp that trains the clients of its node; pass the same arguments as to `server_app`.
 
-    What they remember is kept in the state that Flower holds for the node, which is lost when a SuperNode
+    The memory of the clients is kept in the state that Flower keeps for the node, which is lost when a SuperNode
     stops, or in files under `state_dir` (in the run config: `state-dir`).
 
     >>> from fedshift.flower.addon.seeded import partitions
     >>> from fedshift.flower.testing import LocalGrid
     >>> grid = LocalGrid(client_app(Experiment()), nodes=2)
-    >>> sorted(partitions(grid, grid.get_node_ids()).values())  # each knows which clients it plays
+    >>> sorted(partitions(grid, grid.get_node_ids()).values())  # each node reports its partition
     [0, 1]
     """
-    app, built = introduce(ClientApp()), dict[str, ClientNode]()
+    app, runners = introduce(ClientApp()), dict[str, ClientRunner]()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
-        if (text := settings.toml()) not in built:  # once a process
-            built.clear()
-            built[text] = ClientNode(settings, build(settings, model, data, loss, metric))
-        return built[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
+        if (text := settings.toml()) not in runners:  # once per process
+            runners.clear()
+            runners[text] = ClientRunner(settings, build(settings, model, data, loss, metric))
+        return runners[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
     return app
 
@@ -84,10 +84,10 @@ def server_app(
     timeout: float = TIMEOUT,
     wait: float = WAIT,
 ) -> ServerApp:
-    """Drives a run on the nodes that are connected, and scores its model.
+    """Return a ServerApp that runs an experiment on the connected nodes and evaluates the model.
 
-    With `out` (or `out` in the run config) everything is recorded there, and a run that was stopped there goes on.
-    `timeout` are the seconds a round's replies may take, `wait` those in which all nodes have to connect.
+    With `out` (or `out` in the run config), the run is recorded in this folder, and a stopped run in it is resumed.
+    `timeout` is the time limit in seconds for the replies of a round, `wait` that for all nodes to connect.
 
     >>> from tempfile import TemporaryDirectory
     >>> from flwr.app import RecordDict
@@ -104,30 +104,30 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
-        desk = Desk(str(config["desk"])) if config.get("desk") else None
-        where = out or str(config.get("out", "")) or None
+        channel = Channel(str(config["desk"])) if config.get("desk") else None
+        folder = out or str(config.get("out", "")) or None
 
         def tell(sentence: str) -> None:
             logger.warning(sentence)
-            if desk:
-                desk.say(Event("told", sentence))
+            if channel:
+                channel.send(Event("told", sentence))
 
         try:
-            said = experiment or experiment_of(config)
-            own: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
-            drive(begin(said, where, grid, own, timeout, wait, tell), desk)
-        except FinishedError as done:  # there is nothing left to do
-            logger.info(str(done))
+            settings = experiment or experiment_of(config)
+            objects: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
+            drive(begin(settings, folder, grid, objects, timeout, wait, tell), channel)
+        except FinishedError as finish:  # nothing to do
+            logger.info(str(finish))
         except Exception as problem:
-            if desk:
-                desk.say(Event("failed", f"{type(problem).__name__}: {problem}"))
+            if channel:
+                channel.send(Event("failed", f"{type(problem).__name__}: {problem}"))
             raise
 
     return app
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
-    """What a run config says."""
+    """Return the experiment of a run config."""
     text = str(config.get("experiment", ""))
     if not text.strip():
         raise SettingsError("run config: 'experiment' is missing; it must be TOML, or the path of a TOML file")
@@ -143,18 +143,18 @@ def begin(
     experiment: Experiment,
     out: Path | str | None,
     grid: Grid,
-    own: dict[str, Any],
+    objects: dict[str, Any],
     timeout: float = TIMEOUT,
     wait: float = WAIT,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
-    """The run, from its start or from where it was stopped; its settings say that it is of Flower."""
-    experiment = named_after(experiment.changed(**{"engine.name": "flower"}), **own)
+    """Start a run or resume the one in folder `out`; `objects` are the user's model, data, loss and metric."""
+    experiment = named_after(experiment.changed(**{"engine.name": "flower"}), **objects)
     folder = None if out is None else Path(out)
-    again = folder is not None and begun(folder)
-    if folder is not None and again:
+    resumed = folder is not None and begun(folder)
+    if folder is not None and resumed:
         if changed := differences(settings_of(folder).toml(), experiment.toml()):
-            raise RunError(f"{folder}: was run with other settings; choose another folder ({changed})")
+            raise RunError(f"{folder}: contains a run with other settings; choose another folder ({changed})")
         if finished(folder):
             raise FinishedError(f"{folder}: this run is finished")
 
@@ -171,23 +171,23 @@ def begin(
             tell=tell,
         )
 
-    run = Run(experiment, folder, again=again, tell=tell, on=engine, **own)
-    if again:
-        logger.info(f"going on after round {run.state.number}")
+    run = Run(experiment, folder, again=resumed, tell=tell, on=engine, **objects)
+    if resumed:
+        logger.info(f"resuming after round {run.state.number}")
     return run
 
 
-def drive(run: Run, desk: Desk | None) -> None:
-    """To the end, or until whoever watches has had enough."""
+def drive(run: Run, channel: Channel | None) -> None:
+    """Train until the run is finished or a stop is requested."""
     for outcome in run:
         score = "" if outcome.accuracy is None else f", {run.experiment.train.metric} {outcome.accuracy:.4g}"
         logger.info(f"round {outcome.number} of {run.experiment.train.rounds}{score}, {outcome.arrived} uploads")
-        if desk:
-            desk.say(Event.of(outcome))
-            if desk.enough and not run.finished:
+        if channel:
+            channel.send(Event.of(outcome))
+            if channel.stop_requested and not run.finished:
                 run.checkpoint()
                 run.close()
-                desk.say(Event("stopped"))
+                channel.send(Event("stopped"))
                 return
-    if desk:
-        desk.say(Event("done"))
+    if channel:
+        channel.send(Event("done"))

@@ -1,8 +1,7 @@
-"""An engine whose clients live on the nodes of a Flower grid.
+"""Engine that trains the clients on the nodes of a Flower grid.
 
-What travels is the server's model, and what clients upload. What a client remembers stays on its node,
-which is told what the server makes of it: in place of the memory itself, the run keeps for each client
-the round of its last upload that was used, and checkpoints that.
+Models and uploads are sent; the memory of a client stays on its node. Instead of the memory, the run keeps and
+checkpoints the round of each client's last accepted upload, and sends it to the node.
 """
 
 import secrets
@@ -16,19 +15,19 @@ from fedshift.core.types import CPU, Params
 from fedshift.engines.sequential import Sequential
 from fedshift.flower.addon.arrays import CONTROL, FRAME, KEY, enclose
 from fedshift.flower.addon.replies import brief
-from fedshift.flower.app.nodes import Nodes, Post
-from fedshift.flower.app.turns import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, Order, read_report, remembers
+from fedshift.flower.app.nodes import Nodes, Outbox
+from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, TrainRequest, read_report, remembers
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import EXACT, header, pack
 
-ROUND = "flower/round"  # in the run's memory of a client: its last upload that was used
-TIMEOUT, WAIT = 3600.0, 600.0  # seconds for a round's replies, and for nodes to connect
+ROUND = "flower/round"  # key in the run's memory of a client: round of its last accepted upload
+TIMEOUT, WAIT = 3600.0, 600.0  # seconds, for the replies of a round and for nodes to connect
 
 
 class Flower:
-    """Trains on nodes and scores here."""
+    """Trains on the nodes of a grid and evaluates in this process."""
 
     home = CPU
 
@@ -44,44 +43,44 @@ class Flower:
         wait: float = WAIT,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """`experiment` is the digest of the settings; `saved` tells a round that the run may go back to."""
+        """`experiment`: digest of the settings; `saved`: returns the oldest round that the run may resume from."""
         self.grid, self.experiment, self.saved = grid, experiment, saved
         self.session = session or secrets.token_hex(8)
         self.timeout, self.tell = timeout, tell
-        self.here = Sequential(task)
+        self.local = Sequential(task)
         self.nodes = Nodes(grid, wait, tell)
-        self.begun = False
-        self.lost = 0  # memories that were lost, so far
+        self.started = False
+        self.lost = 0  # number of memories lost so far
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [self._cohort(job) for job in jobs]
 
     def evaluate(self, params: Params) -> Score:
-        return self.here.evaluate(params)
+        return self.local.evaluate(params)
 
     def close(self) -> None:
-        """Nodes are not ours to end."""
+        """Do nothing: nodes are not started by the engine."""
 
     def _cohort(self, job: Job) -> Iterator[Upload]:
-        at = self.nodes.now() if self.begun else self.nodes.all()
-        self.begun, parts = True, self.nodes.partitions
-        post = Post(self.grid, self._messages(job, at, parts), self.timeout)
+        at = self.nodes.now() if self.started else self.nodes.all()
+        self.started, parts = True, self.nodes.partitions
+        outbox = Outbox(self.grid, self._messages(job, at, parts), self.timeout)
         for i, client in enumerate(job.clients):
             part = client % parts
             if part not in at:
                 yield failed(client, f"its node, partition {part}, is not connected")
             else:
-                yield self._upload(job, i, post.reply(at[part]))
+                yield self._upload(job, i, outbox.reply(at[part]))
 
     def _messages(self, job: Job, at: dict[int, int], parts: int) -> list[Message]:
-        """One a node, of which all hold the very same arrays: Flower sends those once."""
+        """Return one message per node; all share the same array objects, so that Flower transfers them once."""
         model = {ARRAYS: ArrayRecord({KEY: enclose(pack(EXACT, job.sent.params))})}
         if job.sent.control:
             model[CONTROL] = ArrayRecord({KEY: enclose(pack(EXACT, job.sent.control))})
         messages = []
         for part in sorted({client % parts for client in job.clients} & at.keys()):
             clients = [client for client in job.clients if client % parts == part]
-            order = Order(
+            request = TrainRequest(
                 number=job.number,
                 steps=job.plan.lr.shape[-1],
                 experiment=self.experiment,
@@ -91,12 +90,12 @@ class Flower:
                 clients=clients,
                 accepted=[int(job.recall(client).get(ROUND, 0)) for client in clients],
             )
-            content = RecordDict({**model, CONFIG: order.config()})
+            content = RecordDict({**model, CONFIG: request.config()})
             messages.append(Message(content, at[part], TRAIN, group_id=str(job.number)))
         return messages
 
     def _upload(self, job: Job, i: int, reply: Message | None) -> Upload:
-        """What a reply says of a client; whatever is wrong with it is this client's failure, and no one else's."""
+        """Return the upload of a client from its node's reply; an invalid reply makes only this client fail."""
         client = job.clients[i]
         if reply is None:
             return failed(client, f"its node did not answer within {self.timeout:g} s")
@@ -109,16 +108,16 @@ class Flower:
                 return failed(client, upload.failure, upload.seconds)
             frame = _frame(reply, str(client))
             extra = _frame(reply, f"{client}{EXTRA}") if job.rule.extra == "sent" else b""
-            said = header(frame)
-            if said.base != job.number:
-                raise WireError(f"an upload of round {said.base} came in round {job.number}")
+            head = header(frame)
+            if head.base != job.number:
+                raise WireError(f"the upload belongs to round {head.base}, not {job.number}")
         except KeyError as missing:
             return failed(client, f"its node's reply lacks {missing}")
         except (ValueError, TypeError) as problem:
             return failed(client, str(problem))
-        if said.reset:
+        if head.reset:
             self.lost += 1
-            self.tell(f"round {job.number}: client {client} had lost its memory and starts anew ({self.lost} so far)")
+            self.tell(f"round {job.number}: client {client} lost its memory, which was reset ({self.lost} so far)")
         kept = {ROUND: torch.tensor(job.number)} if remembers(job.rule, job.uplinks[i]) else {}
         return upload._replace(frame=frame, extra=extra, memory=kept)
 
@@ -126,7 +125,7 @@ class Flower:
 def _frame(reply: Message, name: str) -> bytes:
     array = reply.content.array_records[FRAMES][name]
     if array.stype != FRAME:
-        raise WireError(f"an array of type {array.stype[:40]!r} came where a frame is expected")
+        raise WireError(f"the reply contains an array of type {array.stype[:40]!r} instead of a frame")
     return array.data
 
 

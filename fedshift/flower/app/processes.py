@@ -1,10 +1,10 @@
-"""Processes that leave nothing behind, whatever happens to the one that started them.
+"""Processes that end with all their descendants, even if the process that started them is killed.
 
-Flower's processes start others, some in sessions of their own, and so does Ray. So each runs under a keeper: a small
-process that adopts every descendant that loses its parent, and ends them all as soon as it is told to, or as soon as
-the pipe to its starter closes, as it does at Ctrl-C, at an exception and at `kill -9` alike.
+Flower and Ray start further processes, some of them in new sessions. So each command runs under a keeper: a small
+process that adopts every orphaned descendant, and ends them all on request or when the pipe to its starter closes, as
+it does after Ctrl-C, an exception or `kill -9`.
 
-This file is the keeper as well: run by its path it needs nothing but the standard library, and is up at once.
+This file is also the program of the keeper: run by its path, it needs only the standard library and starts quickly.
 """
 
 import ctypes
@@ -22,23 +22,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-GRACE = 5.0  # seconds a process gets to end by itself
+GRACE = 5.0  # seconds for a process to end after SIGTERM
 STOP, KILL = b"s", b"k"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ADOPT = 36  # prctl(PR_SET_CHILD_SUBREAPER)
 
 
 class ProcessError(RuntimeError):
-    """What went wrong with a process, in a sentence and the end of its log."""
+    """A process failed; the message includes the end of its log."""
 
 
 class Process:
-    """A running command with all its descendants; what they say is in the file `log`."""
+    """A running command with all its descendants; their output is appended to the file `log`."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, scratch: str | None = None
     ) -> None:
-        """Start; a log that is there already is continued, and the folder `scratch` is removed in the end."""
+        """Start the command; append to an existing log, and remove the folder `scratch` at the end."""
         self.name, self.log = Path(command[0]).name, log
         with open(log, "ab") as file:
             self.began = file.tell()
@@ -49,45 +49,45 @@ class Process:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C is for the starter, who decides what becomes of the rest
+                start_new_session=True,  # Ctrl-C must reach only the starter
             )
 
     @property
     def code(self) -> int | None:
-        """The exit code, once there is one; no descendant is left then."""
+        """Exit code, None while the command or a descendant is running."""
         return self.keeper.poll()
 
     def text(self) -> str:
-        """What it said since this start, without colours."""
+        """Output since this start, without colours."""
         return COLOUR.sub("", self.log.read_bytes()[self.began :].decode(errors="replace"))
 
     def tail(self, lines: int = 15) -> str:
         return "\n".join(self.text().splitlines()[-lines:])
 
     def wait(self, timeout: float) -> int | None:
-        """The exit code, or None if it is still running after so many seconds."""
+        """Wait for the exit code; None if it is still running after `timeout` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.keeper.wait(timeout)
         return self.code
 
     def stop(self) -> None:
-        """Ask it to end, and end what is left after the time of grace."""
+        """Send SIGTERM, and kill all remaining processes after the grace period."""
         self._end(STOP)
 
     def kill(self) -> None:
-        """As a crash would: at once, with all its descendants."""
+        """Kill it at once, with all its descendants."""
         self._end(KILL)
 
-    def _end(self, order: bytes) -> None:
+    def _end(self, command: bytes) -> None:
         assert self.keeper.stdin is not None
-        with suppress(OSError, ValueError):  # it has ended by itself, or was ended before
-            self.keeper.stdin.write(order)
+        with suppress(OSError, ValueError):  # it has already ended
+            self.keeper.stdin.write(command)
         self.keeper.stdin.close()
         self.keeper.wait()
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses, out of those that are not given to outgoing connections meanwhile."""
+    """Return a free port, outside of the range for outgoing connections."""
     for port in random.SystemRandom().sample(range(20000, 32000), 1000):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -102,7 +102,7 @@ def answers(port: int) -> bool:
 
 
 def wait_for_port(process: Process, port: int, timeout: float) -> None:
-    """Until the process listens there; ProcessError if it ends before, or takes longer."""
+    """Wait until the process listens on a port; ProcessError if it ends before, or after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not answers(port):
         if process.code is not None:
@@ -118,13 +118,11 @@ def wait_for_port(process: Process, port: int, timeout: float) -> None:
 
 
 def keep(scratch: str, *command: str) -> int:
-    """Run the command until it ends or the starter says so, then end all its descendants; its exit code."""
-    if (
-        sys.platform == "linux"
-    ):  # elsewhere orphans are not found, but Flower's processes watch their parents themselves
+    """Run the command until it ends or the starter requests it, end all its descendants, and return its exit code."""
+    if sys.platform == "linux":  # elsewhere orphans are not found, but Flower's processes watch their parents
         ctypes.CDLL(None).prctl(ADOPT, 1, 0, 0, 0)
-    nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)  # the pipe is the keeper's
-    child = os.posix_spawnp(command[0], command, os.environ, file_actions=[nothing])
+    no_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)  # the pipe is for the keeper only
+    child = os.posix_spawnp(command[0], command, os.environ, file_actions=[no_input])
     code = None
     while code is None and not select.select([0], [], [], 0.05)[0]:
         code = _reap(child)
@@ -143,11 +141,11 @@ def keep(scratch: str, *command: str) -> int:
         time.sleep(0.02)
     if scratch:
         shutil.rmtree(scratch, ignore_errors=True)
-    return 128 - code if code is not None and code < 0 else code or 0  # -signal is told as a shell tells it
+    return 128 - code if code is not None and code < 0 else code or 0  # a signal as 128 + its number, like in a shell
 
 
 def _reap(child: int) -> int | None:
-    """Take note of all that have ended; the exit code of the child if it is among them."""
+    """Reap all ended processes; return the exit code of the child if it is among them."""
     code = None
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -157,16 +155,16 @@ def _reap(child: int) -> int | None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes that it or one of its descendants started, zombies included."""
+    """Return the ids of all descendants of a process, zombies included."""
     parents = _parents()
     found = [ancestor]
-    for pid in found:  # grows while we walk
+    for pid in found:  # the list grows during the loop
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]
 
 
 def _parents() -> dict[int, int]:
-    """Each process of this machine, and its parent."""
+    """Return the parent of each process of this machine."""
     if not Path("/proc/self/stat").exists():
         with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
             listed = [line.split() for line in ps.communicate()[0].splitlines()]
@@ -174,7 +172,7 @@ def _parents() -> dict[int, int]:
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with suppress(OSError):  # it has ended in the meantime
+            with suppress(OSError):  # the process has ended in the meantime
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     return parents
 

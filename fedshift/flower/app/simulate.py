@@ -1,4 +1,4 @@
-"""A run on Flower's simulation: a private SuperLink, a virtual SuperNode for each client, and our app on them."""
+"""Runs on Flower's simulation: a private SuperLink with one virtual SuperNode per client."""
 
 import shutil
 import tempfile
@@ -12,7 +12,7 @@ from fedshift.engines import TrainingError
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
-from fedshift.flower.app.desk import Desk
+from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.processes import ProcessError
 from fedshift.flower.app.superlink import SuperLink
 from fedshift.rounds.loop import DivergedError
@@ -20,8 +20,8 @@ from fedshift.runs.events import Event
 from fedshift.runs.record import finished
 from fedshift.runs.run import cores_here
 
-NODES = "nodes"  # in the run's folder: what clients remember, until the run is finished
-POLL, DOUBT = 0.05, 10.0  # seconds between looks at the events, and of silence before the run's status is asked for
+NODES = "nodes"  # in the run's folder: memories of clients, until the run is finished
+POLL, SILENCE = 0.05, 10.0  # seconds between reads of the events, and without events before the run's status is queried
 KINDS = (SettingsError, RunError, DivergedError, TrainingError, DataError, ConnectionError)
 ERRORS: dict[str, type[Exception]] = {kind.__name__: kind for kind in KINDS}
 PYPROJECT = """\
@@ -52,25 +52,25 @@ client = client_app()
 """
 
 
-def simulate(experiment: Experiment, out: Path, enough: Callable[[], bool]) -> Generator[Event, None, None]:
-    """Rounds and sentences as they come, until it is done, has failed, or was stopped because of `enough`.
+def simulate(experiment: Experiment, out: Path, should_stop: Callable[[], bool]) -> Generator[Event, None, None]:
+    """Yield events until the run is finished, has failed, or was stopped because of `should_stop`.
 
-    It goes on with what is in the folder `out`. What ended it is raised here as it was there.
+    A run in folder `out` is resumed. An exception that ended the run is raised again in this process.
     """
-    build(experiment)  # what is wrong with the settings shows at once
-    with tempfile.TemporaryDirectory(prefix="fedshift-", ignore_cleanup_errors=True) as folder:
-        here = Path(folder)
-        (here / "settings.toml").write_text(experiment.toml(), encoding="utf-8")
+    build(experiment)  # fail early on invalid settings
+    with tempfile.TemporaryDirectory(prefix="fedshift-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "settings.toml").write_text(experiment.toml(), encoding="utf-8")
         config = {
-            "experiment": str(here / "settings.toml"),
+            "experiment": str(folder / "settings.toml"),
             "out": str(out.absolute()),
             "state-dir": str(out.absolute() / NODES),
-            "desk": folder,
+            "desk": name,
         }
         try:
             cpus, gpus = resources(experiment, cores_here())
-            with SuperLink(here, supernodes=experiment.data.clients, cpus=cpus, gpus=gpus) as link:
-                yield from _follow(link, link.run(write_app(here / "app"), config), Desk(here), enough)
+            with SuperLink(folder, supernodes=experiment.data.clients, cpus=cpus, gpus=gpus) as link:
+                yield from _follow(link, link.run(write_app(folder / "app"), config), Channel(folder), should_stop)
         except ProcessError as problem:
             raise RunError(f"Flower: {problem}") from problem
     if finished(out):
@@ -78,12 +78,12 @@ def simulate(experiment: Experiment, out: Path, enough: Callable[[], bool]) -> G
 
 
 def tidy(out: Path) -> None:
-    """Without what was only there to go on from."""
+    """Remove the files that are needed only to resume the run."""
     shutil.rmtree(out / NODES, ignore_errors=True)
 
 
 def resources(experiment: Experiment, cores: int) -> tuple[int, float]:
-    """Cores, and the share of a GPU, of each client that is on: as many are on at a time as the settings have workers.
+    """Return the cores and the share of a GPU per active client; at most `engine.workers` clients are active at a time.
 
     >>> resources(Experiment(), 8), resources(Experiment(engine={"workers": 2, "device": "cuda"}), 8)
     ((1, 0.0), (4, 0.5))
@@ -93,20 +93,20 @@ def resources(experiment: Experiment, cores: int) -> tuple[int, float]:
 
 
 def write_app(folder: Path) -> Path:
-    """The folder with a Flower app in it, which finds its experiment in the run config."""
+    """Write a Flower app that reads its experiment from the run config; return the folder."""
     folder.mkdir()
     (folder / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
     (folder / "fedshift_run.py").write_text(MODULE, encoding="utf-8")
     return folder
 
 
-def _follow(link: SuperLink, run: str, desk: Desk, enough: Callable[[], bool]) -> Iterator[Event]:
-    heard, doubt, over = time.monotonic(), DOUBT, False
+def _follow(link: SuperLink, run: str, channel: Channel, should_stop: Callable[[], bool]) -> Iterator[Event]:
+    last, silence, over = time.monotonic(), SILENCE, False
     while True:
-        if time.monotonic() - heard > doubt:  # seldom: asking takes a second of a core
-            over, doubt = link.status(run).startswith("finished"), 2 * doubt
-        for event in desk.heard():
-            heard, doubt = time.monotonic(), DOUBT
+        if time.monotonic() - last > silence:  # rarely: a query takes one second of CPU time
+            over, silence = link.status(run).startswith("finished"), 2 * silence
+        for event in channel.receive():
+            last, silence = time.monotonic(), SILENCE
             if event.kind == "failed":
                 kind, _, sentence = event.text.partition(": ")
                 raise ERRORS[kind](sentence) if kind in ERRORS else RunError(_ended(link, run, event.text))
@@ -114,12 +114,12 @@ def _follow(link: SuperLink, run: str, desk: Desk, enough: Callable[[], bool]) -
             if event.kind in ("done", "stopped"):
                 return
         if over:
-            raise RunError(_ended(link, run, "the run ended before its time"))
-        if enough():
-            desk.stop()
+            raise RunError(_ended(link, run, "the run ended unexpectedly"))
+        if should_stop():
+            channel.request_stop()
         time.sleep(POLL)
 
 
 def _ended(link: SuperLink, run: str, why: str) -> str:
-    """A sentence for what should not happen, and the end of the log that shows where it did."""
+    """Error message for an unexpected end, with the last lines of the log."""
     return f"Flower: {why}; the end of its log:\n" + "\n".join(link.log(run).splitlines()[-15:])

@@ -1,7 +1,7 @@
-"""Flower's SuperLink as a process of ours, and the runs on it: in a simulation or with SuperNodes that connect.
+"""A SuperLink of Flower as a child process, and runs on it: simulated, or with SuperNodes that connect.
 
-Only Flower's own commands are used. They get a private FLWR_HOME, find a connection to this SuperLink in it, and
-are kept from asking outside hosts for anything.
+Only Flower's commands are used, with a private FLWR_HOME that contains the connection to this SuperLink, and without
+requests to other hosts.
 """
 
 import json
@@ -24,9 +24,9 @@ from fedshift.flower.app.processes import Process, ProcessError, free_port, wait
 
 Config = Mapping[str, str | int | float | bool]
 
-COMMAND_TIMEOUT = 60.0  # seconds a command of Flower may take; it needs one or two
+COMMAND_TIMEOUT = 60.0  # seconds for a command of Flower, which takes one or two
 START_TIMEOUT = 60.0
-CONNECTION = "fedshift"  # the name of the connection in the private FLWR_HOME
+CONNECTION = "fedshift"  # name of the connection in the private FLWR_HOME
 PRIVATE = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -35,14 +35,14 @@ PRIVATE = {
 }
 QUICK = {
     "OMP_NUM_THREADS": "1",  # many processes on few cores
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # 1 s by default, for every message of every node
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # default: 1 s, for every message of every node
     "PYTHONUNBUFFERED": "1",  # logs are read while they are written
 }
 
 
 @dataclass(frozen=True)
 class Tls:
-    """The files a SuperLink needs to be spoken to over TLS: who signed, its certificate, and its key."""
+    """Files of a SuperLink with TLS: certificate authority, certificate and key."""
 
     ca: Path
     certificate: Path
@@ -50,7 +50,7 @@ class Tls:
 
 
 class SuperLink:
-    """A SuperLink, running from the moment it is made until `close`; use it in a `with`.
+    """A running SuperLink, from the constructor to `close`; also a context manager.
 
     >>> with SuperLink(Path("runs/link"), supernodes=10) as link:  # doctest: +SKIP
     ...     status, log = link.wait(link.run(Path("my-app"), {"num-server-rounds": 3}), timeout=600)
@@ -67,11 +67,11 @@ class SuperLink:
         auth: bool = False,
         database: Path | None = None,
     ) -> None:
-        """In `folder` are its log and its FLWR_HOME.
+        """Start a SuperLink; `folder` contains its log and FLWR_HOME.
 
-        With `supernodes` it simulates so many, each on `cpus` cores and a share of `gpus`; without, SuperNodes
-        connect to `address`, over TLS if there is one, and only those that were registered if `auth` is set.
-        What it knows is in memory, or in the file `database`, from which `restart` goes on.
+        With `supernodes` it simulates this number of SuperNodes, each with `cpus` cores and a share `gpus` of a GPU.
+        Without, SuperNodes connect to `address`, over TLS with `tls`, and only registered ones with `auth`. Its state
+        is in memory, or in the file `database`, which `restart` reads.
         """
         if supernodes is not None and supernodes < 1:
             raise ValueError(f"SuperLink(supernodes={supernodes}): at least one SuperNode is needed")
@@ -92,28 +92,28 @@ class SuperLink:
 
     @property
     def address(self) -> str:
-        """Where SuperNodes and commands connect: since 1.41 everything goes over one port."""
+        """Address for SuperNodes and commands; Flower 1.41 or later uses one port for both."""
         return f"127.0.0.1:{self.port}"
 
     def run(self, app: Path, config: Config | None = None) -> str:
-        """Start an app with these settings over those of its pyproject.toml; the id of the run."""
-        settings = self.home / "run-config.toml"  # a file, since values on the command line cannot hold quotes
+        """Start an app, with `config` over the settings of its pyproject.toml; return the id of the run."""
+        settings = self.home / "run-config.toml"  # a file, since values on the command line cannot contain quotes
         settings.write_text(tomli_w.dumps(dict(config or {})), encoding="utf-8")
         command = ["run", str(app.absolute()), CONNECTION, "--run-config", str(settings)]
         command += ["--federation-config", self.federation] if self.simulated else []
         return str(self._flwr(*command)["run-id"])
 
     def status(self, run: str) -> str:
-        """pending, starting, running, finished:completed, finished:failed or finished:stopped"""
+        """Status: pending, starting, running, finished:completed, finished:failed or finished:stopped."""
         return str(self._flwr("list", CONNECTION, "--run-id", run)["runs"][0]["status"])
 
     def wait(self, run: str, timeout: float) -> tuple[str, str]:
-        """The final status and the log of the run; ProcessError if it has not finished in so many seconds."""
+        """Wait for the end of a run; return final status and log. ProcessError after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             command = [executable("flwr"), "log", run, CONNECTION, "--stream"]
             follow = Process(command, self.environment, self.folder / f"run-{run}.log")
-            try:  # it ends with the run, and costs less than asking again and again
+            try:  # ends with the run, and is cheaper than polling the status
                 while follow.wait(0.2) is None:
                     self._check(follow, run, deadline)
             finally:
@@ -123,7 +123,7 @@ class SuperLink:
                 return status, follow.text()
 
     def log(self, run: str) -> str:
-        """What the run has said so far."""
+        """Log of the run so far."""
         return self._flower("log", run, CONNECTION, "--show")
 
     def stop(self, run: str) -> None:
@@ -131,25 +131,25 @@ class SuperLink:
         self._flwr("stop", run, CONNECTION)
 
     def register(self, public_key: Path) -> int:
-        """Let the SuperNode with this key connect; its id."""
+        """Register the public key of a SuperNode; return its id."""
         return int(self._flwr("supernode", "register", str(public_key), CONNECTION)["node-id"])
 
     def nodes(self) -> dict[int, str]:
-        """The SuperNodes it knows: registered, online or offline."""
+        """Status of each known SuperNode: registered, online or offline."""
         listed = self._flwr("supernode", "list", CONNECTION)["nodes"]
         return {int(node["node-id"]): str(node["status"]) for node in listed}
 
     def kill(self) -> None:
-        """As a crash would, with the ServerApps it runs."""
+        """Kill it at once, with the ServerApps it runs."""
         self.process.kill()
 
     def restart(self) -> None:
-        """Again at the same address, with what is in the database; a run whose ServerApp died is not taken up again."""
+        """Restart at the same address from the database; runs whose ServerApp has ended are not resumed."""
         self.process.kill()
         self.process = self._start()
 
     def close(self) -> None:
-        """End it, its runs, and all processes of theirs."""
+        """End it, its runs and all their processes."""
         self.process.stop()
 
     def __enter__(self) -> Self:
@@ -165,8 +165,8 @@ class SuperLink:
             security = ["--ssl-ca-certfile", str(self.tls.ca), "--ssl-certfile", str(self.tls.certificate)]
             security += ["--ssl-keyfile", str(self.tls.key)]
             connection = {"address": self.address, "root-certificates": str(self.tls.ca.absolute())}
-        known = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-        (self.home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
+        config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+        (self.home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
         command = [executable("flower-superlink"), *security, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--disable-runtime-dependency-installation", *self.options]
         process = Process(command, self.environment, self.folder / "superlink.log", self.environment["RAY_TMPDIR"])
@@ -184,9 +184,9 @@ class SuperLink:
             raise ProcessError(f"run {run} has not finished in time, see {follow.log}:\n{follow.tail()}")
 
     def _flwr(self, *arguments: str) -> Any:
-        """What a command of Flower answers as JSON."""
+        """Run a command of Flower and return its JSON output."""
         answer = json.loads(self._flower(*arguments, "--format", "json"))
-        if not answer["success"]:  # with exit code 0
+        if not answer["success"]:  # although the exit code is 0
             raise ProcessError(f"flwr {' '.join(arguments)}: {answer['error-message'].strip()}")
         return answer
 
@@ -209,15 +209,15 @@ class SuperLink:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For all processes of Flower: a private FLWR_HOME, our executables first, no questions to outside hosts."""
+    """Environment of Flower's processes: private FLWR_HOME, no requests to other hosts."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     direct = ",".join(filter(None, [os.environ.get("no_proxy", os.environ.get("NO_PROXY")), "127.0.0.1,localhost"]))
-    ours = {"FLWR_HOME": str(home), "RAY_TMPDIR": _short(home), "PATH": path, "no_proxy": direct, "NO_PROXY": direct}
-    return {**os.environ, **PRIVATE, **QUICK, **ours}
+    paths = {"FLWR_HOME": str(home), "RAY_TMPDIR": _short(home), "PATH": path, "no_proxy": direct, "NO_PROXY": direct}
+    return {**os.environ, **PRIVATE, **QUICK, **paths}
 
 
 def executable(name: str) -> str:
-    """A command of Flower, from the environment this Python belongs to."""
+    """Path of a command of Flower, from the environment of this Python if possible."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         raise ProcessError(f"{name} is not installed; it {needs('flwr')}")
@@ -225,6 +225,6 @@ def executable(name: str) -> str:
 
 
 def _short(home: Path) -> str:
-    """A folder of its own for each home; Ray puts sockets deep below it, and their paths may have 107 bytes only."""
+    """Short path of a folder per home: Ray creates sockets below it, and their paths are limited to 107 bytes."""
     base = tempfile.gettempdir()
     return f"{base if len(base) < 25 else '/tmp'}/fs{zlib.crc32(str(home.absolute()).encode()):08x}"

@@ -1,4 +1,4 @@
-"""For tests of apps that run on Flower: a grid in this process, and a deployment on this machine."""
+"""Tools to test Flower apps: a grid in this process, and a deployment on this machine."""
 
 from fedshift.flower.testing.deployment import Deployment
 from fedshift.flower.testing.grid import LocalGrid

@@ -1,4 +1,4 @@
-"""The Flower apps that `fedshift bench flower` measures: a round in this process, and uploads in a deployment."""
+"""Flower apps for `fedshift bench flower`: a round in this process, and uploads in a deployment."""
 
 from collections.abc import Callable
 from logging import getLogger
@@ -20,7 +20,7 @@ from fedshift.flower.testing.grid import LocalGrid
 
 CLIENTS, STEPS, BATCH = 10, 10, 32
 TIMEOUT = 300.0  # seconds
-PLAIN = "none"  # as `uplink` in the run's config: without the mod
+PLAIN = "none"  # `uplink` in the run's config: without the mod
 ARRAYS = "bytes of arrays per node and round:"  # in the log of a run
 APP = """
 from fedshift.flower.testing import bench
@@ -31,14 +31,14 @@ server = bench.server
 
 
 class Work:
-    """Ten clients with an MLP of 1.3 million weights, each of which takes ten steps of SGD on batches of 32."""
+    """Ten clients that train an MLP of 1.3 million weights with ten SGD steps on batches of 32."""
 
     def __init__(self) -> None:
         g = torch.Generator().manual_seed(0)
         self.x = torch.randn(CLIENTS, STEPS, BATCH, 1000, generator=g)
         self.y = torch.randint(0, 10, (CLIENTS, STEPS, BATCH), generator=g)
-        one, two, three = nn.Linear(1000, 1000), nn.Linear(1000, 300), nn.Linear(300, 10)
-        self.model = nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), three)
+        fc1, fc2, fc3 = nn.Linear(1000, 1000), nn.Linear(1000, 300), nn.Linear(300, 10)
+        self.model = nn.Sequential(fc1, nn.ReLU(), fc2, nn.ReLU(), fc3)
         self.start: Params = {
             name: torch.randn(w.shape, generator=g) * w.shape[-1] ** -0.5 for name, w in self.model.state_dict().items()
         }
@@ -53,12 +53,13 @@ class Work:
         return {name: w.detach().clone() for name, w in self.model.state_dict().items()}
 
 
-def everybody(nodes: int, pack: bool = False) -> FedShift:
+def all_nodes(nodes: int, pack: bool = False) -> FedShift:
+    """FedAvg on all nodes in every round, without evaluation."""
     return FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes), pack=pack)
 
 
 def on_grid(start: Params, train: Callable[[Params, int], Params], codec: Codec, clients: int) -> Callable[[], Params]:
-    """A round of clients that train so, on the grid in this process."""
+    """Return a function that runs one round on a grid in this process."""
     app = ClientApp(mods=[QuantizeMod(codec=codec)])
 
     @app.train()
@@ -67,7 +68,7 @@ def on_grid(start: Params, train: Callable[[Params, int], Params], codec: Codec,
         return reply_with(train(dict(sent), int(context.node_config["partition-id"])), message)
 
     grid, first = LocalGrid(app, clients), ArrayRecord(start)
-    return lambda: dict(everybody(clients).start(grid, first, num_rounds=1).arrays.to_torch_state_dict())
+    return lambda: dict(all_nodes(clients).start(grid, first, num_rounds=1).arrays.to_torch_state_dict())
 
 
 LOG = getLogger("flwr.fedshift")
@@ -77,15 +78,15 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     rounds, nodes = int(context.run_config["rounds"]), int(context.run_config["nodes"])
-    strategy = everybody(nodes, pack=context.run_config["uplink"] != PLAIN)
+    strategy = all_nodes(nodes, pack=context.run_config["uplink"] != PLAIN)
     strategy.start(grid, ArrayRecord(Work().start), rounds, TIMEOUT)
-    if [told.used for told in strategy.rounds] != [nodes] * rounds:
+    if [stats.used for stats in strategy.rounds] != [nodes] * rounds:
         raise RuntimeError(f"uploads are missing: {strategy.rounds}")
-    LOG.info("%s %d", ARRAYS, sum(told.bytes_up for told in strategy.rounds) / rounds / nodes)
+    LOG.info("%s %d", ARRAYS, sum(stats.bytes_up for stats in strategy.rounds) / rounds / nodes)
 
 
 def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """By the `uplink` in the run's config, which may be none."""
+    """Mod that applies QuantizeMod unless `uplink` in the run's config is "none"."""
     plain = context.run_config["uplink"] == PLAIN
     return call_next(message, context) if plain else QuantizeMod()(message, context, call_next)
 
@@ -95,7 +96,7 @@ client = ClientApp(mods=[quantize])
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Weights that are new in every round and on every node: Flower does not send bytes again that the server has."""
+    """Train, so that weights differ in every round and node: Flower does not transfer the same bytes twice."""
     sent = message.content.array_records["arrays"].to_torch_state_dict()
     return reply_with(Work().train(dict(sent), int(context.node_config["partition-id"])), message)
 

@@ -10,19 +10,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from fedshift.core.extras import needs
 from fedshift.flower.app.superlink import Tls
 
-VALID = datetime.timedelta(days=2)  # before and after now: clocks differ; too short to be of use elsewhere
+VALID = datetime.timedelta(days=2)  # before and after now: clocks may differ; too short for other uses
 
 
 @dataclass(frozen=True)
 class Key:
-    """An EC key on P-384 in OpenSSH form, as SuperNodes prove with who they are."""
+    """P-384 key in OpenSSH format, by which a SuperNode authenticates itself."""
 
     private: Path
     public: Path
 
 
 def server_certificate(folder: Path) -> Tls:
-    """A new authority, and a certificate of it for 127.0.0.1 and localhost; ImportError without trustme."""
+    """Create a certificate authority and a certificate for 127.0.0.1 and localhost; ImportError without trustme."""
     try:
         import trustme
     except ImportError:
@@ -38,7 +38,7 @@ def server_certificate(folder: Path) -> Tls:
 
 
 def supernode_key(folder: Path, name: str) -> Key:
-    """folder/NAME and folder/NAME.pub, as `ssh-keygen -t ecdsa -b 384` makes them."""
+    """Create folder/NAME and folder/NAME.pub, like `ssh-keygen -t ecdsa -b 384`."""
     folder.mkdir(parents=True, exist_ok=True)
     key, files = ec.generate_private_key(ec.SECP384R1()), Key(folder / name, folder / f"{name}.pub")
     _write_secret(files.private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))

@@ -1,8 +1,7 @@
-"""A grid whose nodes live in this process: what a ServerApp sends is answered at once, node after node.
+"""Grid with nodes in this process: each message of a ServerApp is answered at once, one node after the other.
 
-A round costs what the ClientApp costs. Nothing is shared that a network would not share: every
-message and reply is a copy of its records, and only the bytes of arrays, which cannot be changed,
-are the same objects.
+The time of a round is that of the ClientApp. As on a network, server and nodes share no objects: every message and
+reply is a copy of its records; only the immutable bytes of arrays are shared.
 """
 
 import random
@@ -15,18 +14,18 @@ from uuid import uuid4
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity  # a Message cannot be made in a process that has none
+from flwr.supercore.task_identity import TaskIdentity  # required to create a Message
 
-SUPERLINK = 1  # its node id
-RAISED, UNAVAILABLE = 2, 5  # Flower's codes of an app that raised, and of a node that is not there
-Tamper = Callable[[Message], Message | None]  # a reply as the server will see it, None for one that is lost
+SUPERLINK = 1  # node id
+RAISED, UNAVAILABLE = 2, 5  # Flower's error codes: exception in the app, node unavailable
+Tamper = Callable[[Message], Message | None]  # returns the reply that the server receives, None for a lost one
 Config = Mapping[str, Any]
 
 
 class LocalGrid(Grid):
-    """`LocalGrid(app, 10)`: ten nodes, with partition-id and num-partitions as the simulation gives them.
+    """`LocalGrid(app, 10)`: grid of ten nodes, with partition-id and num-partitions as in a simulation.
 
-    `tamper` sees each reply on its way; `errors` keeps the traceback of what the app raised last.
+    `tamper` can replace or drop each reply; `errors` contains the tracebacks of exceptions in the app.
     """
 
     def __init__(
@@ -53,22 +52,22 @@ class LocalGrid(Grid):
             self.join(config)
 
     def join(self, config: Config) -> int:
-        """One node more; its id."""
+        """Add a node; return its id."""
         node = self._draw.randrange(2, 1 << 64)
         self.contexts[node] = Context(self._run.run_id, node, dict(config), RecordDict(), dict(self.run_config))
         return node
 
     def leave(self, node: int) -> None:
-        """The node is off: it is in no list, and what is sent to it comes back as an error."""
+        """Disconnect a node: it is not listed, and messages to it are answered with an error."""
         self.away.add(node)
 
     def back(self, node: int, *, anew: bool = False) -> int:
-        """The node is on again: as it was, or restarted, with a new id and nothing that it remembered; its id."""
+        """Reconnect a node, unchanged, or with `anew` with a new id and empty state; return its id."""
         self.away.discard(node)
         return self.join(self.contexts.pop(node).node_config) if anew else node
 
     def node_of(self, partition: int) -> int:
-        """The node with this partition-id, on or off."""
+        """Id of the node with this partition-id, connected or not."""
         return next(node for node, x in self.contexts.items() if x.node_config.get("partition-id") == partition)
 
     def set_run(self, run: Any) -> None:
@@ -87,48 +86,48 @@ class LocalGrid(Grid):
         return [node for node in self.contexts if node not in self.away]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Each is answered before the next is looked at."""
+        """Answer the messages, one after the other."""
         pushed = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids do
+            message.metadata.__dict__["_message_id"] = str(uuid4())  # as in Flower's grids
             pushed.append(message.metadata.message_id)
             reply = self._answer(message)
             seen = self.tamper(reply) if self.tamper and reply is not None else reply
             if reply is not None and seen is not None:
-                about = seen.metadata.__dict__  # what was put in place of the reply answers the same message
-                about |= {key: reply.metadata.__dict__[key] for key in ("_reply_to_message_id", "_src_node_id")}
+                metadata = seen.metadata.__dict__  # a replaced reply answers the same message
+                metadata |= {key: reply.metadata.__dict__[key] for key in ("_reply_to_message_id", "_src_node_id")}
                 self._replies[pushed[-1]] = seen
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self._replies.pop(one) for one in message_ids if one in self._replies]
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies, in the order of the messages."""
+        """Send messages and return the replies, in the order of the messages."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message | None:
         context = self.contexts.get(message.metadata.dst_node_id)
         if context is None or context.node_id in self.away:
-            reply = _stamped(Message(Error(UNAVAILABLE, "the node is not there"), reply_to=message))
-            reply.metadata.__dict__.update(_src_node_id=SUPERLINK, _dst_node_id=SUPERLINK)  # it is the SuperLink's word
+            reply = _stamped(Message(Error(UNAVAILABLE, "the node is not connected"), reply_to=message))
+            reply.metadata.__dict__.update(_src_node_id=SUPERLINK, _dst_node_id=SUPERLINK)  # the SuperLink sends it
             return reply
         configs = dict(context.node_config), copied(context.state), dict(context.run_config)
-        own = Context(context.run_id, context.node_id, *configs)
+        copy = Context(context.run_id, context.node_id, *configs)
         try:
-            reply = self.app(_delivered(message), own)
+            reply = self.app(_delivered(message), copy)
             if reply.metadata.reply_to_message_id != message.metadata.message_id:
-                return None  # a SuperLink drops what answers no message
+                return None  # a SuperLink drops replies to unknown messages
             answered = Message(copied(reply.content), reply_to=message) if reply.has_content() else reply
-        except Exception as problem:  # a node's state is as it was, and the server gets what Flower would send
+        except Exception as problem:  # the node's state is unchanged, and the server gets the same error as from Flower
             self.errors.append(traceback.format_exc())
             return _stamped(Message(Error(RAISED, f"{type(problem)}:<'{problem}'>"), reply_to=message))
-        context.state = copied(own.state)
+        context.state = copied(copy.state)
         return _stamped(answered)
 
 
 def copied(content: RecordDict) -> RecordDict:
-    """The same records in new objects; bytes are shared."""
+    """Copy the records; bytes of arrays are shared."""
     return RecordDict({name: _record(record) for name, record in content.items()})
 
 
@@ -140,10 +139,10 @@ def _record(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | 
 
 
 def _delivered(message: Message) -> Message:
-    """What the node sees of a message."""
-    about = message.metadata
-    seen = Message(copied(message.content), about.dst_node_id, about.message_type, ttl=about.ttl)
-    seen.metadata.__dict__.update(about.__dict__)
+    """Copy of a message for the node."""
+    metadata = message.metadata
+    seen = Message(copied(message.content), metadata.dst_node_id, metadata.message_type, ttl=metadata.ttl)
+    seen.metadata.__dict__.update(metadata.__dict__)
     return seen
 
 

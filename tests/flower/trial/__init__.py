@@ -1,1 +1,1 @@
-"""An app for deployments that go wrong; `write_app` of tests.flower.deployed puts it into a folder of its own."""
+"""An app for deployments with failures; `write_app` of tests.flower.deployed writes it into a folder."""

@@ -1,6 +1,6 @@
-"""Clients that move the model in directions of their own, wait when they are told to, and lie if they are hostile.
+"""Clients that move the model in different directions, wait on request, and lie if they are hostile.
 
-What they send depends on their partition-id, the round, and the model only.
+Their uploads depend only on partition-id, round and model.
 """
 
 import time
@@ -16,7 +16,7 @@ from fedshift import Codec, Identity, Params, pack
 from fedshift.flower import QuantizeMod, introduce
 from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
 
-PATIENCE = 900.0  # seconds until a client that waits goes on by itself
+PATIENCE = 900.0  # seconds until a waiting client continues by itself
 
 
 def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -29,7 +29,7 @@ def quantize(message: Message, context: Context, call_next: ClientAppCallable) -
 
 
 def lie(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """In place of an upload, the lie of this round; `lies` in the config of a hostile node names one for each."""
+    """Replace the upload by the lie of this round; `lies` in the config of a hostile node names one per round."""
     reply = call_next(message, context)
     lies = str(context.node_config.get("lies", "")).split()
     if context.run_config["hostile"] and lies and message.metadata.message_type == "train":
@@ -71,7 +71,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def wait(context: Context, partition: int, number: int) -> None:
-    """In the round `wait-in` of the run's config, nodes with `waits` say that they train, and wait for a word."""
+    """In the round `wait-in` of the run's config, nodes with `waits` create a file and wait for the file `go`."""
     out, deadline = Path(str(context.run_config["out"])), time.monotonic() + PATIENCE
     if number == context.run_config["wait-in"] and context.node_config.get("waits"):
         (out / f"training-{partition}").touch()

@@ -1,4 +1,4 @@
-"""A server that pauses when it is told to, and writes down what it has learnt."""
+"""A server that pauses on request, and writes its result."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from safetensors.torch import save
 from fedshift.flower import FedShift, Seeded
 from fedshift.flower.addon.arrays import to_params, to_record
 
-PATIENCE = 900.0  # seconds until a server that waits goes on by itself
+PATIENCE = 900.0  # seconds until a waiting server continues by itself
 app = ServerApp()
 
 
@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run(grid: Grid, config: Mapping[str, Any]) -> None:
-    """In the folder `out`: the model, and what the strategy tells of each round."""
+    """Train; write the model and the statistics of each round into the folder `out`."""
     out = Path(config["out"])
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=config["nodes"], min_available_nodes=config["nodes"])
     checkpoint = out / "checkpoint" if config["checkpoint"] else None
@@ -41,7 +41,7 @@ def run(grid: Grid, config: Mapping[str, Any]) -> None:
 
     rounds, timeout = config["num-server-rounds"], config["timeout"]
     result = strategy.start(grid, model(), num_rounds=rounds, timeout=timeout, evaluate_fn=pause)
-    (out / "rounds.json").write_text(json.dumps([told._asdict() for told in strategy.rounds]))
+    (out / "rounds.json").write_text(json.dumps([stats._asdict() for stats in strategy.rounds]))
     (out / "model.safetensors").write_bytes(save(to_params(result.arrays)))
 
 

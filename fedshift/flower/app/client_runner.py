@@ -1,4 +1,4 @@
-"""A node's side of a round: it plays its clients as a process of our own would, and keeps their memory."""
+"""Training of clients on a node, with their memory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,31 +13,30 @@ from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.engines.client import Client
 from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.arrays import CONTROL, KEY, enclose
-from fedshift.flower.addon.memory import NodeMemory, Recalled, Told
-from fedshift.flower.app.turns import ARRAYS, CONFIG, EXTRA, FRAMES, Order, digest, remembers, report
+from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
+from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TrainRequest, digest, remembers, report
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
 from fedshift.wire.writer import unpack
 
 
-class ClientNode:
-    """The whole federation, of which a node plays some clients; it knows everything but what others remember."""
+class ClientRunner:
+    """Trains the clients that a message names, as in the sequential engine."""
 
     def __init__(self, experiment: Experiment, fed: Federation) -> None:
         self.fed, self.client, self.experiment = fed, Client(fed.task), digest(experiment)
 
     def answer(self, message: Message, context: Context, folder: Path | str | None = None) -> Message:
-        """Train the clients that the message names; memories are kept in the node's state, or in a folder."""
-        order = Order.read(message.content.config_records[CONFIG])
-        if order.experiment != self.experiment:
-            raise ValueError("this node was given other settings than the server")
+        """Train the clients that the message names; their memory is in the node's state, or in `folder`."""
+        request = TrainRequest.read(message.content.config_records[CONFIG])
+        if request.experiment != self.experiment:
+            raise ValueError("the settings of this node differ from those of the server")
         sent = self._sent(message.content.array_records)
         memory, frames, reports = NodeMemory(context, folder), dict[str, Array](), dict[str, Any]()
-        for client, accepted in zip(order.clients, order.accepted, strict=True):
+        for client, accepted in zip(request.clients, request.accepted, strict=True):
             with one_thread():
-                upload = self._play(
-                    client, order, sent, memory, Told(order.number, order.session, accepted, order.saved)
-                )
+                info = RoundInfo(request.number, request.session, accepted, request.saved)
+                upload = self._train(client, request, sent, memory, info)
             reports[str(client)] = report(upload)
             if isinstance(upload.frame, bytes) and upload.frame:
                 frames[str(client)] = enclose(upload.frame)
@@ -51,51 +50,53 @@ class ClientNode:
         control = self.fed.algorithm.client.init(take(params, self.fed.task.trained))
         return Broadcast(params, unpack(records[CONTROL][KEY].data, like=control) if control else {})
 
-    def _play(self, client: int, order: Order, sent: Broadcast, memory: NodeMemory, told: Told) -> Upload:
+    def _train(
+        self, client: int, request: TrainRequest, sent: Broadcast, memory: NodeMemory, info: RoundInfo
+    ) -> Upload:
         fed, name = self.fed, f"client-{client}"
         uplink, rule = fed.groups[int(fed.group[client])].uplink, fed.algorithm.client
         keeps = remembers(rule, uplink)
-        recalled = memory.recall(name, told) if keeps else Recalled({}, False)
-        # a lost control starts at the server's: such a client steps along the plain gradient
-        own = dict(sent.control) if recalled.lost else recalled.memory
+        recalled = memory.recall(name, info) if keeps else Recalled({}, False)
+        # a lost control is replaced by the server's, which makes the correction zero
+        start = dict(sent.control) if recalled.lost else recalled.memory
         plan = draw_plan(
             fed.partition,
             [client],
             seed=fed.seed,
-            number=order.number,
+            number=request.number,
             epochs=fed.epochs,
             batch=fed.batch,
             rate=fed.rate,
         )
         job = Job(
-            number=order.number,
+            number=request.number,
             clients=[client],
             rule=rule,
             sent=sent,
-            recall=lambda _: own,
-            plan=padded(plan, order.steps),
+            recall=lambda _: start,
+            plan=padded(plan, request.steps),
             examples=[int(fed.partition.sizes[client])],
             uplinks=[uplink],
             layers=fed.layers,
-            histograms=order.histograms,
+            histograms=request.histograms,
         )
         try:
-            upload = self.client.turn(job, 0, own, recalled.lost)
-        except TrainingError as problem:  # of this client; the node's others go on
+            upload = self.client.turn(job, 0, start, recalled.lost)
+        except TrainingError as problem:  # only this client fails, not the others of the node
             return Upload(client, b"", b"", {}, [], 0.0, (0.0, 0.0), str(problem))
         if keeps and not upload.failure:
-            memory.keep(name, told.session, order.number, upload.memory)
+            memory.keep(name, info.session, request.number, upload.memory)
         return upload
 
 
 def padded(plan: Plan, steps: int) -> Plan:
-    """The plan as it is among those of its cohort: with steps at its end that keep no example."""
-    more = steps - plan.lr.shape[-1]
-    if not more:
+    """Pad a plan with empty steps to the number of steps of its cohort."""
+    missing = steps - plan.lr.shape[-1]
+    if not missing:
         return plan
     return Plan(
-        F.pad(plan.batches, (0, 0, 0, more)),
-        F.pad(plan.keep, (0, 0, 0, more)),
-        F.pad(plan.lr, (0, more)),
-        F.pad(plan.key, (0, more)),
+        F.pad(plan.batches, (0, 0, 0, missing)),
+        F.pad(plan.keep, (0, 0, 0, missing)),
+        F.pad(plan.lr, (0, missing)),
+        F.pad(plan.key, (0, missing)),
     )

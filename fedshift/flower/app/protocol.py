@@ -1,0 +1,100 @@
+"""Messages between server and nodes in a round: a training request, and a report on each client.
+
+Models and uploads are sent as arrays in the same messages. The memory of clients is not sent.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flwr.app import ConfigRecord
+
+from fedshift.algorithms import ClientRule
+from fedshift.experiment.settings import Experiment
+from fedshift.flower.addon.replies import brief
+from fedshift.rounds.engine import Histogram, Upload
+from fedshift.rounds.uplink import Uplink
+from fedshift.rounds.upload_stats import BINS
+
+TRAIN = "train"
+ARRAYS, CONFIG = "arrays", "config"  # names of the records of a message; a reply has the second as well
+FRAMES = "frames"
+EXTRA = "/extra"  # suffix of a client's number in the name of its second frame
+
+
+class TrainRequest(NamedTuple):
+    """Clients that a node trains in a round, with the information it needs besides the model."""
+
+    number: int  # round
+    steps: int  # of the cohort's longest plan: the length of a plan may change the last bit of a sum
+    experiment: str  # digest of the server's settings
+    session: str
+    saved: int  # oldest round that the server may resume from
+    histograms: bool
+    clients: list[int]
+    accepted: list[int]  # round of the last accepted upload of each client; 0 for none
+
+    def config(self) -> ConfigRecord:
+        return ConfigRecord(self._asdict())
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "TrainRequest":
+        return cls(*(config[name] for name in cls._fields))
+
+
+def digest(experiment: Experiment) -> str:
+    """Checksum of the settings that must be equal on server and nodes, without folders and names of user objects."""
+    settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
+    settings["data"].pop("name")
+    for key in ("rounds", "loss", "metric", "goal"):
+        settings["train"].pop(key, None)
+    return f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"
+
+
+def remembers(rule: ClientRule, uplink: Uplink) -> bool:
+    """True if a client keeps a memory between rounds; server and node must agree."""
+    return rule.extra != "none" or (uplink.feedback and uplink.lossy)
+
+
+def report(upload: Upload) -> str:
+    """Statistics of an upload as JSON, without its frames."""
+    stats = {
+        "drift": upload.drift,
+        "error": upload.error,
+        "seconds": upload.seconds,
+        "failure": upload.failure,
+        "histograms": upload.histograms,
+    }
+    return json.dumps(stats)
+
+
+def read_report(client: int, text: object, layers: Sequence[str]) -> Upload:
+    """Read an upload without its frames from an untrusted report; ValueError if the report is invalid."""
+    try:
+        stats = json.loads(str(text))
+        failure = brief(stats["failure"])
+        seconds = _measure(stats["seconds"][0], math.inf), _measure(stats["seconds"][1], math.inf)
+        drift = [(_measure(before), _measure(after)) for before, after in stats["drift"]]
+        histograms = tuple(_histogram(values, layers) for values in stats["histograms"])
+        if len(drift) != (0 if failure else len(layers)):
+            raise ValueError
+        return Upload(client, b"", b"", {}, drift, _measure(stats["error"]), seconds, failure, histograms)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
+        raise ValueError("its report is invalid") from None
+
+
+def _measure(x: Any, below: float | None = None) -> float:
+    """Check a nonnegative number; it may be infinite in a client that diverges."""
+    if type(x) not in (int, float) or not x >= 0 or (below is not None and x >= below):
+        raise ValueError
+    return float(x)
+
+
+def _histogram(values: Any, layers: Sequence[str]) -> Histogram:
+    layer, low, high, before, after = values
+    whole = all(len(counts) == BINS and all(type(n) is int and n >= 0 for n in counts) for counts in (before, after))
+    if layer not in layers or not whole or not math.isfinite(low) or not math.isfinite(high):
+        raise ValueError
+    return Histogram(layer, float(low), float(high), before, after)

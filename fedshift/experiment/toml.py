@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as problem:  # also raised for numbers with too many digits
         raise SettingsError(f"{path}: not TOML: {problem}") from None
     except RecursionError:
-        raise SettingsError(f"{path}: its values are nested too deeply") from None
+        raise SettingsError(f"{path}: not settings: its values are nested too deeply") from None
     except OSError as problem:
         raise SettingsError(f"{path}: cannot be read: {problem.strerror}") from None
 

@@ -152,9 +152,11 @@ def whole_lines(lines: Iterable[bytes], columns: int) -> Iterator[list[str]]:
 def cells(text: str) -> list[str]:
     """Cells of one line, [] where it cannot be read. Line by line, a stray quotation mark swallows no other line."""
     text = text.removesuffix("\r")
+    if '"' not in text and len(text) <= csv.field_size_limit():
+        return text.split(",")
     try:
-        return next(csv.reader([text]), []) if '"' in text else text.split(",")
-    except csv.Error:
+        return next(csv.reader([text]), [])
+    except csv.Error:  # a field that is too long
         return []
 
 

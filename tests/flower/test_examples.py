@@ -111,6 +111,6 @@ def test_the_commands_on_a_page_work_unchanged(page: Path, apps: Path, tmp_path:
     assert "lost its memory" not in process.text()  # the clients' errors are kept between rounds
     assert all(int(sent.replace(",", "")) < int(exact.replace(",", "")) for sent, exact in saved)
     models = [*home.rglob("model.safetensors"), *apps.rglob("model.safetensors")]
-    assert len(models) == process.text().count("this run is finished") == (1 if page == PAGE else 2)
+    assert len(models) == process.text().count("this run is already finished") == (1 if page == PAGE else 2)
     expected = in_one_process(apps, tmp_path / "here")
     assert all(path.read_bytes() == expected for path in models)

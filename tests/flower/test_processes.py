@@ -53,7 +53,8 @@ def test_a_process_that_ends_by_itself_ends_its_descendants(tmp_path: Path) -> N
 
 
 STARTER = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
 from pathlib import Path
 from fedshift.flower.app.processes import Process
 process = Process(["sh", "-c", sys.argv[2]], os.environ, Path(sys.argv[1]) / "log")

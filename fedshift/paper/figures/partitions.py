@@ -1,4 +1,4 @@
-"""Figures 6 and 10: which client holds how many examples of which label."""
+"""Figures 6 and 10: number of examples per client and label."""
 
 import torch
 from matplotlib.axes import Axes
@@ -26,19 +26,20 @@ from fedshift.paper.published import ALPHAS
 FEW = 10  # clients of figure 10
 
 
-def counts(held: Partition, y: Tensor, classes: int) -> Tensor:
-    """(clients, labels)
+def counts(partition: Partition, y: Tensor, classes: int) -> Tensor:
+    """Number of examples: (clients, labels)
 
     >>> counts(Partition(torch.tensor([2, 0, 1]), torch.tensor([0, 1, 3])), torch.tensor([0, 1, 1]), 2).tolist()
     [[0, 1], [1, 1]]
     """
-    owner = torch.repeat_interleave(torch.arange(held.clients), held.sizes)
-    places = owner * classes + y.cpu()[held.order]
-    return torch.bincount(places, minlength=held.clients * classes).view(held.clients, classes)
+    clients = partition.clients
+    owner = torch.repeat_interleave(torch.arange(clients), partition.sizes)
+    bins = owner * classes + y.cpu()[partition.order]
+    return torch.bincount(bins, minlength=clients * classes).view(clients, classes)
 
 
 def groups(data: Dataset) -> tuple[Tensor, Tensor]:
-    """Label counts of every client of the main partition, and who of them is inferior."""
+    """Label counts of every client of the main partition, and a mask of the inferior clients."""
     experiment = recipe(data)
     uplinks, group = links(experiment)
     lossy = torch.tensor([uplink.uplink.lossy for uplink in uplinks])[group]
@@ -47,15 +48,15 @@ def groups(data: Dataset) -> tuple[Tensor, Tensor]:
 
 def mixes(data: Dataset, clients: int = FEW) -> dict[float, Tensor]:
     """Label counts of a few clients by alpha."""
-    made = {}
+    found = {}
     for alpha in ALPHAS:
         changes = {"data.partition": "dirichlet", "data.alpha": alpha, "data.clients": clients}
-        made[alpha] = counts(split(recipe(data).changed(**changes), data), data.y, data.classes)
-    return made
+        found[alpha] = counts(split(recipe(data).changed(**changes), data), data.y, data.classes)
+    return found
 
 
 def main() -> DrawnFigure:
-    """Figure 6: shards, all clients of both groups."""
+    """Figure 6: main partition (shards), all clients of both groups."""
     data = examples()
     held, lossy = groups(data)
     figure = sheet(PAGE, 3.3)
@@ -68,26 +69,26 @@ def main() -> DrawnFigure:
         _dots(panel, held[ids], colour, 8, int(held.max()))
         panel.set_xticks(range(0, len(ids), 5), [str(ids[i]) for i in range(0, len(ids), 5)])
         share = held[ids, int(inferior) :: 2].sum() / held[ids].sum()
-        whose = f"{100 * share:.0f} % of them of {'odd' if inferior else 'even'} labels"
-        letter(panel, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {whose}")
+        parity = f"{100 * share:.0f} % of them with {'odd' if inferior else 'even'} labels"
+        letter(panel, "ab"[inferior], f"{name} group: {len(ids)} clients, {_range(held[ids].sum(1))} each, {parity}")
         panel.set_ylabel("label")
     axes[1].set_xlabel("client")
-    dot = f"a dot: {_range(held[held > 0])} of a label"
+    dot = f"one dot: {_range(held[held > 0])} of a label"
     axes[0].text(1, 1.03, dot, transform=axes[0].transAxes, ha="right", va="bottom", fontsize=SMALL)
-    source = f"the main partition of {_about(data)} over {len(held)} clients, each example with two of them"
+    source = f"the main partition of {_about(data)} over {len(held)} clients, each example at two clients"
     footnote(figure, source)
     return DrawnFigure(figure, source)
 
 
 def dirichlet() -> DrawnFigure:
-    """Figure 10: shares of each label drawn at random, for three alphas."""
+    """Figure 10: Dirichlet partitions for three alphas."""
     data = examples()
-    made = mixes(data)
-    most = max(int(held.max()) for held in made.values())
+    partitions = mixes(data)
+    most = max(int(held.max()) for held in partitions.values())
     figure = sheet(PAGE, 2.9)
-    axes = figure.subplots(1, len(made), sharey=True)
+    axes = figure.subplots(1, len(partitions), sharey=True)
     unit, name = (1000, "examples (thousands)") if len(data.y) > 10_000 else (1, "examples")
-    for i, (alpha, held) in enumerate(made.items()):
+    for i, (alpha, held) in enumerate(partitions.items()):
         _dots(axes[i], held, SHIFTED, 13, most)
         axes[i].set_xticks(range(FEW))
         axes[i].set_xlabel("client")
@@ -106,7 +107,7 @@ def dirichlet() -> DrawnFigure:
 
 
 def _dots(axes: Axes, held: Tensor, colour: str, widest: float, most: int) -> None:
-    """Areas go with the number of examples; `most` have a dot so many points wide."""
+    """Draw dots whose areas are proportional to the number of examples; `most` examples are `widest` points wide."""
     client, label = torch.nonzero(held, as_tuple=True)
     axes.scatter(client, label, s=widest**2 * held[client, label].double() / most, color=colour, linewidths=0)
     axes.set_xlim(-0.8, len(held) - 0.2)

@@ -23,9 +23,9 @@ UPLINKS_TITLE = "Beyond the paper: uplinks"
 UPLINKS_NOTE = (
     f"Scores are means of the last ten of {ROUNDS} rounds. Differences are in points, over the seeds that "
     "both settings have: against full precision with the same server rule (the same shift), with single seeds in "
-    "brackets and a paired 95 % interval, and against plain FedAvg (full precision, no shift). GB up: uploaded by all clients in all "
-    "rounds; GB up and down: including broadcasts. Times fewer bytes: uploaded bytes of full precision divided by "
-    "those of the uplink."
+    "brackets and a paired 95 % interval, and against plain FedAvg (full precision, no shift). GB up: uploaded by all "
+    "clients in all rounds; GB up and down: including broadcasts. Times fewer bytes: uploaded bytes of full precision "
+    "divided by those of the uplink."
 )
 UPLINKS_COLUMNS = (
     *("uplink", "shift", "seeds", "accuracy", "against the same rule", "95 % interval", "against FedAvg"),

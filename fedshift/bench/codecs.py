@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.bench.timing import apart, fresh_memory, resident
+from fedshift.bench.timing import fresh_memory, in_process, resident
 from fedshift.codecs import BitPack, Codec, KMeans, Range, Uniform
 from fedshift.codecs.base import Quantizer
 from fedshift.core.types import Params
@@ -138,7 +138,7 @@ def memory(tick: Tick) -> Iterator[Target]:
     for uploads in (10, 100):
         tick(f"memory of {uploads} uploads")
         # other activity of the process only adds
-        extra[uploads] = min(apart("fedshift.bench.codecs", "peak", uploads)[0] for _ in range(3))
+        extra[uploads] = min(in_process("fedshift.bench.codecs", "peak", uploads)[0] for _ in range(3))
         yield Target(f"extra memory, mean of {uploads} uploads / model", "<= 2x", extra[uploads], extra[uploads] <= 2)
     growth = extra[100] / extra[10]
     yield Target("extra memory, 100 uploads / 10 uploads", "<= 1.05x", growth, growth <= 1.05)

@@ -30,7 +30,7 @@ def resident(field: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def apart(module: str, function: str, *numbers: int) -> list[float]:
+def in_process(module: str, function: str, *numbers: int) -> list[float]:
     """Result of a function in a separate process, so that its memory is measured alone."""
     program = f"from {module} import {function}; r = {function}{numbers}; print(*(r if isinstance(r, tuple) else (r,)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

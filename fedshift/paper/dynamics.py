@@ -67,7 +67,7 @@ def odd_share(record: FinishedRun) -> list[float]:
     labels = record.layers("predicted")
     odd = [record.column(f"predicted.{label}") for label in labels if int(label) % 2]
     every = [record.column(f"predicted.{label}") for label in labels]
-    return [sum(some) / sum(all_) for some, all_ in zip(zip(*odd, strict=True), zip(*every, strict=True), strict=True)]
+    return [sum(a) / sum(b) for a, b in zip(zip(*odd, strict=True), zip(*every, strict=True), strict=True)]
 
 
 def leaning(results: Results, cell: Cell) -> Blocks | None:

@@ -125,8 +125,8 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
         if (seed := record.experiment.seed) in seeds:
             raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; remove one of them")
         seeds[seed] = record
-    whole = {(endless(run), run.experiment.seed): run for seeds in found.values() for run in seeds.values()}
-    pairs = [(run, whole.get((endless(run), run.experiment.seed))) for run in others]
+    full = {(without_rounds(run), run.experiment.seed): run for seeds in found.values() for run in seeds.values()}
+    pairs = [(run, full.get((without_rounds(run), run.experiment.seed))) for run in others]
     short = [(run, FinishedRun(other.folder, run.experiment.train.rounds)) for run, other in pairs if other]
     return Results(found, short), [run.folder.name for run, other in pairs if not other]
 
@@ -138,7 +138,7 @@ def merged(first: Results, second: Results) -> Results:
     return Results(records, first.short)
 
 
-def endless(record: FinishedRun) -> str:
+def without_rounds(record: FinishedRun) -> str:
     """Identity of a run without its seed and its number of rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))
 

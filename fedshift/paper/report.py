@@ -45,7 +45,7 @@ class PaperReport(NamedTuple):
 def report(folder: Path) -> PaperReport:
     """Report from the records in a folder; it depends on nothing else."""
     cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks")}
-    results, others = published(folder, [cell for some in cells.values() for cell in some])
+    results, others = published(folder, [cell for table in cells.values() for cell in table])
     uploads, measured_on = codecs(folder)
     sections: list[tuple[str, list[str | Listing]]] = [("Runs", _runs(results, others))]
     sections += [("Precision", precisions)] if (precisions := _precisions(results)) else []
@@ -91,18 +91,18 @@ def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
 def _precisions(results: Results) -> list[str | Listing]:
     """Comparison of runs that differ only in precision, over the rounds that both have."""
     lines = []
-    for short, whole in results.short:
-        if precision(short) != precision(whole):
-            differences = [b - a for a, b in zip(short.scores, whole.scores, strict=True)]
+    for short, full in results.short:
+        if precision(short) != precision(full):
+            differences = [b - a for a, b in zip(short.scores, full.scores, strict=True)]
             mean, absolute = statistics.fmean(differences), statistics.fmean(map(abs, differences))
-            scores = [f"{record.score:.1f}" for record in (short, whole)]
+            scores = [f"{record.score:.1f}" for record in (short, full)]
             rounds = str(short.experiment.train.rounds)
             lines.append(
                 (
-                    whole.folder.name,
+                    full.folder.name,
                     rounds,
                     precision(short),
-                    precision(whole),
+                    precision(full),
                     *scores,
                     f"{mean:+.2f}",
                     f"{absolute:.1f}",

@@ -140,6 +140,6 @@ def draw_movement(source: Source) -> DrawnFigure:
                 axes.set_xlabel("round")
         grid[row, 0].set_ylabel(label)
     legend(figure, grid.flat)
-    some = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
-    footnote(figure, f"{panel.title}. {caption(source, [panel], some)}")
+    selection = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
+    footnote(figure, f"{panel.title}. {caption(source, [panel], selection)}")
     return DrawnFigure(figure, source.drawn([panel]))

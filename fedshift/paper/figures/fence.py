@@ -131,17 +131,17 @@ class LayerMeans(NamedTuple):
 def means(record: FinishedRun, layer: str) -> list[LayerMeans]:
     """Means from the second round on; the mean before the first round is not recorded."""
     sent, shares = record.series(f"mean_after.{layer}"), record.series("share")
-    whole = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
+    recorded = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
     found = []
     for t in sorted(sent.keys() & shares.keys()):
-        share = taken(record, t, shares[t])
-        if sent.get(t - 1) and (whole or share < 1):
+        share = subtracted(record, t, shares[t])
+        if sent.get(t - 1) and (recorded or share < 1):
             kept = 1 - share if record.experiment.shift.on else 1.0
-            found.append(LayerMeans(share, sent[t - 1], whole[t] if whole else sent[t] / kept))
+            found.append(LayerMeans(share, sent[t - 1], recorded[t] if recorded else sent[t] / kept))
     return found
 
 
-def taken(record: FinishedRun, number: int, share: float) -> float:
+def subtracted(record: FinishedRun, number: int, share: float) -> float:
     """Share of the mean that the rule subtracts, given the share of quantized uploads; the latter without a rule.
 
     Published records contain only the mean after the shift; the mean before it is computed with this share.
@@ -186,14 +186,14 @@ def ratios(panel: ShiftPanel) -> Ratios:
         raise RunError(f"{where}: has a shift per filter; the fence needs runs without shift or with a shift per layer")
     layers = fitting(lines[0].records[0].layers("mean_after"))
     seen = {line.label: [_means(line, layer) for layer in layers] for line in lines}
-    shares = [means.share for rounds in seen.values() for some in rounds for means in some]
+    shares = [means.share for layer_rounds in seen.values() for rounds in layer_rounds for means in rounds]
     if not shares:
         raise RunError(f"{lines[0].records[0].folder}: the fence needs layer means of consecutive rounds")
     if not any(shares):
         raise RunError(
             f"{lines[0].records[0].folder}: the fence needs quantized uploads or a shift, and this run has neither"
         )
-    return Ratios(statistics.median(shares), layers, {name: list(map(spread, some)) for name, some in seen.items()})
+    return Ratios(statistics.median(shares), layers, {name: list(map(spread, rounds)) for name, rounds in seen.items()})
 
 
 def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
@@ -203,7 +203,7 @@ def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
 def draw(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
     recorded, measured = ratios(panel), steps()
-    rows = sum(len(some) for some in recorded.lines.values())
+    rows = sum(map(len, recorded.lines.values()))
     figure = sheet(COLUMN, 2.75 + 0.13 * rows)
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.75, 0.3 + 0.13 * rows])
     _curve(top, measured)
@@ -238,13 +238,13 @@ def _rounds(axes: Axes, recorded: Ratios, panel: ShiftPanel) -> None:
     colours = {line.label: colour for line, colour in coloured(panel)}
     row, ticks = 0.0, []
     for i in range(len(recorded.layers)):
-        for name, some in recorded.lines.items():
-            colour, (least, low, median, high, most) = colours[name], some[i].ratios
+        for name, spreads in recorded.lines.items():
+            colour, (least, low, median, high, most) = colours[name], spreads[i].ratios
             first = name if not i else None
             axes.plot([least, most], [row, row], color=colour, linewidth=0.8)
             axes.plot([low, high], [row, row], color=colour, linewidth=2.6, solid_capstyle="butt", label=first)
             axes.plot(median, row, "o", color="white", markeredgecolor=colour, markersize=3, markeredgewidth=0.8)
-            text = f"{100 * some[i].shorter:.0f} %"
+            text = f"{100 * spreads[i].shorter:.0f} %"
             axes.text(MOST - 0.05, row, text, ha="right", va="center", fontsize=5.5, color=colour)
             row += 1
         ticks.append(row - (len(recorded.lines) + 1) / 2)

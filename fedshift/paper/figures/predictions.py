@@ -31,7 +31,7 @@ def shares(line: SeedLine) -> list[float]:
     if not labels:
         raise RunError(f"{line.records[0].folder}: contains no predicted labels, which figure 8 needs")
     late = [[record.column(f"predicted.{label}")[-LATE:] for record in line.records] for label in labels]
-    return [100 * statistics.fmean(x for some in each for x in some) for each in late]
+    return [100 * statistics.fmean(x for values in runs for x in values) for runs in late]
 
 
 def split_by_parity(experiment: Experiment) -> bool:
@@ -61,8 +61,8 @@ def draw(source: Source) -> DrawnFigure:
     _bars(left, groups, odd)
     letter(left, "a", f"frequency of predicted labels, {panel.title}")
     first = panel.lines[0].records[0]
-    seen = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
-    footnote(figure, f"{source.about([panel])}; mean of the last {seen} evaluated round{'s' * (seen > 1)}")
+    rounds = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
+    footnote(figure, f"{source.about([panel])}; mean of the last {rounds} evaluated round{'s' * (rounds > 1)}")
     return DrawnFigure(figure, source.drawn([panel]))
 
 

@@ -11,7 +11,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, dotted
 from fedshift.paper.experiments import TITLES
 from fedshift.paper.figures.network import TITLES as DATA
-from fedshift.paper.records import FinishedRun, endless
+from fedshift.paper.records import FinishedRun, without_rounds
 from fedshift.runs.record import SETTINGS
 from fedshift.runs.summary import apart, comparable, shown, uplink_label, words
 
@@ -64,7 +64,7 @@ class Source(NamedTuple):
 
     panels: list[ShiftPanel]
     folder: Path
-    fresh: bool = False  # runs made for the figures, much smaller than the paper's
+    fresh: bool = False  # True for new runs, much smaller than the paper's
 
     @property
     def pair(self) -> ShiftPanel:
@@ -106,7 +106,7 @@ def found(folder: Path) -> tuple[list[FinishedRun], list[str]]:
         except (RunError, SettingsError) as problem:  # unfinished or unreadable
             others.append(str(problem))
             continue
-        key = endless(record), record.experiment.seed
+        key = without_rounds(record), record.experiment.seed
         if key not in longest or rounds > len(longest[key].lines):
             longest[key] = record
     return list(longest.values()), others
@@ -124,11 +124,11 @@ def panels(records: Sequence[FinishedRun]) -> list[ShiftPanel]:
         shift = {key: x for key, x in settings.items() if key.startswith("shift.")}
         rest = {key: x for key, x in settings.items() if key not in shift}
         grouped.setdefault(str(rest), {}).setdefault(str(shift), []).append(record)
-    lines = [[SeedLine("", some) for some in group.values()] for group in grouped.values()]
+    lines = [[SeedLine("", runs) for runs in group.values()] for group in grouped.values()]
     exact = {_without(LINK, line): line for group in lines for line in group if _full(line)}
     drawn = [group for group in lines if not all(map(_full, group))] or lines
-    made = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
-    return sorted(made, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
+    found = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
+    return sorted(found, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
 
 
 def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | None) -> ShiftPanel:

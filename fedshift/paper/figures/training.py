@@ -91,9 +91,9 @@ def draw() -> DrawnFigure:
     for panel in axes[1]:
         panel.set_xlabel(f"weight of {layer.removesuffix('.weight')}")
     legend(figure, axes.flat)
-    seen = f"{MOST:,} of the {len(data.y):,}" if len(data.y) > MOST else f"all {len(data.y):,}"
+    amount = f"{MOST:,} of the {len(data.y):,}" if len(data.y) > MOST else f"all {len(data.y):,}"
     source = (
-        f"one training of {experiment.model.name} on {seen} examples of {TITLES[data.name]}, "
+        f"one training of {experiment.model.name} on {amount} examples of {TITLES[data.name]}, "
         f"batch {experiment.train.batch}, lr {experiment.train.lr:g}, momentum {experiment.train.momentum:g}"
     )
     footnote(figure, source)

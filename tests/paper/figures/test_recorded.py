@@ -12,7 +12,7 @@ from fedshift.core.files import RunError
 from fedshift.paper.experiments import dirichlet, mixed
 from fedshift.paper.figures import fence, predictions
 from fedshift.paper.figures.curves import across, curve, score
-from fedshift.paper.figures.fence import LayerMeans, means, ratios, spread, taken
+from fedshift.paper.figures.fence import LayerMeans, means, ratios, spread, subtracted
 from fedshift.paper.figures.records import Source, found, panels
 from fedshift.paper.publish import publish
 from fedshift.paper.records import FinishedRun
@@ -74,7 +74,7 @@ def test_the_share_is_capped_and_ramped_as_in_the_rule(tmp_path: Path) -> None:
     config = {"shift": {"max_share": 0.4, "warmup": 4}, "train": {"selection": "stratified"}}
     go(small(FEDAVG, config), tmp_path / "run")
     record = FinishedRun(tmp_path / "run")
-    assert [taken(record, t, 0.5) for t in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
+    assert [subtracted(record, t, 0.5) for t in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
     assert means(record, "fc1.weight")[0].share == pytest.approx(0.2)
 
 

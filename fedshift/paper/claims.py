@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedshift.core.tables import Listing
 from fedshift.core.units import rate_text
-from fedshift.paper.dynamics import early_ratios, layer_ratios, leaning
+from fedshift.paper.dynamics import early_ratios, layer_ratios, late_odd_share
 from fedshift.paper.experiments import TITLES, Cell, dirichlet, mixed
 from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results
@@ -62,7 +62,9 @@ def shift_helps(results: Results) -> Verdict:
 
 
 def more_bits(results: Results) -> Verdict:
-    """Criterion: in every row, accuracy rises from 4 to 8 bits, and by less than half of that (or a point) from 7."""
+    """Criterion: in every row, accuracy rises from 4 to 8 bits, and from 7 to 8 by less than half of that or less than
+    one point.
+    """
     rows = []
     for name in NAMES:
         for shift in (False, True):
@@ -77,9 +79,8 @@ def more_bits(results: Results) -> Verdict:
                 )
     if not rows:
         return None
-    return yes(
-        all(ok for _, ok in rows)
-    ), f"rise from 4 to 8 bits, and from 7 to 8: {'; '.join(text for text, _ in rows)}"
+    why = f"rise from 4 to 8 bits, and from 7 to 8: {'; '.join(text for text, _ in rows)}"
+    return yes(all(ok for _, ok in rows)), why
 
 
 def five_bits(results: Results) -> Verdict:
@@ -207,7 +208,7 @@ def cell_text(cell: Cell) -> str:
 
 def biased(results: Results) -> Verdict:
     """Criterion: odd labels, those of quantized clients, are more than half of the predictions of FedPAQ 32+4."""
-    odd = leaning(results, mixed("fedpaq", 4, False))
+    odd = late_odd_share(results, mixed("fedpaq", 4, False))
     return (
         None if odd is None else (yes(odd.above(0.5)), f"odd labels: {odd.percent} % of the predictions of FedPAQ 32+4")
     )
@@ -215,7 +216,10 @@ def biased(results: Results) -> Verdict:
 
 def precision_is_the_cause(results: Results) -> Verdict:
     """Criterion: FedPAQ 32+4 predicts odd labels more often than the control, 32+32 with the same clients and draws."""
-    mixture, control = leaning(results, mixed("fedpaq", 4, False)), leaning(results, mixed("fedavg", 32, False))
+    mixture, control = (
+        late_odd_share(results, mixed("fedpaq", 4, False)),
+        late_odd_share(results, mixed("fedavg", 32, False)),
+    )
     if mixture is None or control is None:
         return None
     more = mixture.minus(control)
@@ -225,7 +229,7 @@ def precision_is_the_cause(results: Results) -> Verdict:
 
 def balanced(results: Results) -> Verdict:
     """Criterion: at 4 bits, the share of odd labels is closer to one half with the shift than without."""
-    plain, shifted = (leaning(results, mixed("fedpaq", 4, shift)) for shift in (False, True))
+    plain, shifted = (late_odd_share(results, mixed("fedpaq", 4, shift)) for shift in (False, True))
     if plain is None or shifted is None:
         return None
     closer = abs(shifted.mean - 0.5) < abs(plain.mean - 0.5)

@@ -70,7 +70,7 @@ def odd_share(record: FinishedRun) -> list[float]:
     return [sum(a) / sum(b) for a, b in zip(zip(*odd, strict=True), zip(*every, strict=True), strict=True)]
 
 
-def leaning(results: Results, cell: Cell) -> Blocks | None:
+def late_odd_share(results: Results, cell: Cell) -> Blocks | None:
     """Share of odd labels in the last hundred rounds of a cell; None if it was not run."""
     records = results.of(cell)
     values = {(seed, i): x for seed, record in records.items() for i, x in enumerate(blocks(odd_share(record)))}
@@ -128,7 +128,7 @@ def predictions(cells: Sequence[Cell], results: Results) -> Listing:
     labels: list[str] = []
     for cell in cells:
         records = list(results.of(cell).values())
-        odd = leaning(results, cell)
+        odd = late_odd_share(results, cell)
         if odd is None:
             lines.append((*cell.label, "not run"))
             continue

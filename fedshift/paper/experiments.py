@@ -190,7 +190,7 @@ def beyond(choice: CellChoice = EVERYTHING) -> list[Cell]:
 
 
 class Compressed(NamedTuple):
-    """An uplink on the paper's task."""
+    """Uplink on the paper's task."""
 
     label: tuple[str, str]  # uplink, shift
     cell: Cell

@@ -1,4 +1,4 @@
-"""Which part of filter centring matters: accuracy of variants of the rule on digits, one CSV per question.
+"""Ablations of filter centring: accuracy of variants of the rule on digits, one CSV file per question.
 
     python studies/centring/ablations.py [QUESTION ...] [--seeds 3] [--rounds 150]
 
@@ -37,7 +37,7 @@ EXACT, MIXED, COARSE = "32+32", "32+4", "4+4"
 
 
 def pair(name: str, **changed: object) -> list[Variant]:
-    """The same change without and with centring."""
+    """Two variants with the same change, without and with centring."""
     return [
         replace(PLAIN, name=f"{name}, no shift", **changed),  # type: ignore[arg-type]
         replace(CENTRED, name=f"{name}, filter 1", **changed),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Why filter centring helps: movement in the direction of the filter means, with and without centring.
+"""Explanation of filter centring: movement in the direction of the filter means, with and without centring.
 
     python studies/centring/why.py [rounds] [inputs] [curvature] [theorem] [--seeds 3] [--rounds 150]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedshift.core.tables import Listing
 from fedshift.core.units import rate_text
-from fedshift.paper.dynamics import early_ratios, layer_ratios, late_odd_share
+from fedshift.paper.dynamics import early_ratios, late_odd_share, layer_ratios
 from fedshift.paper.experiments import TITLES, Cell, dirichlet, mixed
 from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results

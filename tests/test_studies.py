@@ -1,4 +1,4 @@
-"""The studies behind the documentation still run, and their published results are whole."""
+"""The studies of the documentation run and write the published columns."""
 
 import csv
 import os
@@ -19,9 +19,7 @@ STUDIES = Path(__file__).parent.parent / "studies" / "centring"
         (["why.py", "theorem"], "why_theorem.csv", 1),
     ],
 )
-def test_a_study_runs_and_writes_the_columns_that_are_published(
-    tmp_path: Path, command: list[str], file: str, rows: int
-) -> None:
+def test_a_study_writes_the_published_columns(tmp_path: Path, command: list[str], file: str, rows: int) -> None:
     script, *options = command
     short = ["--rounds", "3", "--seeds", "1", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -1,1 +1,1 @@
-"""Measurements: ratios of times taken in one process, and what they were taken on."""
+"""Benchmarks: ratios of times measured in one process, sizes and memory, with targets."""

@@ -1,6 +1,6 @@
-"""A figure of `fedshift bench flower`: what a node sends in a round, counted on its way, with TLS and authentication.
+"""Measurement of `fedshift bench flower`: bytes that a node sends per round, with TLS and authentication.
 
-Every SuperNode reaches the SuperLink through a relay of its own, which counts the bytes of TCP's streams.
+Each SuperNode connects to the SuperLink through a separate relay, which counts the bytes of its TCP streams.
 """
 
 import copy
@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import tomli_w
 
-from fedshift.bench.codecs import Bar
+from fedshift.bench.codecs import Target
 from fedshift.flower.app.processes import ProcessError
 from fedshift.flower.app.superlink import SuperLink
 from fedshift.flower.testing.bench import APP, ARRAYS, PLAIN, TIMEOUT
@@ -43,16 +43,16 @@ CHUNK = 1 << 16
 
 
 class Traffic(NamedTuple):
-    """Bytes at the level of TCP, TLS included."""
+    """Bytes of TCP streams, including TLS."""
 
-    up: float  # from one node to the server, a round
-    arrays: int  # of it in weights, as floats or as a frame
-    connections: float
-    seconds: float  # of a round
+    up: float  # from one node to the server, per round
+    arrays: int  # bytes of weights in it, as floats or as a frame
+    connections: float  # per round
+    seconds: float  # per round
 
 
 class Relay:
-    """Listens on a port of this machine, and relays every connection to another; `up` are the bytes sent there."""
+    """Relay from a port of this machine to the port `target`; `up` counts the bytes sent to the target."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -77,22 +77,22 @@ class Relay:
     def _accept(self) -> None:
         with suppress(OSError):  # closed
             while True:
-                near, _ = self._listener.accept()
+                client, _ = self._listener.accept()
                 try:
-                    far = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:  # nobody there, as the connection who connects will see
-                    near.close()
+                    server = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # no listener; the peer sees a closed connection
+                    client.close()
                     continue
                 with self._lock:
                     self.connections += 1
-                    self._open += [near, far]
-                for source, sink, upwards in (near, far, True), (far, near, False):
+                    self._open += [client, server]
+                for source, sink, upwards in (client, server, True), (server, client, False):
                     threading.Thread(target=self._pump, args=(source, sink, upwards), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, upwards: bool) -> None:
         with suppress(OSError):
             while data := source.recv(CHUNK):
-                with self._lock:  # before it is passed on, so that who has it finds it counted
+                with self._lock:  # counted before it is sent, so that a receiver sees it counted
                     self.up += len(data) if upwards else 0
                     self.down += 0 if upwards else len(data)
                 sink.sendall(data)
@@ -106,7 +106,8 @@ def _shut(connection: socket.socket) -> None:
     connection.close()
 
 
-def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
+def uplinks(tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
+    """Run a deployment with each uplink; return the targets and the table of bytes."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "app" / "uplink").mkdir(parents=True)
@@ -120,48 +121,48 @@ def uplinks(tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
         for i, relay in enumerate(relays):
             key = supernode_key(folder / "keys", f"node-{i}")
             link.register(key.public)
-            seen = copy.copy(link)  # as the node sees it
-            seen.port = relay.port
+            relayed = copy.copy(link)  # with the port of the relay
+            relayed.port = relay.port
             security = ["--root-certificates", str(tls.ca), "--auth-supernode-private-key", str(key.private)]
-            node = SuperNode(seen, f"node-{i}", {"partition-id": i}, security)
+            node = SuperNode(relayed, f"node-{i}", {"partition-id": i}, security)
             stack.callback(node.kill)
             node.start()
         found = {}
-        for uplink, what in UPLINKS.items():
-            tick(f"rounds of a deployment, {what}")
+        for uplink, label in UPLINKS.items():
+            tick(f"rounds of a deployment, {label}")
             found[uplink] = counted(link, relays, folder / "app", uplink)
-        tick("a deployment that does nothing")
+        tick("an idle deployment")
         before = sum(relay.up for relay in relays)
         time.sleep(IDLE)
-        waiting = (sum(relay.up for relay in relays) - before) / IDLE / NODES
-    return bars(found), [row(what, found[uplink], waiting) for uplink, what in UPLINKS.items()]
+        idle = (sum(relay.up for relay in relays) - before) / IDLE / NODES
+    return targets(found), [row(label, found[uplink], idle) for uplink, label in UPLINKS.items()]
 
 
 def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Traffic:
-    """All that nodes sent from the start of a run to its end, over rounds and nodes; nothing is subtracted."""
+    """Bytes that nodes sent from the start to the end of a run, per round and node; nothing is subtracted."""
     before, begin = [(relay.up, relay.connections) for relay in relays], time.monotonic()
     status, log = link.wait(link.run(app, {"uplink": uplink}), TIMEOUT)
     arrays = re.search(rf"{ARRAYS} (\d+)", log)
     if status != "finished:completed" or arrays is None:
-        raise ProcessError(f"the run with uplink = {uplink!r} is {status}:\n{log}")
+        raise ProcessError(f"the run with uplink = {uplink!r} ended with status {status}:\n{log}")
     up = sum(relay.up - first for relay, (first, _) in zip(relays, before, strict=True))
     connections = sum(relay.connections - first for relay, (_, first) in zip(relays, before, strict=True))
     seconds = (time.monotonic() - begin) / ROUNDS
     return Traffic(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
 
 
-def bars(found: Mapping[str, Traffic]) -> list[Bar]:
+def targets(found: Mapping[str, Traffic]) -> list[Target]:
     plain, paper, lean = (found[uplink] for uplink in UPLINKS)
-    few, fewer, above = paper.up / plain.up, lean.up / plain.up, lean.up - lean.arrays
+    paper_ratio, lean_ratio, rest = paper.up / plain.up, lean.up / plain.up, lean.up - lean.arrays
     return [
-        Bar("bytes up, 4 bit / fp32, TCP with TLS", "<= 1/7", few, few <= 1 / 7),
-        Bar("bytes up, lean / fp32, TCP with TLS", "<= 1/25", fewer, fewer <= 1 / 25),
-        Bar("bytes up beyond lean's frame, per node and round", "<= 25,000", above, above <= 25_000),
+        Target("bytes up, 4 bit / fp32, TCP with TLS", "<= 1/7", paper_ratio, paper_ratio <= 1 / 7),
+        Target("bytes up, lean / fp32, TCP with TLS", "<= 1/25", lean_ratio, lean_ratio <= 1 / 25),
+        Target("bytes up besides the frame of lean, per node and round", "<= 25,000", rest, rest <= 25_000),
     ]
 
 
-def row(what: str, counted: Traffic, waiting: float) -> tuple[str, ...]:
-    """One line of the table; `waiting` is what an idle node sends, in bytes per second."""
-    polls = waiting * counted.seconds
-    figures = counted.up, counted.arrays, polls, counted.up - counted.arrays - polls
-    return what, *(f"{figure:,.0f}" for figure in figures), f"{counted.connections:.1f}", f"{counted.seconds:.0f}"
+def row(label: str, traffic: Traffic, idle: float) -> tuple[str, ...]:
+    """Line of the table; `idle` is the number of bytes that an idle node sends per second."""
+    polls = idle * traffic.seconds
+    figures = traffic.up, traffic.arrays, polls, traffic.up - traffic.arrays - polls
+    return label, *(f"{figure:,.0f}" for figure in figures), f"{traffic.connections:.1f}", f"{traffic.seconds:.0f}"

@@ -1,4 +1,4 @@
-"""The figures of `fedshift bench engines`: a round against a hand-written loop, cores, and population."""
+"""Measurements of `fedshift bench engines`: overhead against a hand-written loop, worker processes, and population."""
 
 import copy
 import shutil
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fedshift.bench.codecs import Bar
-from fedshift.bench.timing import apart, resident
+from fedshift.bench.codecs import Target
+from fedshift.bench.timing import in_process, resident
 from fedshift.data import datasets
 from fedshift.data.datasets import Dataset, dataset
 from fedshift.data.partition import Partition
@@ -29,21 +29,21 @@ from fedshift.runs.run import Run, cores_here
 from fedshift.wire.measure import medians
 
 Tick = Callable[[str], None]
-ROUNDS = 1_000_000  # never reached: a bench takes as many as it wants
+ROUNDS = 1_000_000  # never reached; a benchmark stops earlier
 
 
-def small(**changed: Any) -> Experiment:
-    """Digits, MLP 64-128-10, 10 of 100 clients a round, 2 epochs, batch 8."""
+def small(**changes: Any) -> Experiment:
+    """Experiment on digits: MLP 64-128-10, 10 of 100 clients per round, 2 epochs, batch 8."""
     base: dict[str, Any] = {
         "data": {"partition": "iid"},
         "train": {"rounds": ROUNDS, "epochs": 2, "batch": 8},
         "engine": {"name": "sequential"},
     }
-    return Experiment(**(base | changed))
+    return Experiment(**(base | changes))
 
 
 class Handwritten:
-    """FedAvg as one would write it in an afternoon: module, optimizer, state dicts, accuracy; nothing recorded."""
+    """Hand-written FedAvg for comparison: module, optimizer, state dicts, accuracy; nothing is recorded."""
 
     def __init__(self, experiment: Experiment, data: Dataset) -> None:
         self.train, self.data = experiment.train, data
@@ -58,9 +58,9 @@ class Handwritten:
             self.model.load_state_dict(self.state)
             self.model.train()
             optimizer = torch.optim.SGD(self.model.parameters(), lr=self.train.lr)
-            mine = self.parts.of(client)
+            examples = self.parts.of(client)
             for _ in range(self.train.epochs):
-                order = mine[torch.randperm(len(mine))]
+                order = examples[torch.randperm(len(examples))]
                 for i in range(0, len(order), self.train.batch):
                     batch = order[i : i + self.train.batch]
                     optimizer.zero_grad()
@@ -77,8 +77,8 @@ class Handwritten:
             return float((outputs.argmax(1) == self.data.test_y).float().mean())
 
 
-def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], dict[str, float]]:
-    """A round of digits, recorded and checkpointed, over the same round written by hand."""
+def overhead(repeats: int, tick: Tick) -> tuple[list[Target], dict[str, float]]:
+    """Time of a round of digits, recorded and checkpointed, divided by that of the hand-written loop."""
     data = datasets.load("digits")
     with folder() as out:
         exact = Run(small(), out / "exact", data=data)
@@ -89,18 +89,18 @@ def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], dict[str, float]]:
         exact.close()
         mixed.close()
     ratio = took["recorded, 32 bit"] / took["by hand"]
-    return [Bar("round of digits, all recorded / by hand", "<= 1.1x", ratio, ratio <= 1.1)], took
+    return [Target("round of digits, recorded / hand-written loop", "<= 1.1x", ratio, ratio <= 1.1)], took
 
 
 def images(n: int, tests: int) -> Dataset:
-    """Noise in the shape of CIFAR-10: what it looks like does not change how long it takes."""
+    """Random noise with the shape of CIFAR-10; times do not depend on the content."""
     g = torch.Generator().manual_seed(0)
     x, test_x = (torch.randint(0, 256, (size, 3, 32, 32), generator=g).byte() for size in (n, tests))
     return dataset(x, torch.arange(n) % 10, test_x, torch.arange(tests) % 10, mean=(0.5,) * 3, std=(0.2,) * 3)
 
 
 def paper(**train: Any) -> Experiment:
-    """The paper's CNN and settings, on all that is asked for."""
+    """Experiment with the paper's CNN and settings; `train` adds settings of training."""
     return Experiment(
         data={"partition": "iid", "augment": True},
         model={"name": "paper-cnn"},
@@ -110,8 +110,8 @@ def paper(**train: Any) -> Experiment:
     )
 
 
-def paper_round(tick: Tick) -> list[Bar]:
-    """A whole round of the paper on one thread: ten clients of 1,000 images, ten epochs, 10,000 test images."""
+def paper_round(tick: Tick) -> list[Target]:
+    """One round of the paper on one thread: ten clients of 1,000 images, ten epochs, 10,000 test images."""
     tick("a round of the paper's CNN, which takes a minute or two")
     with folder() as out:
         run = Run(paper(selection="stratified"), out / "paper", data=images(100_000, 10_000))
@@ -120,11 +120,11 @@ def paper_round(tick: Tick) -> list[Bar]:
         took = time.perf_counter() - begin
         run.close()
     rest = (took - outcome.seconds["train"]) / took
-    return [Bar("round of the paper's CNN, all but local training / whole", "<= 0.15x", rest, rest <= 0.15)]
+    return [Target("round of the paper's CNN, outside local training / total", "<= 0.15x", rest, rest <= 0.15)]
 
 
-def cores(repeats: int, tick: Tick) -> list[Bar]:
-    """Wall time of whole rounds of the paper's CNN: worker processes against one process."""
+def cores(repeats: int, tick: Tick) -> list[Target]:
+    """Wall time of rounds of the paper's CNN: worker processes against one process."""
     experiment = paper(cohort=4)
     fed = build(experiment, data=images(20_000, 2_000))
     workers = cores_here()
@@ -141,18 +141,19 @@ def cores(repeats: int, tick: Tick) -> list[Bar]:
     for engine, _ in engines.values():
         engine.close()
     best = {name: median(seconds) for name, seconds in took.items()}
-    gain, against = best["one thread"] / best["processes"], best["all threads"] / best["processes"]
+    gain, over_threads = best["one thread"] / best["processes"], best["all threads"] / best["processes"]
     return [
-        Bar(f"{workers} processes / one process of one thread", ">= 1.6x", gain, gain >= 1.6),
-        Bar(f"{workers} processes / one process of {workers} threads", ">= 1x", against, against >= 1),
+        Target(f"speedup of {workers} processes over one thread", ">= 1.6x", gain, gain >= 1.6),
+        Target(f"speedup of {workers} processes over {workers} threads", ">= 1x", over_threads, over_threads >= 1),
     ]
 
 
 def wall(fed: Federation, engine: Engine, threads: int) -> float:
+    """Wall time of one round with this number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     begin, training = time.perf_counter(), Training(fed, engine, rounds=1)
-    turn = training.begin()  # not by run_rounds, which has one thread
+    turn = training.begin()  # not run_rounds, which uses one thread
     assert turn.job
     turn.take(engine.train([turn.job])[0])
     training.end(turn)
@@ -160,27 +161,30 @@ def wall(fed: Federation, engine: Engine, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def population(rounds: int, tick: Tick) -> list[Bar]:
-    """Ten clients of 14 examples train, of a hundred or of ten thousand, with the same data at hand (Linux only)."""
+def population(rounds: int, tick: Tick) -> list[Target]:
+    """Time and memory of a round with ten clients of 14 examples, for populations of 100 and 10,000 (Linux only)."""
     if not Path("/proc/self/clear_refs").exists():
         return []
     tick("100 and 10,000 clients")
-    turns = [[apart("fedshift.bench.engines", "crowd", clients, rounds) for clients in (100, 10_000)] for _ in range(3)]
-    few, many = (min(turn[i][0] for turn in turns) for i in range(2))  # what the machine does besides only adds
-    ratio, more = many / few, max(turn[1][1] - turn[0][1] for turn in turns) / 1e6
+    trials = [
+        [in_process("fedshift.bench.engines", "population_cost", clients, rounds) for clients in (100, 10_000)]
+        for _ in range(3)
+    ]
+    few, many = (min(trial[i][0] for trial in trials) for i in range(2))  # other load of the machine only adds
+    ratio, more = many / few, max(trial[1][1] - trial[0][1] for trial in trials) / 1e6
     return [
-        Bar("round with 10,000 clients / 100", "<= 1.1x", ratio, ratio <= 1.1),
-        Bar("MB more with 10,000 clients", "<= 50", more, more <= 50),
+        Target("round with 10,000 clients / 100", "<= 1.1x", ratio, ratio <= 1.1),
+        Target("additional MB with 10,000 clients", "<= 50", more, more <= 50),
     ]
 
 
-def crowd(clients: int, rounds: int) -> tuple[float, int]:
-    """Median CPU seconds of a round of SCAFFOLD, whose clients' memory is on disk, and the most RAM beside the data."""
+def population_cost(clients: int, rounds: int) -> tuple[float, int]:
+    """Median CPU seconds of a round of SCAFFOLD with memory on disk, and the peak of RAM without the data."""
     torch.set_num_threads(1)
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(140_000, 64, generator=g), torch.randint(0, 10, (140_000,), generator=g)
     data = dataset(x, y, x[:360], y[:360])
-    Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     with folder() as out:
         experiment = small(

@@ -1,4 +1,4 @@
-"""A figure of `fedshift bench flower`: a round of a Flower app in one process, against a plain loop."""
+"""Measurement of `fedshift bench flower`: a round of a Flower app in one process, against a plain loop."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from fedshift.algorithms.fedshift import Shift, shift
-from fedshift.bench.codecs import Bar
+from fedshift.bench.codecs import Target
 from fedshift.codecs import Codec, KMeans
 from fedshift.core.types import Params
 from fedshift.flower.testing.bench import CLIENTS, Work, on_grid
@@ -21,12 +21,12 @@ Train = Callable[[Params, int], Params]
 
 
 def idle(params: Params, client: int) -> Params:
-    """A client that costs nothing, so that what is left is the cost of everything else."""
+    """Client that does not train, to measure the cost of everything else."""
     return params
 
 
 def by_hand(start: Params, train: Train, codec: Codec) -> Params:
-    """Train, encode, decode, average and shift, client after client, as one would write it without Flower."""
+    """Plain loop over clients without Flower: train, encode, decode, average and shift."""
     uploads = (unpack(pack(codec, train(start, client), base=1), start) for client in range(CLIENTS))
     return averaged(uploads, start, codec)
 
@@ -39,8 +39,8 @@ def averaged(uploads: Iterator[Params], start: Params, codec: Codec) -> Params:
     return shift(total, Shift().max_share if codec.quantizer.lossy else 0.0)
 
 
-def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]]:
-    """A round on the grid over the plain loop, and where the time goes in milliseconds."""
+def overhead(repeats: int, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
+    """Time of a round on the grid divided by that of the plain loop, and a table of milliseconds per part."""
     work = Work()
     jobs: dict[str, Job] = {"train": lambda: [work.train(work.start, client) for client in range(CLIENTS)]}
     for bits, codec in CODECS.items():
@@ -53,23 +53,23 @@ def overhead(repeats: int, tick: Tick) -> tuple[list[Bar], list[tuple[str, ...]]
             jobs[f"plain, {training}, {bits}"] = partial(by_hand, work.start, train, codec)
     with quiet():
         took = medians(jobs, repeats, tick)
-    bars = []
-    for what, training, asked in ("round on the grid", "trained", "<= 2x"), ("the same without training", "idle", "-"):
+    targets = []
+    for title, training, asked in ("round on the grid", "trained", "<= 2x"), ("the same without training", "idle", "-"):
         for bits in CODECS:
             ratio = took[f"grid, {training}, {bits}"] / took[f"plain, {training}, {bits}"]
-            bars.append(Bar(f"{what}, {bits} bit / plain loop", asked, ratio, asked == "-" or ratio <= 2))
-    return bars, [(what, *(f"{1e3 * seconds:.0f}" for seconds in figures)) for what, figures in parts(took)]
+            targets.append(Target(f"{title}, {bits} bit / plain loop", asked, ratio, asked == "-" or ratio <= 2))
+    return targets, [(part, *(f"{1e3 * seconds:.0f}" for seconds in figures)) for part, figures in parts(took)]
 
 
 def parts(took: dict[str, float]) -> Iterator[tuple[str, list[float]]]:
-    """Seconds for each number of bits."""
+    """Parts of a round with their seconds, for each number of bits."""
     yield "local training", [took["train"]] * len(CODECS)
-    for what, job in ("encoding", "encode"), ("decoding", "decode"), ("average and shift", "average"):
-        yield what, [took[f"{job}, {bits}"] for bits in CODECS]
-    plain, grid = ([took[f"{way}, trained, {bits}"] for bits in CODECS] for way in ("plain", "grid"))
+    for part, job in ("encoding", "encode"), ("decoding", "decode"), ("average and shift", "average"):
+        yield part, [took[f"{job}, {bits}"] for bits in CODECS]
+    plain, grid = ([took[f"{loop}, trained, {bits}"] for bits in CODECS] for loop in ("plain", "grid"))
     yield "round of the plain loop", plain
     yield "round on the grid", grid
-    yield "what Flower's records and messages add", [g - p for g, p in zip(grid, plain, strict=True)]
+    yield "added by Flower's records and messages", [g - p for g, p in zip(grid, plain, strict=True)]
 
 
 def ten_times(job: Job) -> None:
@@ -83,7 +83,7 @@ def average_ten(upload: Params, codec: Codec) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Flower says of every round."""
+    """Suppress the log lines of Flower."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The figures of `fedshift bench codecs`, measured and shown."""
+"""Run the benchmarks and print their results."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -8,14 +8,15 @@ import torch
 from rich.console import Console
 
 from fedshift.bench import codecs, engines, rivals
-from fedshift.bench.codecs import Bar
+from fedshift.bench.codecs import Target
 from fedshift.core.tables import Listing, titled
 from fedshift.rounds.engine import one_thread
 from fedshift.runs.about import machine
 from fedshift.wire import measure as measuring
 from fedshift.wire.measure import CodecRow, medians
 
-PAPER_MS = {"Uniform(4)": 10.0, "Uniform(8)": 10.0, "KMeans(4)": 179.0, "KMeans(8)": 2172.0}  # its Table 3, M1 Pro
+# Table 3 of the paper, measured on an M1 Pro
+PAPER_MS = {"Uniform(4)": 10.0, "Uniform(8)": 10.0, "KMeans(4)": 179.0, "KMeans(8)": 2172.0}
 PAPER_KB = {
     "Identity": 8421.0,
     "Uniform(4)": 1052.25,
@@ -28,96 +29,98 @@ PAPER_KB = {
 class BenchResult(NamedTuple):
     machine: dict[str, str]
     rows: list[CodecRow]
-    bars: list[Bar]
+    targets: list[Target]
     listings: tuple[Listing, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
             "codecs": [row._asdict() for row in self.rows],
-            "bars": [bar._asdict() for bar in self.bars],
+            "bars": [target._asdict() for target in self.targets],
             **{listing.title: listing.as_dicts() for listing in self.listings},
         }
 
 
 def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
+    """Measure the codecs; `quick` skips the targets."""
     params, about = measuring.weights(), machine()
-    bars: list[Bar] = []
+    targets: list[Target] = []
     with one_thread():
         if not quick:
             took = medians(codecs.jobs(params), repeats, tick)
             about["copy of the model"] = f"{1e3 * took['np.copyto']:.2f} ms (np.copy: {1e3 * took['np.copy']:.2f} ms)"
-            bars += codecs.bars(took, params)
+            targets += codecs.targets(took, params)
         rows = list(measuring.rows(params, repeats, tick))
         if not quick:
-            bars += codecs.memory(tick)
-            bars += rivals.optimum(params, tick)
-            bars += rivals.rivals(params, tick)
-    return BenchResult(about, rows, bars)
+            targets += codecs.memory(tick)
+            targets += rivals.optimum(params, tick)
+            targets += rivals.rivals(params, tick)
+    return BenchResult(about, rows, targets)
 
 
 def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
-    """Quick: without the parts that train the paper's CNN, which take minutes."""
+    """Measure the engines; `quick` skips the paper's CNN, which takes minutes."""
     about = machine()
     with one_thread():
-        bars, took = engines.overhead(15 * repeats, tick)
+        targets, took = engines.overhead(15 * repeats, tick)
         about |= {f"round of digits, {name}": f"{1e3 * seconds:.2f} ms" for name, seconds in took.items()}
-        bars += engines.population(20 * repeats, tick)
+        targets += engines.population(20 * repeats, tick)
     listings: list[Listing] = []
     if not quick:
-        bars += engines.cores(max(3, repeats // 3), tick)
-        bars += engines.paper_round(tick)
+        targets += engines.cores(max(3, repeats // 3), tick)
+        targets += engines.paper_round(tick)
     if torch.cuda.is_available():
         more, listings = measure_gpu(max(3, repeats // 3), tick)
         about = {"gpu": torch.cuda.get_device_name()} | about
-        bars += more
-    return BenchResult(about, [], bars, tuple(listings))
+        targets += more
+    return BenchResult(about, [], targets, tuple(listings))
 
 
 def measure_only_gpu(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
-    """Measure the GPU only."""
-    bars, listings = measure_gpu(3 if quick else max(3, repeats // 3), tick)
-    return BenchResult(machine(), [], bars, tuple(listings))
+    """Measure only the GPU."""
+    targets, listings = measure_gpu(3 if quick else max(3, repeats // 3), tick)
+    return BenchResult(machine(), [], targets, tuple(listings))
 
 
-def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Bar], list[Listing]]:
+def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Target], list[Listing]]:
     from fedshift.bench import gpu
 
-    bars, table, curve = gpu.measure(rounds, tick)
+    targets, table, curve = gpu.measure(rounds, tick)
     columns = (
         "precision",
         "one model,\nbatch 5,000",
         "one client\nat a time",
         "10 runs x\n10 clients",
-        "seconds of\na round",
-        "seconds of a\nrun of 800",
+        "seconds\nper round",
+        "seconds per\n800 rounds",
     )
-    at_once = "precision", *(f"{runs} run{'s' * (runs > 1)}" for runs in gpu.CURVE)
-    return bars, [
-        Listing("us of training a sample of the paper's CNN", columns, table),
-        Listing("us a sample, so many runs at once", at_once, curve),
+    packs = "precision", *(f"{runs} run{'s' * (runs > 1)}" for runs in gpu.CURVE)
+    return targets, [
+        Listing("Training time per sample of the paper's CNN, us", columns, table),
+        Listing("Training time per sample by number of packed runs, us", packs, curve),
     ]
 
 
 def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
-    """Quick: without the deployment; its processes alone take a minute or two."""
+    """Measure Flower; `quick` skips the deployment, which takes minutes."""
     from fedshift.bench import deployed, flower
 
     about = machine() | {"flwr": version("flwr")}
     with one_thread():
-        bars, times = flower.overhead(repeats, tick)
+        targets, times = flower.overhead(repeats, tick)
     columns = "ms of CPU time, ten clients, 1.3 million weights", *(f"{bits} bit" for bits in flower.CODECS)
     listings = [Listing("A round in one process", columns, times)]
     if not quick:
         more, bytes_up = deployed.uplinks(tick)
-        bars += more
-        columns = "bytes up, a node and round", "all", "arrays", "polling", "other", "connec-\ntions", "seconds"
+        targets += more
+        columns = "bytes up per node and round", "all", "arrays", "polling", "other", "connec-\ntions", "seconds"
         listings.append(Listing("A deployment, 1.3 million weights, TCP with TLS", columns, bytes_up))
-    return BenchResult(about, [], bars, tuple(listings))
+    return BenchResult(about, [], targets, tuple(listings))
 
 
 def show(result: BenchResult, console: Console) -> None:
-    table = titled("The paper's CNN, 2,155,872 weights, as one upload", padding=(0, 0, 0, 1))
+    """Print tables, targets and the machine."""
+    table = titled("One upload of the paper's CNN, 2,155,872 weights", padding=(0, 0, 0, 1))
     for column in ("codec", "bits", "bytes", "encode\nms", "decode\nms", "SNR\ndB", "paper\nKB", "paper\nms"):
         table.add_column(column, justify="left" if column == "codec" else "right", no_wrap=True)
     for row in result.rows:
@@ -135,17 +138,17 @@ def show(result: BenchResult, console: Console) -> None:
         console.print(table)
     for listing in result.listings:
         console.print(listing.drawn())
-    if result.bars:
-        bars = titled("What is promised", padding=(0, 0, 0, 1))
-        for column in ("what", "asked", "measured", "", "/ copyto" if any(bar.steady for bar in result.bars) else " "):
-            bars.add_column(column, justify="left" if column in ("what", "") else "right")
-        for bar in result.bars:
-            steady = f"{bar.steady:.3g}x" if bar.steady else ""
-            figure = (
-                f"{bar.measured:,.0f}" if bar.measured > 1000 else f"{bar.measured:.4g}{'x' * bar.asked.endswith('x')}"
-            )
-            bars.add_row(bar.what, bar.asked, figure, "" if bar.asked == "-" else "yes" if bar.met else "NO", steady)
-        console.print(bars)
+    if result.targets:
+        last = "/ copyto" if any(target.steady for target in result.targets) else " "
+        table = titled("Targets", padding=(0, 0, 0, 1))
+        for column in ("measurement", "target", "measured", "met", last):
+            table.add_column(column, justify="left" if column in ("measurement", "met") else "right")
+        for target in result.targets:
+            unit = "x" if target.asked.endswith("x") else ""
+            figure = f"{target.measured:,.0f}" if target.measured > 1000 else f"{target.measured:.4g}{unit}"
+            met = "" if target.asked == "-" else "yes" if target.met else "NO"
+            table.add_row(target.what, target.asked, figure, met, f"{target.steady:.3g}x" if target.steady else "")
+        console.print(table)
     console.print("\n".join(f"{name}: {value}" for name, value in result.machine.items()), highlight=False)
     if result.rows:
-        console.print("bits: sent for each weight; times: median CPU time, one thread")
+        console.print("bits: sent per weight; times: median CPU time, one thread")

@@ -1,4 +1,4 @@
-"""How good and how fast K-means is beside others: the exact solver, and what people use instead."""
+"""Error and speed of K-means compared with an exact solver and with other libraries."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,42 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.bench.codecs import Bar, encode
+from fedshift.bench.codecs import Target, encode
 from fedshift.bench.timing import installed
 from fedshift.codecs import KMeans, Uniform
 from fedshift.core.types import Params
 from fedshift.wire.measure import Tick, medians, squared
 
-SAMPLE = 100_000  # values of a tensor that the exact solver gets
+SAMPLE = 100_000  # values per tensor for the exact solver
 
 
-def optimum(params: Params, tick: Tick) -> Iterator[Bar]:
-    """Squared error over the least possible (kmeans1d), on a random sample of each tensor."""
+def optimum(params: Params, tick: Tick) -> Iterator[Target]:
+    """Squared error divided by the optimum (kmeans1d), on a random sample of each tensor."""
     if not installed("kmeans1d"):
         return
     import kmeans1d
 
     g = torch.Generator().manual_seed(1)
-    worst_all, worst_one, worst_uniform = 0.0, 0.0, 0.0
+    worst_all, worst_tensor, worst_uniform = 0.0, 0.0, 0.0
     for bits in range(1, 9):
         ours = best = 0.0
         for name, x in params.items():
             tick(f"optimum {bits} bit {name}")
             sample = x.flatten()[torch.randperm(x.numel(), generator=g)[:SAMPLE]].view(1, -1)
             found = squared(sample, KMeans(bits).decode(*KMeans(bits).encode(sample)))
-            even = squared(sample, Uniform(bits).decode(*Uniform(bits).encode(sample)))
+            uniform = squared(sample, Uniform(bits).decode(*Uniform(bits).encode(sample)))
             solved = kmeans1d.cluster(sample[0].double().numpy(), 2**bits)
             least = squared(sample[0], torch.tensor(solved.centroids)[torch.tensor(solved.clusters)])
-            worst_one, worst_uniform = max(worst_one, found / least), max(worst_uniform, found / even)
+            worst_tensor, worst_uniform = max(worst_tensor, found / least), max(worst_uniform, found / uniform)
             ours, best = ours + found, best + least
         worst_all = max(worst_all, ours / best)
-    yield Bar("K-means error / optimum, all tensors, worst of 1..8 bit", "<= 1.03x", worst_all, worst_all <= 1.03)
-    yield Bar("K-means error / optimum, any tensor, worst of 1..8 bit", "<= 1.15x", worst_one, worst_one <= 1.15)
-    yield Bar("K-means error / uniform error, the largest", "<= 1x", worst_uniform, worst_uniform <= 1)
+    yield Target("K-means error / optimum, all tensors, worst of 1..8 bit", "<= 1.03x", worst_all, worst_all <= 1.03)
+    yield Target(
+        "K-means error / optimum, any tensor, worst of 1..8 bit", "<= 1.15x", worst_tensor, worst_tensor <= 1.15
+    )
+    yield Target("K-means error / uniform error, largest", "<= 1x", worst_uniform, worst_uniform <= 1)
 
 
-def rivals(params: Params, tick: Tick) -> Iterator[Bar]:
-    """Speed of K-means over that of fast-pytorch-kmeans (300 iterations) and scikit-learn, same tensors."""
+def rivals(params: Params, tick: Tick) -> Iterator[Target]:
+    """Time of fast-pytorch-kmeans (300 iterations) and scikit-learn divided by that of KMeans, on the same tensors."""
     asked = {("fast_pytorch_kmeans", 4): 40, ("fast_pytorch_kmeans", 8): 400}
     for bits in (4, 8):
         ours = medians({"ours": partial(encode, KMeans(bits), params)}, 9)["ours"]
@@ -55,7 +57,7 @@ def rivals(params: Params, tick: Tick) -> Iterator[Bar]:
             for x in params.values():
                 fit(x.reshape(-1, 1), 2**bits)
             ratio, limit = (time.process_time() - start) / ours, asked.get((package, bits), 0)
-            yield Bar(f"{package} / KMeans, {bits} bit", f">= {limit}x" if limit else "-", ratio, ratio >= limit)
+            yield Target(f"{package} / KMeans, {bits} bit", f">= {limit}x" if limit else "-", ratio, ratio >= limit)
 
 
 def _fast_pytorch_kmeans(x: Tensor, k: int) -> None:

@@ -1,1 +1,1 @@
-"""The paper's tables and figures as experiments, with its published numbers beside ours."""
+"""The paper's tables and figures as experiments, and comparisons with its published numbers."""

@@ -1,5 +1,5 @@
-"""Beyond the paper, on its task: filter centring beside no shift and the paper's shift per layer, and uplinks beside
-full precision.
+"""Results beyond the paper, on its task: filter centring compared with no shift and with the paper's shift per layer,
+and uplinks compared with full precision.
 """
 
 import statistics
@@ -14,32 +14,33 @@ from fedshift.runs import summary
 from fedshift.runs.summary import WINDOW
 
 CENTRING_TITLE = "Beyond the paper: filter centring"
-REACHED = 68.0  # percent; the first mean of ten rounds at or above it counts
+REACHED = 68.0  # percent, compared with means of ten rounds
 CENTRING_COLUMNS = (
     *("algorithm", "clients", "bits", "seeds", "no shift", "per layer", "per filter"),
-    *("over no shift", "over per layer", f"rounds to {REACHED:g} %"),
+    *("gain over no shift", "gain over per layer", f"rounds to {REACHED:g} %"),
 )
 UPLINKS_TITLE = "Beyond the paper: uplinks"
 UPLINKS_NOTE = (
-    f"Scores are means of the last ten of {ROUNDS} rounds. Differences are in points, over the seeds that both runs "
-    "have: against full precision with the same server rule (the same shift), each seed in brackets, with a paired "
-    "95 % interval; and against plain FedAvg (full precision, no shift). GB are uploaded by all clients in all "
-    "rounds, then with what they receive. Times fewer: uploaded bytes of full precision over these."
+    f"Scores are means of the last ten of {ROUNDS} rounds. Differences are in points, over the seeds that "
+    "both settings have: against full precision with the same server rule (the same shift), with single seeds in "
+    "brackets and a paired 95 % interval, and against plain FedAvg (full precision, no shift). GB up: uploaded by all "
+    "clients in all rounds; GB up and down: including broadcasts. Times fewer bytes: uploaded bytes of full precision "
+    "divided by those of the uplink."
 )
 UPLINKS_COLUMNS = (
     *("uplink", "shift", "seeds", "accuracy", "against the same rule", "95 % interval", "against FedAvg"),
-    *("GB up", "times fewer", "GB up and down"),
+    *("GB up", "times fewer bytes", "GB up and down"),
 )
 
 
 class SeedGains(NamedTuple):
-    """Differences of the same seeds."""
+    """Differences paired by seed."""
 
     gains: list[float]
 
     @property
     def text(self) -> str:
-        """The mean difference, and that of each seed where there are several."""
+        """Mean difference, with that of each seed if there are several."""
         if not self.gains:
             return ""
         each = f" ({', '.join(f'{gain:+.1f}' for gain in self.gains)})" if len(self.gains) > 1 else ""
@@ -47,19 +48,20 @@ class SeedGains(NamedTuple):
 
 
 def paired(ours: Cell, theirs: Cell, results: Results) -> SeedGains:
+    """Differences of the scores of two cells over the seeds that both have."""
     a, b = results.scores(ours), results.scores(theirs)
     return SeedGains([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
 
 
 def rounds_to(record: FinishedRun, score: float) -> int | None:
-    """The round that ends the first ten rounds whose mean is at least this score; None if there is none."""
+    """Last of the first ten successive rounds whose mean is at least this score; None if there are none."""
     scores = record.scores
     means = (statistics.fmean(scores[end - WINDOW : end]) for end in range(WINDOW, len(scores) + 1))
     return next((end for end, mean in enumerate(means, WINDOW) if mean >= score), None)
 
 
 def reached(cell: Cell, results: Results) -> str:
-    """Mean over seeds of the rounds to the score; 'never' if one of them does not reach it."""
+    """Mean number of rounds to the score over seeds; 'never' if a seed does not reach it."""
     found = [rounds_to(record, REACHED) for record in results.of(cell).values()]
     if not found:
         return NOT_RUN
@@ -70,9 +72,9 @@ def reached(cell: Cell, results: Results) -> str:
 def centring_sentences(results: Results) -> list[str]:
     """Explanation of the table, and the result with every client quantized."""
     text = [
-        f"Scores are means of the last ten of {ROUNDS} rounds; differences are in points, of the same seeds, each seed "
-        f"in brackets. Rounds to {REACHED:g} %: the end of the first ten rounds whose mean is at or above it, without "
-        "shift / per layer / per filter, mean over seeds."
+        f"Scores are means of the last ten of {ROUNDS} rounds. Gains are in points, paired by seed, with single seeds "
+        f"in brackets. Rounds to {REACHED:g} %: number of rounds until the mean of the last ten is at least "
+        f"{REACHED:g} %, without shift / per layer / per filter, mean over seeds."
     ]
     if scores := results.scores(cell := all_quantized()):
         result = f"{statistics.fmean(scores.values()):.1f} % after {cell.rounds} rounds (n = {len(scores)})"
@@ -81,7 +83,7 @@ def centring_sentences(results: Results) -> list[str]:
 
 
 def centring_listing(contrasts: Sequence[Contrast], results: Results) -> Listing:
-    """A line per setting: scores with their spread, paired differences, and rounds to a score."""
+    """Table with one line per setting: scores with their spread, paired gains, and rounds to a score."""
     return Listing(CENTRING_TITLE, CENTRING_COLUMNS, [_centring_line(contrast, results) for contrast in contrasts], 3)
 
 
@@ -89,7 +91,7 @@ def _centring_line(contrast: Contrast, results: Results) -> tuple[str, ...]:
     cells = (contrast.plain, contrast.layer, contrast.filter)
     seeds = [str(len(results.of(cell))) for cell in cells]
     return (
-        *contrast.what,
+        *contrast.label,
         seeds[0] if len(set(seeds)) == 1 else "/".join(seeds),
         *(score(cell, results) for cell in cells),
         *(paired(contrast.filter, other, results).text for other in (contrast.plain, contrast.layer)),
@@ -98,7 +100,7 @@ def _centring_line(contrast: Contrast, results: Results) -> tuple[str, ...]:
 
 
 def score(cell: Cell, results: Results) -> str:
-    """Mean of a cell's scores and their standard deviation over seeds, in percent."""
+    """Mean score of a cell and its standard deviation over seeds, in percent."""
     scores = [*results.scores(cell).values()]
     if not scores:
         return NOT_RUN
@@ -107,7 +109,7 @@ def score(cell: Cell, results: Results) -> str:
 
 
 def uplinks_listing(uplinks: Sequence[Compressed], results: Results) -> Listing:
-    """A line per uplink: score, paired differences, and bytes."""
+    """Table with one line per uplink: score, paired differences, and bytes."""
     return Listing(UPLINKS_TITLE, UPLINKS_COLUMNS, [_uplink_line(uplink, results) for uplink in uplinks], 2)
 
 
@@ -117,7 +119,7 @@ def _uplink_line(uplink: Compressed, results: Results) -> tuple[str, ...]:
     gains = [
         paired(uplink.cell, other, results).text if uplink.cell != other else "" for other in (uplink.exact, fedavg)
     ]
-    line = *uplink.what, str(len(records)), score(uplink.cell, results)
+    line = *uplink.label, str(len(records)), score(uplink.cell, results)
     if not records:
         return *line, *gains[:1], "", *gains[1:], "", "", ""
     up = statistics.fmean(sum(record.uploaded.up) for record in records)

@@ -1,10 +1,10 @@
-"""The paper's claims, each answered from the records: yes, no or not tested, with the figures beside it.
+"""The paper's claims, each answered from the records: yes, no or not tested, with figures.
 
-Each function says in its first line what makes the answer a yes. Where some of a claim's cells were not run, the others
-answer it, and the figures show which they are.
+The first line of each function is the criterion for a yes. If some cells of a claim were not run, the answer is based
+on the others, and the figures show which ones.
 
-A score is the mean of the last ten rounds; a difference is over the seeds both sides have. Claims about what a run
-predicts and how far models move are answered from its last hundred rounds.
+A score is the mean of the last ten rounds; a difference is over the seeds that both sides have. Claims about
+predictions and about the movement of models are answered from the last hundred rounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedshift.core.tables import Listing
 from fedshift.core.units import rate_text
-from fedshift.paper.dynamics import early_ratios, layer_ratios, leaning
+from fedshift.paper.dynamics import early_ratios, late_odd_share, layer_ratios
 from fedshift.paper.experiments import TITLES, Cell, dirichlet, mixed
 from fedshift.paper.published import ALPHAS, BITS
 from fedshift.paper.records import Results
@@ -21,9 +21,9 @@ from fedshift.runs.summary import ONE_SEED, difference
 
 NOT_TESTED = "not tested"
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")
-ALIKE = 2.0  # points between the best and the worst of what is called alike
-FAILED = 10.0  # points that a training which fails loses, at least
-Verdict = tuple[str, str] | None  # yes or no, and the figures; None where it was not tested
+SIMILAR = 2.0  # points: largest difference of scores that count as similar
+FAILED = 10.0  # points: smallest loss that counts as a failed training
+Verdict = tuple[str, str] | None  # yes or no, and the figures; None if it was not tested
 
 
 class Answer(NamedTuple):
@@ -43,7 +43,7 @@ def pairs() -> Iterator[tuple[Cell, Cell]]:
 
 
 def shift_helps(results: Results) -> Verdict:
-    """Yes when the mean gain is above zero in every cell that was run; a paired t-test tells which could be chance."""
+    """Criterion: the mean gain is above zero in every cell that was run; a paired t-test marks gains within noise."""
     gains = {}
     for plain, shifted in pairs():
         before, after = results.scores(plain), results.scores(shifted)
@@ -55,14 +55,16 @@ def shift_helps(results: Results) -> Verdict:
     helped = sum(gain > 0 for gain, _ in gains.values())
     noisy = sum(verdict == "within noise" for _, verdict in gains.values())
     single = sum(verdict == ONE_SEED for _, verdict in gains.values())
-    why = f"it gains in {helped} of the {len(gains)} cells run (the tables have {len(list(pairs()))}): from "
+    why = f"gain in {helped} of {len(gains)} cells run (of {len(list(pairs()))} in the tables): from "
     why += f"{gains[least][0]:+.1f} ({cell_text(least)}) to {gains[most][0]:+.1f} points ({cell_text(most)})"
-    why += f"; {noisy} within noise, {single} of one seed"
+    why += f"; {noisy} within noise, {single} with one seed"
     return yes(helped == len(gains)), why
 
 
 def more_bits(results: Results) -> Verdict:
-    """Yes when in every row the rise from 4 to 8 bits is above zero, that from 7 to 8 below half of it or a point."""
+    """Criterion: in every row, accuracy rises from 4 to 8 bits, and from 7 to 8 by less than half of that or less than
+    one point.
+    """
     rows = []
     for name in NAMES:
         for shift in (False, True):
@@ -70,17 +72,19 @@ def more_bits(results: Results) -> Verdict:
             if (four := at[4]) is not None and (seven := at[7]) is not None and (eight := at[8]) is not None:
                 rise, end = eight - four, eight - seven
                 rows.append(
-                    (f"{TITLES[name]}{' shifted' * shift} {rise:+.1f}, {end:+.1f}", rise > 0 and end < max(1, rise / 2))
+                    (
+                        f"{TITLES[name]}{' with shift' * shift} {rise:+.1f}, {end:+.1f}",
+                        rise > 0 and end < max(1, rise / 2),
+                    )
                 )
     if not rows:
         return None
-    return yes(
-        all(ok for _, ok in rows)
-    ), f"from 4 to 8 bits and of that from 7 to 8: {'; '.join(text for text, _ in rows)}"
+    why = f"rise from 4 to 8 bits, and from 7 to 8: {'; '.join(text for text, _ in rows)}"
+    return yes(all(ok for _, ok in rows)), why
 
 
 def five_bits(results: Results) -> Verdict:
-    """Yes when FedPAQ at 32+5 bits with the shift is above FedAvg at 32+32."""
+    """Criterion: FedPAQ at 32+5 bits with the shift is above FedAvg at 32+32."""
     ours, theirs = results.scores(mixed("fedpaq", 5, True)), results.scores(mixed("fedavg", 32, False))
     if not ours or not theirs:
         return None
@@ -91,14 +95,14 @@ def five_bits(results: Results) -> Verdict:
 
 
 def _ranked(results: Results, bits: int) -> dict[str, float] | None:
-    """Every algorithm without the shift; None where one was not run."""
+    """Scores of all algorithms without the shift; None if one was not run."""
     found = {name: results.mean(mixed(name, bits, False)) for name in NAMES}
     scores = {name: score for name, score in found.items() if score is not None}
     return scores if len(scores) == len(NAMES) else None
 
 
 def _placed(results: Results, bits: Sequence[int], pick: Callable[..., str], name: str) -> Verdict:
-    """Yes when an algorithm is the lowest, or the best, at each of these bits."""
+    """Criterion: an algorithm is the lowest, or the best, at each of these bits."""
     ranked = {n: scores for n in bits if (scores := _ranked(results, n))}
     if not ranked:
         return None
@@ -111,50 +115,51 @@ def _placed(results: Results, bits: Sequence[int], pick: Callable[..., str], nam
 
 
 def fedavg_lowest(results: Results) -> Verdict:
-    """Yes when quantized FedAvg, which is FedPAQ, is the lowest of the four without the shift at all bits run."""
+    """Criterion: quantized FedAvg (FedPAQ) is the lowest of the four without the shift at all bits that were run."""
     return _placed(results, BITS, min, "fedpaq")
 
 
 def feedback_best(results: Results) -> Verdict:
-    """Yes when Fed-EF is the best of the four at 4 bits, without the shift."""
+    """Criterion: Fed-EF is the best of the four at 4 bits, without the shift."""
     return _placed(results, (4,), max, "fedef")
 
 
 def scaffold_best(results: Results) -> Verdict:
-    """Yes when SCAFFOLD is the best of the four at 5 to 8 bits, without the shift."""
+    """Criterion: SCAFFOLD is the best of the four at 5 to 8 bits, without the shift."""
     return _placed(results, (5, 6, 7, 8), max, "scaffold")
 
 
-def alike_at_eight(results: Results) -> Verdict:
-    """Yes when the four lie within two points at 8 bits, without the shift."""
+def similar_at_eight(results: Results) -> Verdict:
+    """Criterion: the four are within two points at 8 bits, without the shift."""
     scores = _ranked(results, 8)
     if not scores:
         return None
-    apart = max(scores.values()) - min(scores.values())
-    return yes(apart <= ALIKE), f"{apart:.1f} points between the best and the worst at 32+8, without the shift"
+    spread = max(scores.values()) - min(scores.values())
+    return yes(spread <= SIMILAR), f"{spread:.1f} points between the best and the worst at 32+8, without the shift"
 
 
 def uniform_matches(results: Results) -> Verdict:
-    """Yes when uniform codes are at most two points below K-means in every cell of Table 2 from 6 bits on."""
+    """Criterion: uniform codes are at most two points below K-means in every cell of Table 2 with 6 bits or more."""
     found = dict(gaps(results, (6, 7, 8)))
     if not found:
         return None
     worst = min(found, key=lambda cell: found[cell])
-    why = f"uniform less K-means, {len(found)} cells: the lowest is {found[worst]:+.1f} points ({cell_text(worst)})"
-    return yes(found[worst] >= -ALIKE), why
+    why = f"uniform minus K-means, {len(found)} cells: lowest {found[worst]:+.1f} points ({cell_text(worst)})"
+    return yes(found[worst] >= -SIMILAR), why
 
 
 def uniform_fails(results: Results) -> Verdict:
-    """Yes when uniform codes are more than ten points below K-means in every cell of Table 2 at 4 bits."""
+    """Criterion: uniform codes are more than ten points below K-means in every cell of Table 2 at 4 bits."""
     found = dict(gaps(results, (4,)))
     if not found:
         return None
     best = max(found, key=lambda cell: found[cell])
-    why = f"uniform less K-means, {len(found)} cells: the highest is {found[best]:+.1f} points ({cell_text(best)})"
+    why = f"uniform minus K-means, {len(found)} cells: highest {found[best]:+.1f} points ({cell_text(best)})"
     return yes(found[best] < -FAILED), why
 
 
 def gaps(results: Results, bits: Sequence[int]) -> Iterator[tuple[Cell, float]]:
+    """Scores of uniform codes minus those of K-means, per cell of Table 2."""
     for n in bits:
         for alpha in ALPHAS:
             for shift in (False, True):
@@ -164,8 +169,8 @@ def gaps(results: Results, bits: Sequence[int]) -> Iterator[tuple[Cell, float]]:
 
 
 def advice(results: Results, uploads: Sequence[CodecUpload]) -> Verdict:
-    """Yes when of the two 4-bit K-means is there first on slow links and 8-bit uniform on fast ones, and in Table 2 the
-    latter is never more than two points below 8-bit K-means, 4-bit uniform always more than ten below 4-bit K-means.
+    """Criterion: of the two, 4-bit K-means arrives first on slow links, 8-bit uniform on fast ones; in Table 2, 8-bit
+    uniform is at most two points below 8-bit K-means, and 4-bit uniform more than ten below 4-bit K-means.
     """
     two = [upload for upload in uploads if upload.codec in ("Uniform(8)", "KMeans(4)")]
     eight, four = dict(gaps(results, (8,))), dict(gaps(results, (4,)))
@@ -175,12 +180,12 @@ def advice(results: Results, uploads: Sequence[CodecUpload]) -> Verdict:
     first = [upload.codec for _, upload in turns] == ["KMeans(4)", "Uniform(8)"]
     least, most = min(eight.values()), max(four.values())
     where = (
-        f"K-means is there first below {rate_text(turns[1][0])}"
+        f"4-bit K-means arrives first below {rate_text(turns[1][0])}"
         if first
-        else f"{turns[0][1].codec} is first on every link"
+        else f"{turns[0][1].codec} arrives first on every link"
     )
-    why = f"{where}; 8-bit uniform less 8-bit K-means {least:+.1f} points or more; 4-bit uniform less 4-bit K-means "
-    return yes(first and least >= -ALIKE and most < -FAILED), f"{why}{most:+.1f} points or less"
+    why = f"{where}; uniform minus K-means: at 8 bits at least {least:+.1f}, at 4 bits at most {most:+.1f} points"
+    return yes(first and least >= -SIMILAR and most < -FAILED), why
 
 
 def yes(true: bool) -> str:
@@ -192,32 +197,39 @@ def noise(verdict: str) -> str:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell in a sentence."""
-    *what, shift = cell.label
-    return " ".join(what) + " shifted" * (shift == "yes")
+    """Name of a cell in a sentence.
+
+    >>> cell_text(mixed("fedpaq", 4, True))
+    'FedPAQ 32+4 with shift'
+    """
+    *parts, shift = cell.label
+    return " ".join(parts) + " with shift" * (shift == "yes")
 
 
-def leans(results: Results) -> Verdict:
-    """Yes when the quantized clients' labels, the odd ones, have more than half of the predictions of FedPAQ 32+4."""
-    odd = leaning(results, mixed("fedpaq", 4, False))
+def biased(results: Results) -> Verdict:
+    """Criterion: odd labels, those of quantized clients, are more than half of the predictions of FedPAQ 32+4."""
+    odd = late_odd_share(results, mixed("fedpaq", 4, False))
     return (
-        None if odd is None else (yes(odd.above(0.5)), f"they have {odd.percent} % of the predictions of FedPAQ 32+4")
+        None if odd is None else (yes(odd.above(0.5)), f"odd labels: {odd.percent} % of the predictions of FedPAQ 32+4")
     )
 
 
 def precision_is_the_cause(results: Results) -> Verdict:
-    """Yes when FedPAQ 32+4 predicts odd labels more often than the control, 32+32: same clients, same draws."""
-    mixture, control = leaning(results, mixed("fedpaq", 4, False)), leaning(results, mixed("fedavg", 32, False))
+    """Criterion: FedPAQ 32+4 predicts odd labels more often than the control, 32+32 with the same clients and draws."""
+    mixture, control = (
+        late_odd_share(results, mixed("fedpaq", 4, False)),
+        late_odd_share(results, mixed("fedavg", 32, False)),
+    )
     if mixture is None or control is None:
         return None
     more = mixture.minus(control)
-    why = f"odd labels: {mixture.percent} % at 32+4, {control.percent} % at 32+32, which is {more.percent} points more"
+    why = f"odd labels: {mixture.percent} % at 32+4, {control.percent} % at 32+32, difference {more.percent} points"
     return yes(more.above(0.0)), why
 
 
-def evens_out(results: Results) -> Verdict:
-    """Yes when the share of odd labels is closer to one half with the shift than without, at 4 bits."""
-    plain, shifted = (leaning(results, mixed("fedpaq", 4, shift)) for shift in (False, True))
+def balanced(results: Results) -> Verdict:
+    """Criterion: at 4 bits, the share of odd labels is closer to one half with the shift than without."""
+    plain, shifted = (late_odd_share(results, mixed("fedpaq", 4, shift)) for shift in (False, True))
     if plain is None or shifted is None:
         return None
     closer = abs(shifted.mean - 0.5) < abs(plain.mean - 0.5)
@@ -225,7 +237,7 @@ def evens_out(results: Results) -> Verdict:
 
 
 def smaller(figure: str) -> Callable[[Results], Verdict]:
-    """Claim whose answer is yes when a figure is smaller with the shift, in every layer, at 4 and 8 bits."""
+    """Claim with the criterion: a figure is smaller with the shift, in every layer, at 4 and 8 bits."""
 
     def claim(results: Results) -> Verdict:
         ratios = {
@@ -240,21 +252,23 @@ def smaller(figure: str) -> Callable[[Results], Verdict]:
             for bits, found in ratios.items()
         ]
         fine = all(ratio < 1 for found in ratios.values() for ratio in found.values())
-        return yes(fine), f"with the shift / without, mean of the last hundred rounds, {'; '.join(texts)}"
+        return yes(fine), f"ratio with / without the shift, mean of the last hundred rounds; {'; '.join(texts)}"
 
     return claim
 
 
 def mean_to_zero(results: Results) -> Verdict:
-    """Yes when with the shift, at 4 bits, the mean of every layer is late in the run less than half as large as without
-    the shift, and smaller than in the first hundred rounds."""
+    """Criterion: with the shift at 4 bits, the absolute mean of every layer over the last hundred rounds is less than
+    half of that without the shift, and smaller than over the first hundred rounds.
+    """
     plain, shifted = mixed("fedpaq", 4, False), mixed("fedpaq", 4, True)
     against = layer_ratios(results, "mean_after", plain, shifted)
     since = early_ratios(results, "mean_after", shifted)
     if not against or not since:
         return None
     texts = ", ".join(f"{layer} {against[layer]:.2f}, {since[layer]:.2f}" for layer in against)
-    why = f"size of the mean late in the run / without the shift, / in its own first hundred rounds: {texts}"
+    why = "absolute mean over the last hundred rounds, divided by that without the shift, and by that over the first "
+    why += f"hundred rounds: {texts}"
     return yes(max(against.values()) < 0.5 and max(since.values()) < 1), why
 
 
@@ -262,27 +276,27 @@ CLAIMS: list[tuple[str, Callable[[Results], Verdict]]] = [
     ("the shift helps in every cell", shift_helps),
     ("accuracy rises with bits, then saturates", more_bits),
     ("5-bit FedShift beats full-precision FedAvg", five_bits),
-    ("FedAvg is lowest", fedavg_lowest),
+    ("FedAvg has the lowest accuracy", fedavg_lowest),
     ("Fed-EF is best at 4 bits", feedback_best),
-    ("SCAFFOLD is best elsewhere", scaffold_best),
-    ("all are alike at 8 bits", alike_at_eight),
-    ("predictions lean to the quantized clients' labels", leans),
-    ("mixed precision itself is the cause", precision_is_the_cause),
-    ("the shift evens predictions out", evens_out),
-    ("divergence between rounds shrinks", smaller("step")),
-    ("client drift shrinks", smaller("drift")),
-    ("the mean weight goes to zero", mean_to_zero),
+    ("SCAFFOLD is best at 5 to 8 bits", scaffold_best),
+    ("all algorithms are similar at 8 bits", similar_at_eight),
+    ("predictions are biased towards the labels of quantized clients", biased),
+    ("mixed precision is the cause of this bias", precision_is_the_cause),
+    ("the shift balances predictions", balanced),
+    ("the shift reduces divergence between rounds", smaller("step")),
+    ("the shift reduces client drift", smaller("drift")),
+    ("with the shift, mean weights approach zero", mean_to_zero),
     ("uniform matches K-means from 6 bits", uniform_matches),
     ("uniform fails at 4 bits", uniform_fails),
 ]
 
 
 def answers(results: Results, uploads: Sequence[CodecUpload] = ()) -> list[Answer]:
-    """All of them; `uploads` are the codecs as they were measured."""
-    made = [Answer(claim, *(function(results) or (NOT_TESTED,))) for claim, function in CLAIMS]
+    """Answers to all claims; `uploads` are the measured codecs."""
+    found = [Answer(claim, *(function(results) or (NOT_TESTED,))) for claim, function in CLAIMS]
     verdict = advice(results, uploads) or (NOT_TESTED,)
-    return [*made, Answer("the advice: 8-bit uniform on good links, 4-bit K-means on poor ones", *verdict)]
+    return [*found, Answer("advice: 8-bit uniform on fast links, 4-bit K-means on slow ones", *verdict)]
 
 
-def listing(made: Sequence[Answer]) -> Listing:
-    return Listing("The paper's claims", ("claim", "answer", "figures"), list(map(tuple, made)), 3)
+def listing(found: Sequence[Answer]) -> Listing:
+    return Listing("The paper's claims", ("claim", "answer", "figures"), list(map(tuple, found)), 3)

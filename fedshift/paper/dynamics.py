@@ -1,7 +1,7 @@
-"""How a run goes, beyond its accuracy: what it predicts, how far the model and the clients move.
+"""Dynamics of a run beyond its accuracy: predicted labels, and movement of the model and of the clients.
 
-Single rounds wander, and one round is like the next; so a figure is the mean of the last hundred rounds, in blocks of
-ten whose spread tells how sure it is.
+Single rounds fluctuate, and successive rounds are correlated. A figure is therefore the mean of the last hundred
+rounds, in blocks of ten, and its standard error is computed from the spread of the blocks.
 """
 
 import math
@@ -18,7 +18,7 @@ SURE = 2.0  # standard errors
 
 
 class Blocks(NamedTuple):
-    """Means of ten rounds each, the last hundred rounds of one or more seeds."""
+    """Means of ten rounds each, over the last hundred rounds of one or more seeds."""
 
     values: dict[tuple[int, int], float]  # by seed and block
 
@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
 
     @property
     def uncertainty(self) -> float:
-        """The standard error of the mean."""
+        """Standard error of the mean."""
         values = list(self.values.values())
         return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
         return self.mean - SURE * self.uncertainty > limit
 
     def minus(self, other: "Blocks") -> "Blocks":
-        """Block by block over the seeds both have: the same clients trained in the same rounds."""
+        """Difference per block over the seeds that both have: the same clients trained in the same rounds."""
         both = sorted(self.values.keys() & other.values.keys())
         if not both:
             return Blocks({(0, 0): self.mean - other.mean})
@@ -53,7 +53,7 @@ class Blocks(NamedTuple):
 
 
 def blocks(values: Sequence[float]) -> list[float]:
-    """Means of ten, of the last hundred.
+    """Means of ten values each, over the last hundred.
 
     >>> blocks([9.0] * 50 + [1.0] * 90 + [2.0] * 10)[-2:]
     [1.0, 2.0]
@@ -63,29 +63,29 @@ def blocks(values: Sequence[float]) -> list[float]:
 
 
 def odd_share(record: FinishedRun) -> list[float]:
-    """Share of predictions on the test set that are odd labels, which quantized clients hold, round after round."""
+    """Share of odd labels, those of quantized clients, in the predictions on the test set, per round."""
     labels = record.layers("predicted")
     odd = [record.column(f"predicted.{label}") for label in labels if int(label) % 2]
     every = [record.column(f"predicted.{label}") for label in labels]
-    return [sum(some) / sum(all_) for some, all_ in zip(zip(*odd, strict=True), zip(*every, strict=True), strict=True)]
+    return [sum(a) / sum(b) for a, b in zip(zip(*odd, strict=True), zip(*every, strict=True), strict=True)]
 
 
-def leaning(results: Results, cell: Cell) -> Blocks | None:
-    """The share of odd labels late in the runs of a cell; None where it was not run."""
+def late_odd_share(results: Results, cell: Cell) -> Blocks | None:
+    """Share of odd labels in the last hundred rounds of a cell; None if it was not run."""
     records = results.of(cell)
     values = {(seed, i): x for seed, record in records.items() for i, x in enumerate(blocks(odd_share(record)))}
     return Blocks(values) if values else None
 
 
 def late(record: FinishedRun, figure: str, rounds: slice = slice(-LATE, None)) -> dict[str, float]:
-    """Mean size of a figure over the last hundred rounds, layer by layer."""
+    """Mean absolute value of a figure over the last hundred rounds, per layer."""
     return {
         layer: statistics.fmean(map(abs, record.column(f"{figure}.{layer}")[rounds])) for layer in record.layers(figure)
     }
 
 
 def layer_ratios(results: Results, figure: str, below: Cell, above: Cell) -> dict[str, float]:
-    """Figure of one cell over that of another, layer by layer, over the seeds both have; {} without any."""
+    """Figure of one cell divided by that of another, per layer, over the seeds that both have; {} without any."""
     ours, theirs = results.of(above), results.of(below)
     seeds = sorted(ours.keys() & theirs.keys())
     pairs = [(late(ours[seed], figure), late(theirs[seed], figure)) for seed in seeds]
@@ -94,7 +94,7 @@ def layer_ratios(results: Results, figure: str, below: Cell, above: Cell) -> dic
 
 
 def early_ratios(results: Results, figure: str, cell: Cell) -> dict[str, float]:
-    """Figure late in the runs of a cell over that of the first hundred rounds; {} where it was not run."""
+    """Figure of a cell over the last hundred rounds divided by that over the first; {} if it was not run."""
     records = list(results.of(cell).values())
     pairs = [(late(record, figure), late(record, figure, slice(LATE))) for record in records]
     layers = list(pairs[0][0]) if pairs else []
@@ -102,7 +102,7 @@ def early_ratios(results: Results, figure: str, cell: Cell) -> dict[str, float]:
 
 
 def curves(cells: Sequence[Cell], results: Results, every: int = 100) -> Listing:
-    """Figure 7: accuracy, the mean of ten rounds, every so often, mean over seeds."""
+    """Figure 7: accuracy every hundred rounds, mean of ten rounds and of all seeds."""
     run = {cell: list(results.of(cell).values()) for cell in cells}
     rounds = max((len(record.scores) for records in run.values() for record in records), default=0)
     at = [*range(every, rounds, every), rounds] if rounds else []
@@ -113,22 +113,22 @@ def curves(cells: Sequence[Cell], results: Results, every: int = 100) -> Listing
         for cell, records in run.items()
     ]
     columns = "algorithm", "bits", "shift", *(map(str, at) if at else ("accuracy",))
-    return Listing("Figure 7: accuracy, mean of ten rounds, at round", columns, lines, 3)
+    return Listing("Figure 7: accuracy in percent by round, mean of ten rounds", columns, lines, 3)
 
 
 def _moving(scores: Sequence[float], at: int) -> float:
-    """The mean of the ten rounds up to one; of the last ten where there are not as many."""
+    """Mean of the ten rounds that end at a round, or at the last round of a shorter run."""
     end = min(at, len(scores))
     return statistics.fmean(scores[max(0, end - BLOCK) : end])
 
 
 def predictions(cells: Sequence[Cell], results: Results) -> Listing:
-    """Figure 8: how often each label is predicted, and the odd ones together, in percent."""
+    """Figure 8: frequency of each predicted label, and of all odd labels, in percent."""
     lines: list[tuple[str, ...]] = []
     labels: list[str] = []
     for cell in cells:
         records = list(results.of(cell).values())
-        odd = leaning(results, cell)
+        odd = late_odd_share(results, cell)
         if odd is None:
             lines.append((*cell.label, "not run"))
             continue
@@ -139,22 +139,26 @@ def predictions(cells: Sequence[Cell], results: Results) -> Listing:
         lines.append((*cell.label, odd.percent, *(f"{100 * share:.1f}" for share in shares)))
     columns = "algorithm", "bits", "shift", "odd labels", *labels
     padded = [row + ("",) * (len(columns) - len(row)) for row in lines]
-    return Listing("Figure 8: predicted labels in percent, last hundred rounds", columns, padded, 3)
+    return Listing("Figure 8: frequency of predicted labels in percent, last hundred rounds", columns, padded, 3)
 
 
 def movement(cells: Sequence[Cell], results: Results) -> Listing:
-    """Figure 9: the step between rounds and the drift of clients, layer by layer, last hundred rounds."""
+    """Figure 9: step between rounds, drift of clients and absolute mean, per layer, last hundred rounds."""
     lines: list[tuple[str, ...]] = []
     layers: list[str] = []
     for cell in cells:
         records = list(results.of(cell).values())
-        for figure, what in (("step", "between rounds"), ("drift", "client drift"), ("mean_after", "size of mean")):
+        for figure, name in (
+            ("step", "step between rounds"),
+            ("drift", "client drift"),
+            ("mean_after", "absolute mean"),
+        ):
             if not records:
-                lines.append((*cell.label, what, "not run"))
+                lines.append((*cell.label, name, "not run"))
                 continue
             found = [late(record, figure) for record in records]
             layers = list(found[0])
-            lines.append((*cell.label, what, *(f"{statistics.fmean(sizes[x] for sizes in found):.3g}" for x in layers)))
-    columns = "algorithm", "bits", "shift", "what", *(layers or ["layers"])
+            lines.append((*cell.label, name, *(f"{statistics.fmean(sizes[x] for sizes in found):.3g}" for x in layers)))
+    columns = "algorithm", "bits", "shift", "quantity", *(layers or ["layers"])
     padded = [row + ("",) * (len(columns) - len(row)) for row in lines]
-    return Listing("Figure 9: how far models move, last hundred rounds", columns, padded, 4)
+    return Listing("Figure 9: movement of models, last hundred rounds", columns, padded, 4)

@@ -1,6 +1,6 @@
-"""The cells of the paper's tables as settings, in the order in which they are worth running.
+"""The cells of the paper's tables as settings, in order of importance.
 
-    cell    what a table has one figure for: an algorithm, bits, with or without the shift, a partition
+    cell    one figure of a table: an algorithm, bits, with or without the shift, a partition
     run     a cell and a seed
 
 Every cell is the preset `paper` with a few settings changed.
@@ -21,28 +21,28 @@ TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedpaq": {},
-    "fedef": {"uplink": {"feedback": True}},  # of no effect on links that lose nothing
+    "fedef": {"uplink": {"feedback": True}},  # no effect on exact uploads
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.01}},
     "scaffold": {"algorithm": {"name": "scaffold", "control": "sent"}},
 }
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
 NO, FILTER = "no", "per filter"  # shifts, in tables
-FIRST = ((4, 8), (5, 6, 7))  # bits worth running before others
+FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
 
 
 @dataclass(frozen=True)
 class Cell:
     """One figure of a table."""
 
-    name: str  # of its runs, with the seed behind it
-    label: tuple[str, ...]  # how its line in a table begins
-    settings: Mapping[str, Any] = field(compare=False)  # on top of the preset
+    name: str  # prefix of the names of its runs
+    label: tuple[str, ...]  # first columns of its line in a table
+    settings: Mapping[str, Any] = field(compare=False)  # changes of the preset
     published: Figure | None = None
     rounds: int = ROUNDS
 
 
 class CellChoice(NamedTuple):
-    """A part of a table."""
+    """Selection of cells of a table."""
 
     bits: tuple[int, ...] = BITS
     algorithms: tuple[str, ...] = tuple(ALGORITHMS)
@@ -61,34 +61,34 @@ EVERYTHING = CellChoice()
 
 
 def mixed(algorithm: str, bits: int, shift: bool) -> Cell:
-    """A cell of Table 1; fedavg is that of 32+32 bits.
+    """Cell of Table 1; FedAvg has 32+32 bits.
 
     >>> mixed("fedef", 4, True).name, mixed("fedavg", 32, False).name
     ('fedef_32+4_shift', 'fedavg_32+32')
     """
-    written = f"32+{bits}"
-    name = f"{algorithm}_{written}{'_shift' * shift}"
-    changed = {"uplink": {"bits": written}, "shift": {"on": shift}}
+    mix = f"32+{bits}"
+    name = f"{algorithm}_{mix}{'_shift' * shift}"
+    changes = {"uplink": {"bits": mix}, "shift": {"on": shift}}
     published = FEDAVG if algorithm == "fedavg" else TABLE1.get((algorithm, bits, shift))
-    return Cell(name, (TITLES[algorithm], written, _yes(shift)), merge(ALGORITHMS[algorithm], changed), published)
+    return Cell(name, (TITLES[algorithm], mix, _yes(shift)), merge(ALGORITHMS[algorithm], changes), published)
 
 
 def table1(choice: CellChoice = EVERYTHING) -> list[Cell]:
-    """FedAvg, then 4 and 8 bits for each algorithm, then the bits between."""
+    """Cells of Table 1: FedAvg, then 4 and 8 bits of each algorithm, then 5 to 7 bits."""
     cells = [mixed("fedavg", 32, False)] if "fedavg" in choice.algorithms and False in choice.shifts else []
-    named = [algorithm for algorithm in ALGORITHMS if algorithm in choice.algorithms and algorithm != "fedavg"]
+    algorithms = [algorithm for algorithm in ALGORITHMS if algorithm in choice.algorithms and algorithm != "fedavg"]
     for pack in choice.bits_in_order:
-        cells += [mixed(name, bits, shift) for name in named for bits in pack for shift in choice.shifts]
+        cells += [mixed(name, bits, shift) for name in algorithms for bits in pack for shift in choice.shifts]
     return cells
 
 
 def dirichlet(quantizer: str, alpha: float, bits: int, shift: bool) -> Cell:
-    """A cell of Table 2, FedPAQ.
+    """Cell of Table 2, FedPAQ.
 
     >>> dirichlet("uniform", 0.1, 4, False).name
     'uniform_dirichlet-0.1_32+4'
     """
-    changed = {
+    changes = {
         "data": {"partition": "dirichlet", "alpha": alpha},
         "uplink": {"bits": f"32+{bits}", "quantizer": quantizer},
         "shift": {"on": shift},
@@ -96,7 +96,7 @@ def dirichlet(quantizer: str, alpha: float, bits: int, shift: bool) -> Cell:
     title = {"uniform": "uniform", "kmeans": "K-means"}[quantizer]
     name = f"{quantizer}_dirichlet-{alpha:g}_32+{bits}{'_shift' * shift}"
     published = TABLE2[quantizer, alpha, bits, shift]
-    return Cell(name, (title, f"{alpha:g}", f"32+{bits}", _yes(shift)), changed, published)
+    return Cell(name, (title, f"{alpha:g}", f"32+{bits}", _yes(shift)), changes, published)
 
 
 def table2(choice: CellChoice = EVERYTHING) -> list[Cell]:
@@ -112,7 +112,7 @@ def table2(choice: CellChoice = EVERYTHING) -> list[Cell]:
 
 
 def ablations(choice: CellChoice = EVERYTHING) -> list[Cell]:
-    """What the paper does not say: where the gain comes from, and what else could be done."""
+    """Cells that the paper does not have: sources of the gain, and alternatives."""
     plain, shifted = {"on": False}, {"on": True}
     cells = [
         _ablation("no quantization, share 0.5", "fedavg_32+32_share-0.5", "32+32", shifted | {"share": 0.5}),
@@ -129,21 +129,21 @@ def ablations(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [cell for cell in cells if cell.settings["shift"]["on"] in choice.shifts]
 
 
-def _ablation(what: str, name: str, bits: str, shift: dict[str, Any], send: str = "weights") -> Cell:
-    return Cell(name, (what, bits, _yes(shift["on"])), {"uplink": {"bits": bits, "send": send}, "shift": shift})
+def _ablation(title: str, name: str, bits: str, shift: dict[str, Any], send: str = "weights") -> Cell:
+    return Cell(name, (title, bits, _yes(shift["on"])), {"uplink": {"bits": bits, "send": send}, "shift": shift})
 
 
 class Contrast(NamedTuple):
     """The same setting without a shift, with the paper's rule, and with filter centring."""
 
-    what: tuple[str, str, str]  # algorithm, clients, bits
+    label: tuple[str, str, str]  # algorithm, clients, bits
     plain: Cell
     layer: Cell
     filter: Cell
 
 
 def contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
-    """Comparisons of filter centring, in the order in which they are worth running."""
+    """Comparisons of filter centring, in order of importance."""
     extra = {cell.name: cell for cell in ablations()}
     pairs = [("fedavg", "two labels", mixed("fedavg", 32, False), extra["fedavg_32+32_share-0.5"])]
     for name, bits in (("fedpaq", 4), ("fedpaq", 8), ("fedef", 4), ("scaffold", 8)):
@@ -159,7 +159,7 @@ def contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
 
 
 def filtered(plain: Cell) -> Cell:
-    """The cell with filter centring, with or without quantization.
+    """Variant of a cell with filter centring.
 
     >>> filtered(mixed("fedpaq", 4, False)).name
     'fedpaq_32+4_filter'
@@ -169,13 +169,13 @@ def filtered(plain: Cell) -> Cell:
 
 
 def all_quantized() -> Cell:
-    """Every client at 4 bits with filter centring: where the paper's rule collapses, in fewer rounds."""
+    """All clients at 4 bits with filter centring, for fewer rounds; the paper's rule collapses here."""
     plain = next(cell for cell in ablations() if cell.name == "fedpaq_4+4")
     return replace(filtered(plain), rounds=200)
 
 
 def beyond(choice: CellChoice = EVERYTHING) -> list[Cell]:
-    """Filter centring, which the paper does not have, and the cells it is compared with."""
+    """Cells of filter centring, which the paper does not have, and the cells they are compared with."""
     found = contrasts(choice)
     kinds = (
         [[contrast.filter for contrast in found], [contrast.layer for contrast in found]]
@@ -190,15 +190,15 @@ def beyond(choice: CellChoice = EVERYTHING) -> list[Cell]:
 
 
 class Compressed(NamedTuple):
-    """An uplink on the paper's task."""
+    """Uplink on the paper's task."""
 
-    what: tuple[str, str]  # uplink, shift
+    label: tuple[str, str]  # uplink, shift
     cell: Cell
     exact: Cell  # full precision with the same server rule
 
 
 def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
-    """Uplinks beside full precision with the same server rule, in the order in which they are worth running."""
+    """Uplinks and full precision with the same server rule, in order of importance."""
     plain, nearest = mixed("fedavg", 32, False), mixed("fedpaq", 4, False)
     centred, random = filtered(plain), rounded_at_random(nearest)
     found = [
@@ -212,13 +212,13 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     ]
     if "fedpaq" in choice.algorithms:
         kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
-        found += [Compressed((what, FILTER), filtered(cell), centred) for what, cell in kinds]
-        found += [Compressed((what, NO), cell, plain) for what, cell in kinds]
-    return [row for row in found if (row.what[1] == FILTER) in choice.shifts]
+        found += [Compressed((name, FILTER), filtered(cell), centred) for name, cell in kinds]
+        found += [Compressed((name, NO), cell, plain) for name, cell in kinds]
+    return [row for row in found if (row.label[1] == FILTER) in choice.shifts]
 
 
 def with_uplink(name: str) -> Cell:
-    """FedAvg with filter centring, all clients with a named uplink: two groups as in 32+32, so that runs draw alike.
+    """FedAvg with filter centring and a named uplink, in two groups like 32+32 so that runs have the same draws.
 
     >>> with_uplink("lean").settings["uplink"]["bits"]
     '8+8'
@@ -226,12 +226,12 @@ def with_uplink(name: str) -> Cell:
     coding = expanded(name)
     bits = WIDTH[coding["quantizer"]]
     centred = filtered(mixed("fedavg", 32, False))
-    changed = {"uplink": coding | {"bits": f"{bits}+{bits}"}}
-    return Cell(f"fedavg_{_coding(name).replace(' ', '-')}_filter", (name, FILTER), merge(centred.settings, changed))
+    changes = {"uplink": coding | {"bits": f"{bits}+{bits}"}}
+    return Cell(f"fedavg_{_coding(name).replace(' ', '-')}_filter", (name, FILTER), merge(centred.settings, changes))
 
 
 def _coding(name: str) -> str:
-    """Quantizer of a named uplink and its rate, or the part that it keeps.
+    """Quantizer of a named uplink, with its rate or the share of weights it keeps.
 
     >>> _coding("lean").partition(" ")[0]
     'step'
@@ -241,22 +241,22 @@ def _coding(name: str) -> str:
 
 
 def rounded_at_random(nearest: Cell) -> Cell:
-    """The cell with K-means codes rounded at random between neighbours, instead of the nearest code.
+    """Variant of a cell whose K-means codes are rounded at random between neighbours instead of to the nearest code.
 
     >>> rounded_at_random(mixed("fedpaq", 4, False)).name
     'fedpaq_32+4_random'
     """
-    changed = {"uplink": {"quantizer": "kmeans-random"}}
-    return Cell(f"{nearest.name}_random", nearest.label, merge(nearest.settings, changed))
+    changes = {"uplink": {"quantizer": "kmeans-random"}}
+    return Cell(f"{nearest.name}_random", nearest.label, merge(nearest.settings, changes))
 
 
 def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
-    """Uplinks that the paper does not have, and the cells they are compared with."""
+    """Cells of uplinks that the paper does not have, and the cells they are compared with."""
     return [row.cell for row in compressed(choice)]
 
 
 def figures() -> list[Cell]:
-    """What a report says of figures 7, 8 and 9: 32+32 as the control, FedPAQ at 4 and 8 bits."""
+    """Cells of figures 7, 8 and 9 in a report: 32+32 as the control, FedPAQ at 4 and 8 bits."""
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
@@ -264,7 +264,7 @@ TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "beyond": 
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:
-    """The folder of a run; it depends on nothing but the cell, the seed and the rounds.
+    """Folder name of a run; it depends only on the cell, the seed and the rounds.
 
     >>> run_name(mixed("fedpaq", 4, True), 0), run_name(mixed("fedpaq", 4, True), 1, 200)
     ('fedpaq_32+4_shift_seed-0', 'fedpaq_32+4_shift_200-rounds_seed-1')
@@ -274,19 +274,19 @@ def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:
 
 
 def settings(cell: Cell, seed: int, rounds: int | None = None) -> dict[str, Any]:
-    """Settings that a run of a cell changes in the base."""
-    changed = {"name": run_name(cell, seed, rounds), "seed": seed, "train": {"rounds": rounds or cell.rounds}}
-    return merge(cell.settings, changed)
+    """Settings of a run in which it differs from the base."""
+    changes = {"name": run_name(cell, seed, rounds), "seed": seed, "train": {"rounds": rounds or cell.rounds}}
+    return merge(cell.settings, changes)
 
 
 def sweep(runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs as the settings of a sweep; `over` counts above the preset, and a cell's own settings above both."""
-    listed = [settings(cell, seed, rounds) for cell, seed in runs]
-    return merge(merge(BASE, over), {"name": "paper", "sweep": {"runs": listed}})
+    """Settings of a sweep over runs; `over` overrides the preset, and the settings of a cell override both."""
+    entries = [settings(cell, seed, rounds) for cell, seed in runs]
+    return merge(merge(BASE, over), {"name": "paper", "sweep": {"runs": entries}})
 
 
 def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: CellChoice = EVERYTHING) -> CellChoice:
-    """Choice of cells that the flags make; without flags, all of them."""
+    """Selection of cells by options; all cells without options."""
     if bad := [text for text in bits if text not in map(str, BITS)]:
         raise SettingsError(f"--bits {bad[0]}: must be among {', '.join(map(str, BITS))}")
     if bad := [text for text in algorithms if text not in ALGORITHMS]:

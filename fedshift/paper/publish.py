@@ -1,4 +1,4 @@
-"""One small record for each finished run: settings, machine and commit, a line a round with what the tables need."""
+"""Small records of finished runs: settings, machine, commit, and one line per round with the columns of the tables."""
 
 import json
 import math
@@ -15,24 +15,24 @@ from fedshift.runs.record import ABOUT, ROUNDS, SETTINGS, begun, finished
 from fedshift.runs.sheet import PARTS, csv_lines
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
-DROPPED = ("command",)  # of about.json: where it was run
+DROPPED = ("command",)  # of about.json: contains paths of the machine
 
 
 def runs_under(folders: Iterable[Path]) -> list[Path]:
-    """The finished runs in these folders and below."""
+    """Finished runs in these folders and their subfolders."""
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise RunError(f"{folder}: there is no such folder")
         paths = sorted({path.parent for path in [folder / SETTINGS, *folder.rglob(SETTINGS)] if path.exists()})
         if not any(finished(path) for path in paths):
-            raise RunError(f"{folder}: holds no finished run")
+            raise RunError(f"{folder}: contains no finished run")
         found += [path for path in paths if finished(path) and path not in found]
     return found
 
 
 def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
-    """Publish a run; return the folder of its record, and True if that is new. Another record is replaced if forced."""
+    """Publish a run; return the folder of its record, and True if it is new. `force` replaces a record that differs."""
     record = FinishedRun(run)
     place = to / run.resolve().name
     files = {
@@ -44,18 +44,18 @@ def publish(run: Path, to: Path, force: bool = False) -> tuple[Path, bool]:
         if all((place / name).exists() and (place / name).read_bytes() == content for name, content in files.items()):
             return place, False
         if not force:
-            raise RunError(f"{place}: holds another record of this run; --force replaces it")
+            raise RunError(f"{place}: contains another record of this run; replace it with --force")
     elif place.exists():
-        raise RunError(f"{place}: is there already and is no record; take it away")
-    beside = to / (place.name + TEMPORARY)
-    shutil.rmtree(beside, ignore_errors=True)  # left by one that was killed
+        raise RunError(f"{place}: already exists and is not a record; remove it")
+    temporary = to / (place.name + TEMPORARY)
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
     try:
-        beside.mkdir(parents=True)
+        temporary.mkdir(parents=True)
         for name, content in files.items():
-            write(beside / name, content)
+            write(temporary / name, content)
         if place.exists():
             shutil.rmtree(place)
-        beside.rename(place)
+        temporary.rename(place)
     except OSError as problem:
         raise RunError(f"{place}: cannot be written: {problem.strerror or problem}") from None
     return place, True
@@ -67,7 +67,7 @@ def _about(record: FinishedRun) -> dict[str, Any]:
 
 
 def reduced(record: FinishedRun) -> bytes:
-    """The lines of a run with the columns that are kept, their numbers cut short."""
+    """Lines of a run with the published columns, rounded to a few digits."""
     digits = {
         "round": 4,
         column(record.experiment): 5,
@@ -88,17 +88,17 @@ def reduced(record: FinishedRun) -> bytes:
 
 
 def short(text: str, digits: int) -> str:
-    """So many significant digits, in as few characters as can be.
+    """Shortest text of a number with this many significant digits.
 
     >>> short("0.0987654", 3), short("-0.000123456", 3), short("48512345", 4), short("1.23457e-6", 3), short("0", 3)
     ('.0988', '-.000123', '4.851e7', '1.23e-6', '0')
     """
     if not text or not math.isfinite(number := float(text)):
         return text
-    plainly, power = f"{number:.{digits}g}", f"{number:.{digits - 1}e}"
+    decimal, power = f"{number:.{digits}g}", f"{number:.{digits - 1}e}"
     mantissa, _, exponent = power.partition("e")
     scientific = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    if "e" not in plainly:
-        plainly = plainly.replace("-0.", "-.") if number < 0 else plainly.removeprefix("0") or "0"
-        return plainly if len(plainly) <= len(scientific) else scientific
+    if "e" not in decimal:
+        decimal = decimal.replace("-0.", "-.") if number < 0 else decimal.removeprefix("0") or "0"
+        return decimal if len(decimal) <= len(scientific) else scientific
     return scientific

@@ -1,11 +1,11 @@
-"""The paper's numbers: top-1 accuracy in percent, as printed, ± as printed (what it is the paper does not say)."""
+"""The paper's numbers as printed: top-1 accuracy in percent, ± a spread that the paper does not define."""
 
 import math
 from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """mean ± spread; a mean of None is a training the paper calls failed."""
+    """mean ± spread; the mean is None if the paper reports a failed training."""
 
     mean: float | None
     spread: float | None = None
@@ -44,7 +44,7 @@ _TABLE1 = {
     ),
 }
 
-# Table 2, by quantizer and alpha: as above, FedPAQ
+# Table 2, by quantizer and alpha: the same columns, FedPAQ
 _TABLE2 = {
     ("uniform", 0.1): (
         ("fails", "45.6±6.79", "59.0±1.83", "62.5±1.35", "62.5±1.64"),
@@ -92,19 +92,19 @@ TABLE2: dict[tuple[str, float, int, bool], Figure] = {
 
 
 class Cost(NamedTuple):
-    """A line of Table 3, measured on an M1 Pro."""
+    """Line of Table 3, measured on an M1 Pro."""
 
-    kilobytes: float  # of the codes
-    side: float  # of what it takes to read them, in kilobytes
+    kilobytes: float  # codes
+    side: float  # kilobytes of side data
     seconds: float  # to encode
 
     @property
     def bytes(self) -> float:
-        """Rounded up to whole kilobytes, as the paper's rule has them."""
+        """Size rounded up to whole kilobytes, as in the paper's rule."""
         return 1e3 * math.ceil(self.kilobytes + self.side)
 
 
-# the paper's KB of fp32 weights are KiB; its rule takes them as they are, and so does this table
+# the paper's KB of fp32 weights are KiB; its rule counts them as KB, and so does this table
 TABLE3 = {
     "Identity": Cost(8421, 0, 0),
     "Uniform(4)": Cost(1052, 0.25, 0.010),

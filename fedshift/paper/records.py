@@ -1,4 +1,4 @@
-"""Finished runs, from a run directory or from what was published of it, by the cell they are of."""
+"""Finished runs, read from run directories or published records, grouped by cell."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ from fedshift.runs.summary import WINDOW
 
 
 class FinishedRun:
-    """One finished run: its settings, what it ran on, and a line for each round."""
+    """Finished run: its settings, its machine, and one line per round."""
 
     def __init__(self, folder: Path, rounds: int | None = None) -> None:
-        """`rounds`: only so many of them, the first."""
+        """`rounds`: number of rounds to read from the start (default: all)."""
         self.folder, self.rounds = folder, rounds
         self.experiment = Experiment(**read(folder / SETTINGS))
         self._columns: dict[str, list[float]] = {}
@@ -30,7 +30,7 @@ class FinishedRun:
         found = sheet(self.folder / ROUNDS)
         if len(found.lines) != self.experiment.train.rounds:
             raise RunError(
-                f"{self.folder}: {len(found.lines)} lines for {self.experiment.train.rounds} rounds; "
+                f"{self.folder}: contains {len(found.lines)} of {self.experiment.train.rounds} rounds; "
                 "the run is not finished"
             )
         return found._replace(lines=found.lines[: self.rounds])
@@ -48,27 +48,27 @@ class FinishedRun:
         return self._sheet.header
 
     def column(self, name: str) -> list[float]:
-        """Measured values, round after round; rounds without one are left out."""
+        """Measured values in order of rounds; rounds without a value are left out."""
         if name not in self._columns:
             self._columns[name] = self._sheet.column(name)
         return self._columns[name]
 
     def series(self, name: str) -> dict[int, float]:
-        """Measured values by round; rounds without one are left out."""
+        """Measured values by round; rounds without a value are left out."""
         return self._sheet.by_round(name)
 
     @property
     def uploaded(self) -> Uploaded:
-        """Bytes sent in each round, corrected where they are estimates."""
+        """Bytes uploaded in each round; estimates are corrected."""
         return self._sheet.uploaded()
 
     def layers(self, figure: str) -> list[str]:
-        """The layers a figure is recorded for."""
+        """Layers for which a figure is recorded."""
         return self._sheet.layers(figure)
 
     @property
     def scores(self) -> list[float]:
-        """Accuracy in percent, round after round."""
+        """Accuracy in percent, per evaluated round."""
         return [100 * score for score in self.column(column(self.experiment))]
 
     @property
@@ -77,14 +77,14 @@ class FinishedRun:
 
     @property
     def score(self) -> float:
-        """The mean of the last ten evaluated rounds."""
+        """Mean of the last ten evaluated rounds."""
         return statistics.fmean(self.scores[-WINDOW:])
 
 
 class Results:
     """Records by cell and seed. A cell that was not run has none.
 
-    `short` are runs of fewer rounds than a cell's, each with the first rounds of the whole one.
+    `short` are runs with fewer rounds than their cell, each with the first rounds of the full run.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Results:
         return dict(self.records.get(cell.name, {}))
 
     def scores(self, cell: Cell) -> dict[int, float]:
-        """By seed."""
+        """Scores by seed."""
         return {seed: record.score for seed, record in sorted(self.of(cell).items())}
 
     def mean(self, cell: Cell) -> float | None:
@@ -111,7 +111,7 @@ class Results:
 
 
 def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
-    """Results in a folder of published records, and the names of records that belong to no cell."""
+    """Results in a folder of published records, and the names of records that belong to none of the cells."""
     known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
     found: dict[str, dict[int, FinishedRun]] = {}
     others: list[FinishedRun] = []
@@ -123,28 +123,28 @@ def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
             continue
         seeds = found.setdefault(cell.name, {})
         if (seed := record.experiment.seed) in seeds:
-            raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; take one of them away")
+            raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; remove one of them")
         seeds[seed] = record
-    whole = {(endless(run), run.experiment.seed): run for seeds in found.values() for run in seeds.values()}
-    pairs = [(run, whole.get((endless(run), run.experiment.seed))) for run in others]
+    full = {(without_rounds(run), run.experiment.seed): run for seeds in found.values() for run in seeds.values()}
+    pairs = [(run, full.get((without_rounds(run), run.experiment.seed))) for run in others]
     short = [(run, FinishedRun(other.folder, run.experiment.train.rounds)) for run, other in pairs if other]
     return Results(found, short), [run.folder.name for run, other in pairs if not other]
 
 
 def merged(first: Results, second: Results) -> Results:
-    """Records of both, those of the second where a run is in both."""
+    """Records of both; for a run in both, the record of the second."""
     names = [*first.records, *(name for name in second.records if name not in first.records)]
     records = {name: {**first.records.get(name, {}), **second.records.get(name, {})} for name in names}
     return Results(records, first.short)
 
 
-def endless(record: FinishedRun) -> str:
+def without_rounds(record: FinishedRun) -> str:
     """Identity of a run without its seed and its number of rounds."""
     return identity(record.experiment.changed(**{"train.rounds": 1}))
 
 
 def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:
-    """Those of these runs that have come to their end."""
+    """Results of finished runs."""
     found: dict[str, dict[int, FinishedRun]] = {}
     for cell, seed, folder in runs:
         found.setdefault(cell.name, {})[seed] = FinishedRun(folder)
@@ -152,7 +152,7 @@ def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:
 
 
 def identity(experiment: Experiment) -> str:
-    """All that makes a difference to the figures but the seed: not the name, who trained it, or what was saved when."""
+    """Settings that affect results, except the seed; name, engine and recording are left out."""
     flat = dotted(experiment.model_dump())
     kept = {key: value for key, value in flat.items() if not key.startswith(("name", "seed", "engine.", "record."))}
     return str(sorted(kept.items()))

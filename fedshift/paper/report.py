@@ -1,4 +1,4 @@
-"""Everything the published records say: the tables, the claims, and the part of a page that is made of them."""
+"""Report from published records: tables, claims, and the generated part of a page."""
 
 import json
 import statistics
@@ -43,104 +43,116 @@ class PaperReport(NamedTuple):
 
 
 def report(folder: Path) -> PaperReport:
-    """From the records in a folder alone; the same records give the same report."""
+    """Report from the records in a folder; it depends on nothing else."""
     cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks")}
-    results, others = published(folder, [cell for some in cells.values() for cell in some])
+    results, others = published(folder, [cell for table in cells.values() for cell in table])
     uploads, measured_on = codecs(folder)
-    made: list[tuple[str, list[str | Listing]]] = [("What was run", _runs(results, others))]
-    made += [("Precision", precisions)] if (precisions := _precisions(results)) else []
-    made.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
+    sections: list[tuple[str, list[str | Listing]]] = [("Runs", _runs(results, others))]
+    sections += [("Precision", precisions)] if (precisions := _precisions(results)) else []
+    sections.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
     for name in ORDER:
         table = listing(name, cells[name], results)
-        made.append((table.title, [*_differences(cells[name], results), table]))
-    made.append(
+        sections.append((table.title, [*_differences(cells[name], results), table]))
+    sections.append(
         (
             beyond.CENTRING_TITLE,
             [*beyond.centring_sentences(results), beyond.centring_listing(experiments.contrasts(), results)],
         )
     )
-    made.append(
+    sections.append(
         (beyond.UPLINKS_TITLE, [beyond.UPLINKS_NOTE, beyond.uplinks_listing(experiments.compressed(), results)])
     )
     if uploads:
         at = rate(PAPER_RATE)
-        able = [upload for upload in uploads if upload.trains]
+        usable = [upload for upload in uploads if upload.trains]
         table = table3(uploads, at)
-        made.append((table.title, [f"Measured on {measured_on}. {crossover(able)}", table]))
+        sections.append((table.title, [f"Measured on {measured_on}. {crossover(usable)}", table]))
     else:
-        made.append((f"Table 3: one upload of the paper's CNN at {PAPER_RATE}", ["Not run."]))
-    drawn = experiments.figures()
-    figures = [part(drawn, results) for part in (dynamics.curves, dynamics.predictions, dynamics.movement)]
-    return PaperReport(made + [(figure.title, [figure]) for figure in figures])
+        sections.append((f"Table 3: one upload of the paper's CNN at {PAPER_RATE}", ["Not measured."]))
+    selected = experiments.figures()
+    figures = [make(selected, results) for make in (dynamics.curves, dynamics.predictions, dynamics.movement)]
+    return PaperReport(sections + [(figure.title, [figure]) for figure in figures])
 
 
 def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
     """Number of runs by machine, commit, torch and precision."""
     kinds = Counter((*_where(record.about), precision(record)) for record in results.all)
     lines = [(*kind, str(count)) for kind, count in sorted(kinds.items())]
-    parts: list[str | Listing] = ["Nothing yet: every cell below says not run."]
+    parts: list[str | Listing] = ["No runs yet: all cells below are marked 'not run'."]
     if lines:
         parts = [Listing("", ("machine", "commit", "torch", "precision", "runs"), lines, 4)]
-    if guessed := estimates(record.uploaded.estimate for record in results.all):
-        parts.append(guessed)
+    if estimate := estimates(record.uploaded.estimate for record in results.all):
+        parts.append(estimate)
     if others:
-        parts.append(f"Records of no cell of these tables, left out: {', '.join(others)}.")
+        parts.append(f"Records that belong to no cell of these tables, left out: {', '.join(others)}.")
     return parts
 
 
 def _precisions(results: Results) -> list[str | Listing]:
-    """Runs that differ in nothing but the precision, as far as the shorter one goes."""
+    """Comparison of runs that differ only in precision, over the rounds that both have."""
     lines = []
-    for short, whole in results.short:
-        if precision(short) != precision(whole):
-            apart = statistics.fmean(abs(a - b) for a, b in zip(short.scores, whole.scores, strict=True))
-            more = statistics.fmean(b - a for a, b in zip(short.scores, whole.scores, strict=True))
-            each = [f"{record.score:.1f}" for record in (short, whole)]
+    for short, full in results.short:
+        if precision(short) != precision(full):
+            differences = [b - a for a, b in zip(short.scores, full.scores, strict=True)]
+            mean, absolute = statistics.fmean(differences), statistics.fmean(map(abs, differences))
+            scores = [f"{record.score:.1f}" for record in (short, full)]
             rounds = str(short.experiment.train.rounds)
             lines.append(
-                (whole.folder.name, rounds, precision(short), precision(whole), *each, f"{more:+.2f}", f"{apart:.1f}")
+                (
+                    full.folder.name,
+                    rounds,
+                    precision(short),
+                    precision(full),
+                    *scores,
+                    f"{mean:+.2f}",
+                    f"{absolute:.1f}",
+                )
             )
     if not lines:
         return []
     columns = (
         "run",
         "rounds",
-        "one",
-        "other",
-        "last ten, one",
-        "other",
-        "other less one, all rounds",
-        "apart in a round",
+        "precision A",
+        "precision B",
+        "last ten, A",
+        "last ten, B",
+        "mean difference, B - A",
+        "mean absolute difference",
     )
-    return ["The same runs, the same draws, in two precisions:", Listing("", columns, lines, 1)]
+    return [
+        "The same runs with the same draws in two precisions; differences in points, over all rounds:",
+        Listing("", columns, lines, 1),
+    ]
 
 
 def precision(record: FinishedRun) -> str:
-    """Of its arithmetic; a CPU has but one."""
+    """Precision of the arithmetic of a run; fp32 on a CPU."""
     return record.experiment.engine.precision if "gpu" in record.about else "fp32"
 
 
 def _where(about: dict[str, Any]) -> tuple[str, str, str]:
+    """Device, commit and version of torch of a run."""
     device = about.get("gpu") or about.get("device") or about.get("cpu") or "unknown"
     return str(device), str(about.get("commit", "unknown")), str(about.get("torch", "unknown"))
 
 
 def _differences(cells: Sequence[experiments.Cell], results: Results) -> list[str]:
-    """Differences of our scores from the paper's, in a sentence."""
+    """Number of runs, and mean and largest difference from the paper, in a sentence."""
     lines = [compared(cell, results) for cell in cells]
     done = sum(line.seeds > 0 for line in lines)
     text = f"{done} of {len(lines)} cells run, {sum(line.seeds for line in lines)} runs of {cells[0].rounds} rounds."
     ours = [(line.difference, line.cell) for line in lines if line.difference is not None]
     if not ours:
         return [text]
-    worst, where = max(ours, key=lambda one: abs(one[0]))
-    mean = statistics.fmean(one for one, _ in ours)
-    label = " ".join(part for part in where.label[:-1]) + " shifted" * (where.label[-1] == "yes")
-    return [f"{text} Ours less the paper's: {mean:+.1f} points in the mean, at most {worst:+.1f} ({label})."]
+    largest, cell = max(ours, key=lambda item: abs(item[0]))
+    mean = statistics.fmean(difference for difference, _ in ours)
+    where = claims.cell_text(cell)
+    return [f"{text} Difference from the paper: {mean:+.1f} points on average, at most {largest:+.1f} ({where})."]
 
 
 def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
-    """The codecs as they were measured when Table 3 was published; none when it was not."""
+    """Measured codecs of the published Table 3, and the machine; none if it was not published."""
     path = folder / CODECS
     if not path.exists():
         return [], ""
@@ -148,11 +160,11 @@ def codecs(folder: Path) -> tuple[list[CodecUpload], str]:
         content = json.loads(path.read_text(encoding="utf-8"))
         return [CodecUpload(**upload) for upload in content["uploads"]], str(content["machine"]["cpu"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise RunError(f"{path}: is not what `fedshift paper table3 --to` writes: {problem}") from None
+        raise RunError(f"{path}: is not a file of `fedshift paper table3 --to`: {problem}") from None
 
 
 def publish_codecs(folder: Path, uploads: Sequence[CodecUpload], machine: dict[str, str]) -> Path:
-    """Table 3 among the published records."""
+    """Write Table 3 to a folder of published records; return its path."""
     about = {key: value for key, value in machine.items() if key != "command"}
     rows = [upload._asdict() | {"encode": float(f"{upload.encode:.3g}")} for upload in uploads]
     rows = [row | {"snr_db": row["snr_db"] and round(row["snr_db"], 2), "bytes": round(row["bytes"])} for row in rows]
@@ -161,10 +173,10 @@ def publish_codecs(folder: Path, uploads: Sequence[CodecUpload], machine: dict[s
     return folder / CODECS
 
 
-def rewritten(page: str, made: PaperReport, where: str) -> str:
-    """A page with its generated part made anew."""
+def rewritten(page: str, content: PaperReport, where: str) -> str:
+    """Page with its generated part replaced."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SettingsError(f"{where}: has no line '{BEGIN}' with a line '{END}' after it")
-    return f"{before}{BEGIN}\n\n{made.markdown()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{content.markdown()}\n\n{END}{after}"

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: round 800, the mean of the last ten rounds, its spread over seeds, and the difference."""
+"""Comparison with the paper: accuracy of the last round, mean of the last ten, spread over seeds, and difference."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from fedshift.paper.records import Results
 HEADS = {
     "table1": ("algorithm", "bits", "shift"),
     "table2": ("quantizer", "alpha", "bits", "shift"),
-    "ablations": ("what", "bits", "shift"),
+    "ablations": ("ablation", "bits", "shift"),
 }
 NAMES = {
-    "table1": "Table 1: two labels a client, K-means",
-    "table2": "Table 2: Dirichlet, FedPAQ",
-    "ablations": "Ablations the paper lacks: FedPAQ, two labels a client, K-means",
+    "table1": "Table 1: two labels per client, K-means",
+    "table2": "Table 2: Dirichlet partitions, FedPAQ",
+    "ablations": "Ablations beyond the paper: FedPAQ, two labels per client, K-means",
 }
 NOT_RUN = "not run"
 
 
 class Compared(NamedTuple):
-    """A cell: ours and the paper's, in percent."""
+    """Our figures of a cell, comparable with the paper's, in percent."""
 
     cell: Cell
     last: float | None  # of the last round, mean over seeds
@@ -36,6 +36,7 @@ class Compared(NamedTuple):
         return None if self.mean is None or theirs is None else self.mean - theirs
 
     def texts(self) -> tuple[str, ...]:
+        """Line of a table."""
         theirs = "" if self.cell.published is None else str(self.cell.published)
         if self.mean is None or self.last is None:
             return *self.cell.label, NOT_RUN, NOT_RUN, "0", theirs, ""
@@ -67,7 +68,7 @@ def compared(cell: Cell, results: Results) -> Compared:
 
 
 def listing(table: str, cells: Sequence[Cell], results: Results, rounds: int | None = None) -> Listing:
-    """The lines of a table; bits in their order, whatever the order in which they were run."""
+    """Table of cells in the paper's order, independent of the order in which they are run."""
     at = rounds or cells[0].rounds
     columns = *HEADS[table], f"round {at}", "last ten", "seeds", "paper", "difference"
     ordered = sorted(cells, key=_place) if table in ("table1", "table2") else cells
@@ -75,7 +76,7 @@ def listing(table: str, cells: Sequence[Cell], results: Results, rounds: int | N
 
 
 def _place(cell: Cell) -> tuple[object, ...]:
-    """As the paper has it: by all that comes before the bits, then by bits, then by the shift."""
+    """Sort key for the paper's order: by algorithm or quantizer and alpha, then by bits, then by shift."""
     *before, _, _ = cell.label
     order = ("FedAvg", "FedPAQ", "Fed-EF", "FedProx", "SCAFFOLD", "uniform", "K-means")
     return order.index(before[0]), *map(float, before[1:]), cell.label[-2:]

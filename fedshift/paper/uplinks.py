@@ -1,8 +1,8 @@
-"""Time that a codec or a named uplink takes on a slow link, and the accuracy it was measured to keep.
+"""Upload times of codecs and named uplinks on a link, and their measured accuracy.
 
-t(codec) = encode + bytes / rate            seconds until the upload is there
+t(codec) = encode + bytes / rate            seconds until the upload has arrived
 (t32 - encode) / t                          the paper's rule, t32 = bytes32 / rate and t = bytes / rate:
-                                            how many times slower than the fast link the slow one may be
+                                            factor by which the slow link may be slower than the fast one
 """
 
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ from fedshift.rounds.engine import one_thread
 from fedshift.runs.summary import UPLINK, phrase, uplink_label
 from fedshift.wire.measure import CodecRow, row, rows, updates, weights
 
-MOST = 4_000_000  # weights that are encoded to measure; of a larger model, as many times that as it has
-# K-means at 4 bits (20 dB on the paper's CNN) trains as well as the paper says; uniform codes at 5 bits (18 dB)
-# lose up to twenty points there, and at 4 bits (12 dB) fail
+MOST = 4_000_000  # weights that are encoded for a measurement; results are scaled to larger models
+# in the paper, K-means at 4 bits (20 dB on its CNN) trains well, uniform codes at 5 bits (18 dB) lose up to twenty
+# points, and uniform codes at 4 bits (12 dB) fail
 TRAINS_DB = 19.0
-LOST = 0.5  # points of accuracy that a recommended uplink may have lost
+LOST = 0.5  # largest loss of a recommended uplink, in points of accuracy
 BFLOAT16 = "Cast(bfloat16)"
 CENTRING = (
-    'Shift per filter (shift.per = "filter", the default): nothing on the wire, no work for clients. '
+    'Shift per filter (shift.per = "filter", the default): no additional bytes and no work for clients. '
     "Its effect on accuracy depends on the task and is not part of this plan."
 )
 
 
 class UplinkScore(NamedTuple):
-    """Outcome of one uplink on a task: means over seeds."""
+    """Results of one uplink on a task, means over seeds."""
 
     accuracy: float  # percent, mean of the last ten rounds
     spread: float  # its standard deviation over seeds
@@ -65,17 +65,17 @@ MEASURED: dict[str, UplinkScore] = {
     "ternary-0.01": UplinkScore(91.583, 0.619, 0.518, -2.602, 2.471),
 }
 SOURCE = "digits, 150 rounds, 3 seeds"
-# uplinks that a plan compares -> how settings name them
+# setting of each uplink that a plan compares
 SETTINGS = {name: f'uplink = "{name}"' for name in ("exact", "lean", "extreme")} | {"random-4": "uplink.bits = 4"}
 
 
 class CodecUpload(NamedTuple):
-    """One codec: what it takes to get a model to the server, and what is lost on the way."""
+    """Size, time and error of one upload with a codec."""
 
     codec: str
     bytes: float
     encode: float  # seconds
-    snr_db: float | None  # None when nothing is lost
+    snr_db: float | None  # None for exact codecs
 
     def seconds(self, rate: float) -> float:
         """encode + bytes / rate
@@ -86,7 +86,7 @@ class CodecUpload(NamedTuple):
         return self.encode + self.bytes / rate
 
     def slower(self, exact: float, rate: float) -> float:
-        """(t32 - encode) / t, for t32 = exact / rate; the paper's own figures give its 7.78.
+        """(t32 - encode) / t, for t32 = exact / rate; 7.78 for the paper's figures.
 
         >>> f"{CodecUpload('KMeans(4)', 1.059e6, 0.179, None).slower(8.421e6, 1e6):.2f}"
         '7.78'
@@ -104,9 +104,9 @@ class CodecUpload(NamedTuple):
 
 
 def model(name: str | None, count: int | None) -> tuple[Params, float]:
-    """Weights like those of a model, and how many times as many the model has."""
+    """Synthetic weights in the shapes of a model, and the factor by which the model is larger."""
     if name is not None and count is not None:
-        raise SettingsError("--weights: goes without --model, which says how many there are")
+        raise SettingsError("--weights: cannot be combined with --model, which determines the number of weights")
     if count is not None:
         measured = min(count, MOST)
         return weights(of={"weight": torch.empty(1, measured)}), count / measured
@@ -115,19 +115,19 @@ def model(name: str | None, count: int | None) -> tuple[Params, float]:
     if name not in MODELS and ":" not in name:
         raise SettingsError(f"--model {name}: no such model; known are {', '.join(MODELS)}, and module:function")
     try:
-        made = (MODELS.get(name) or named(name))()
-        params = {key: x for key, x in made.state_dict().items() if x.is_floating_point() and x.ndim >= 2}
-    except Exception as problem:  # of the user's own function
+        network = (MODELS.get(name) or named(name))()
+        params = {key: x for key, x in network.state_dict().items() if x.is_floating_point() and x.ndim >= 2}
+    except Exception as problem:  # of the user's function
         raise SettingsError(f"--model {name}: {' '.join(str(problem).split())}") from problem
     if not params:
-        raise SettingsError(f"--model {name}: has no weights of two axes or more, and others are not coded")
+        raise SettingsError(f"--model {name}: has no weights with two or more axes, and others are not quantized")
     return weights(of=params), 1.0
 
 
 def measure(
     params: Params, times: float = 1.0, repeats: int = 3, tick: Callable[[str], None] = lambda name: None
 ) -> list[CodecUpload]:
-    """Every codec on these weights, on one core of this machine."""
+    """Measure every codec on these weights, on one core of this machine."""
     with one_thread():
         return [upload(row, times) for row in rows(params, repeats, tick)]
 
@@ -137,12 +137,12 @@ def upload(row: CodecRow, times: float = 1.0) -> CodecUpload:
 
 
 def changes(uploads: Sequence[CodecUpload]) -> list[tuple[float, CodecUpload]]:
-    """From which rate on which codec is first: the lower envelope of lines in 1 / rate, from slow links to fast.
+    """Rates from which another codec arrives first: the lower envelope of lines in 1 / rate, from slow links to fast.
 
-    Of 10 bytes in 2 s and 40 bytes in 1 s, 30 bytes take a second at 30 bytes/s:
+    For 10 bytes encoded in 2 s and 40 bytes in 1 s, the 30 additional bytes take one second at 30 bytes/s:
 
     >>> small, quick = CodecUpload("small", 10, 2.0, None), CodecUpload("quick", 40, 1.0, None)
-    >>> [(rate, one.codec) for rate, one in changes([small, quick])]
+    >>> [(rate, upload.codec) for rate, upload in changes([small, quick])]
     [(0.0, 'small'), (30.0, 'quick')]
     """
     best = min(uploads, key=lambda upload: (upload.bytes, upload.encode))
@@ -157,7 +157,7 @@ def changes(uploads: Sequence[CodecUpload]) -> list[tuple[float, CodecUpload]]:
 
 
 def table3(uploads: Sequence[CodecUpload], at: float) -> Listing:
-    """Time, size and the rule for every codec, beside the paper's."""
+    """Table of time, size and the rule for every codec, with the paper's figures."""
     exact = next(upload.bytes for upload in uploads if upload.codec == "Identity")
     lines = []
     for upload in uploads:
@@ -181,7 +181,7 @@ def table3(uploads: Sequence[CodecUpload], at: float) -> Listing:
 
 
 class Candidate(NamedTuple):
-    """An uplink that clients can be set to."""
+    """Named uplink with the measurements of its upload."""
 
     name: str  # in GRID and MEASURED
     upload: CodecUpload
@@ -195,7 +195,7 @@ class Candidate(NamedTuple):
 def candidates(
     params: Params, times: float = 1.0, repeats: int = 3, tick: Callable[[str], None] = lambda name: None
 ) -> list[Candidate]:
-    """Named uplinks on one core of this machine: weights as given, or synthetic updates of their shapes."""
+    """Measure named uplinks on one core of this machine, on the weights or on synthetic updates of their shapes."""
     found = []
     for name in SETTINGS:
         tick(name)
@@ -209,7 +209,7 @@ def candidates(
 
 
 def recommended(found: Sequence[Candidate], at: float) -> Candidate:
-    """The first to arrive on a link of this rate, of those that lost at most LOST points."""
+    """First uplink to arrive on a link of this rate, of those that lost at most LOST points."""
     return min(
         (candidate for candidate in found if candidate.points >= -LOST),
         key=lambda candidate: candidate.upload.seconds(at),
@@ -217,7 +217,7 @@ def recommended(found: Sequence[Candidate], at: float) -> Candidate:
 
 
 def choices(found: Sequence[Candidate], at: float) -> Listing:
-    """Named uplinks in the order in which they reach the server, with their measured accuracy."""
+    """Table of named uplinks in order of arrival, with their measured accuracy."""
     best = recommended(found, at)
     lines = [
         (
@@ -236,38 +236,38 @@ def choices(found: Sequence[Candidate], at: float) -> Listing:
 
 
 def advice(found: Sequence[Candidate], uploads: Sequence[CodecUpload], at: float) -> list[str]:
-    """Recommended uplink for a link of this rate, and its grounds."""
+    """Recommended uplink for a link of this rate, with reasons and alternatives, in sentences."""
     best, by_name = recommended(found, at), {candidate.name: candidate for candidate in found}
     exact, plain = by_name["exact"], by_name["random-4"]
     if best is exact:
-        sentences = [f"Take {SETTINGS['exact']}: on this link no other uplink arrives sooner."]
+        sentences = [f"Use {SETTINGS['exact']}: no other uplink arrives earlier on this link."]
     else:
         sentences = [
-            f"Take {SETTINGS[best.name]} ({best.sends}): there in {_seconds(best, at)} where exact uploads take "
-            f"{_seconds(exact, at)}; {_points(best)}."
+            f"Use {SETTINGS[best.name]} ({best.sends}): an upload takes {_seconds(best, at)} instead of "
+            f"{_seconds(exact, at)} (exact); {_points(best)}."
         ]
     cast = next(upload for upload in uploads if upload.codec == BFLOAT16)._replace(codec="uplink.bits = 16")
     if cast.seconds(at) < best.upload.seconds(at):
         sentences.append(
-            f"{cast.codec} (bfloat16) is quicker on such a link: there in {three_digits(cast.seconds(at))} s, "
-            f"with an error of {100 * cast.error:.2g} % of the weights; its accuracy was not measured."
+            f"{cast.codec} (bfloat16) is faster on this link, {three_digits(cast.seconds(at))} s, "
+            f"with a relative error of {100 * cast.error:.2g} %; its accuracy was not measured."
         )
     sentences += [
-        f"{SETTINGS[candidate.name]} is quicker, {_seconds(candidate, at)}, but {_points(candidate)}."
+        f"{SETTINGS[candidate.name]} is faster, {_seconds(candidate, at)}, but {_points(candidate)}."
         for candidate in found
         if candidate.upload.seconds(at) < best.upload.seconds(at)
     ]
     if best is not plain and best is not exact:
         sentences.append(
-            f"For clients that cannot keep memory or send updates: {SETTINGS[plain.name]} (4-bit K-means codes of "
-            f"weights, rounded at random), there in {_seconds(plain, at)}; {_points(plain)}."
+            f"For clients that cannot keep memory or send updates, {SETTINGS[plain.name]} (4-bit K-means codes of "
+            f"weights, rounded at random) takes {_seconds(plain, at)}; {_points(plain)}."
         )
-    quick = [item.upload._replace(codec=SETTINGS[item.name]) for item in found if item.points >= -LOST]
+    kept = [item.upload._replace(codec=SETTINGS[item.name]) for item in found if item.points >= -LOST]
     return [
         *sentences,
-        crossover([*quick, cast]),
-        f"Accuracy was measured on {SOURCE}, against exact uploads; `fedshift frontier --task FILE.toml` measures "
-        "another task.",
+        crossover([*kept, cast]),
+        f"Accuracy was measured on {SOURCE}, against exact uploads; measure another task with "
+        "`fedshift frontier --task FILE.toml`.",
         "Bytes and encode times were measured on one core of this machine, with synthetic weights, or synthetic "
         "updates (Laplace) where updates are sent; the size of a range-coded upload depends on the values.",
         CENTRING,
@@ -281,15 +281,15 @@ def _seconds(candidate: Candidate, at: float) -> str:
 def _points(candidate: Candidate) -> str:
     """
     >>> _points(Candidate("exact", CodecUpload("exact", 1.0, 0.0, None), "weights"))
-    'on digits its accuracy was that of exact uploads'
+    'on digits its accuracy was equal to that of exact uploads'
     """
     if f"{abs(candidate.points):.1f}" == "0.0":
-        return "on digits its accuracy was that of exact uploads"
+        return "on digits its accuracy was equal to that of exact uploads"
     return f"on digits it {'lost' if candidate.points < 0 else 'gained'} {abs(candidate.points):.1f} points"
 
 
 def plan(uploads: Sequence[CodecUpload], at: float) -> Listing:
-    """Codecs in the order in which they reach the server."""
+    """Table of codecs in order of arrival."""
     lines = [
         (
             upload.codec,
@@ -306,7 +306,7 @@ def plan(uploads: Sequence[CodecUpload], at: float) -> Listing:
 
 
 def frontier_table() -> Listing:
-    """Published figures of the uplinks on digits, from few uploaded bytes to many."""
+    """Table of the published figures of uplinks on digits, in order of uploaded bytes."""
     full = MEASURED["exact"].megabytes
     lines = []
     for name, score in sorted(MEASURED.items(), key=lambda item: (item[1].megabytes, item[0])):
@@ -333,12 +333,12 @@ def frontier_table() -> Listing:
 
 
 def crossover(uploads: Sequence[CodecUpload]) -> str:
-    """From which rate on which codec is first, in a sentence."""
+    """Codecs that arrive first, by the rate of the link, in a sentence."""
     (_, slow), *faster = changes(uploads)
     if not faster:
-        return f"{slow.codec} is first on every link."
-    turns = ", ".join(f"from {rate_text(at)} on {upload.codec}" for at, upload in faster)
-    return f"First on the slowest links is {slow.codec}, {turns}."
+        return f"First to arrive on every link: {slow.codec}."
+    turns = "; ".join(f"from {rate_text(at)}: {upload.codec}" for at, upload in faster)
+    return f"First to arrive on the slowest links: {slow.codec}; {turns}."
 
 
 def three_digits(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Which part of filter centring matters: accuracy of variants of the rule on digits, one CSV per question.
+"""Ablations of filter centring: accuracy of variants of the rule on digits, one CSV file per question.
 
     python studies/centring/ablations.py [QUESTION ...] [--seeds 3] [--rounds 150]
 
@@ -18,9 +18,9 @@ from common import (
     KeepMeans,
     KeepNorms,
     MeanDecay,
-    OffInputs,
-    OffRandom,
-    OffUpdates,
+    RemoveMainUpdate,
+    RemoveMeanInput,
+    RemoveRandom,
     ResetBias,
     Scheduled,
     Variant,
@@ -37,7 +37,7 @@ EXACT, MIXED, COARSE = "32+32", "32+4", "4+4"
 
 
 def pair(name: str, **changed: object) -> list[Variant]:
-    """The same change without and with centring."""
+    """Two variants with the same change, without and with centring."""
     return [
         replace(PLAIN, name=f"{name}, no shift", **changed),  # type: ignore[arg-type]
         replace(CENTRED, name=f"{name}, filter 1", **changed),  # type: ignore[arg-type]
@@ -99,12 +99,12 @@ QUESTIONS: dict[str, tuple[Sequence[str], list[Variant]]] = {
         (EXACT,),
         [
             *BASE,
-            Variant("off a random direction", (OffRandom(signs=False),)),
-            Variant("off random signs", (OffRandom(signs=True),)),
+            Variant("off a random direction", (RemoveRandom(signs=False),)),
+            Variant("off random signs", (RemoveRandom(signs=True),)),
             Variant("fc1 alone, off the ones", (centring(1.0, "fc1.weight"),)),
-            Variant("fc1 alone, off the mean input", (OffInputs(("fc1.weight",)),)),
-            Variant("off the mean input of each layer", (OffInputs(("fc1.weight", "fc2.weight")),)),
-            Variant("off the main direction of updates", (OffUpdates(),)),
+            Variant("fc1 alone, off the mean input", (RemoveMeanInput(("fc1.weight",)),)),
+            Variant("off the mean input of each layer", (RemoveMeanInput(("fc1.weight", "fc2.weight")),)),
+            Variant("off the main direction of updates", (RemoveMainUpdate(),)),
             Variant("bias of the last layer 0 after each round", (ResetBias(),)),
             Variant("the same and filter 1", (ResetBias(), centring())),
         ],

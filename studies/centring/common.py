@@ -1,7 +1,7 @@
-"""The task, the networks and the rules that the studies of centring share.
+"""Task, networks and rules of the studies of centring.
 
 The task is that of the preset `demo`: digits, 100 clients of two labels each, 10 per round, 5 local epochs. A
-`Variant` is one way to train on it; variants of one seed have the same clients, cohorts, batches and first weights.
+`Variant` is one way to train on it; runs of one seed have the same clients, cohorts, batches and initial weights.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from fedshift.rounds.loop import DivergedError, Ram, Turn
 from fedshift.runs.summary import WINDOW
 
 RESULTS = Path(__file__).parent / "results"
-# the demo's task with two groups of clients, as the published results were computed
+# the task of the demo with two groups of clients, as in the published results
 DEMO = merge(
     {key: part for key, part in PRESETS["demo"].items() if key != "sweep"},
     {"train": {"selection": "stratified"}, "uplink": {"quantizer": "kmeans", "coder": "bitpack"}},
@@ -44,7 +44,7 @@ DEMO = merge(
 
 
 def means(w: Tensor) -> Tensor:
-    """Mean of each filter of a linear layer, or of K of them stacked: (..., outputs, 1)."""
+    """Mean of each filter of a linear layer, or of K stacked layers: (..., outputs, 1)."""
     return w.mean(-1, keepdim=True)
 
 
@@ -69,7 +69,7 @@ class Linear(nn.Linear):
         normalised    w_hat = gain w / rms(w_f)
         standardised  w_hat = gain (w - mean(w_f)) / std(w_f)
 
-    A bias with speed s learns s^2 times as fast. At the start gains and biases make the same function as `free` or
+    A bias with speed s learns s^2 times as fast. Initial gains and biases give the same function as `free` or
     `centred` weights of the same draw.
     """
 
@@ -97,7 +97,7 @@ class Linear(nn.Linear):
 
 
 class Net(nn.Module):
-    """A multilayer perceptron, by default the library's `mlp`: the same weights are drawn from the same seed."""
+    """Multilayer perceptron, by default with the initial weights of the library's `mlp` for the same seed."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A rule that acts in some rounds only: from `first` to `last`, every k-th."""
+    """Rule that is applied only in every k-th round from `first` to `last`."""
 
     rule: ServerRule
     every: int = 1
@@ -143,13 +143,13 @@ class Scheduled:
         return self.rule.init(params)
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        acts = self.first <= rnd.number <= self.last and not rnd.number % self.every
-        return self.rule.apply(out, state, rnd) if acts else (out, state)
+        active = self.first <= rnd.number <= self.last and not rnd.number % self.every
+        return self.rule.apply(out, state, rnd) if active else (out, state)
 
 
 @dataclass(frozen=True)
 class KeepMeans:
-    """w^{t+1} - mean_f(w^{t+1} - w^t): every filter keeps the mean it had at the start."""
+    """w^{t+1} - mean_f(w^{t+1} - w^t): every filter keeps its initial mean."""
 
     def init(self, params: Params) -> Params:
         return {}
@@ -160,14 +160,14 @@ class KeepMeans:
         return out._replace(params=out.params | kept), state
 
 
-def off(w: Tensor, u: Tensor) -> Tensor:
-    """w_f - (w_f . u) u / |u|^2 for every filter f."""
+def remove(w: Tensor, u: Tensor) -> Tensor:
+    """Remove the direction u: w_f - (w_f . u) u / |u|^2 for every filter f."""
     return w - torch.outer(w @ u, u) / u.square().sum()
 
 
 @dataclass(frozen=True)
-class OffRandom:
-    """Centring in another direction: off a vector of normal numbers, or of random signs, half of them -1."""
+class RemoveRandom:
+    """Remove a random direction instead of the mean: normal numbers, or random signs, half of them -1."""
 
     signs: bool
 
@@ -179,12 +179,12 @@ class OffRandom:
         return {name: torch.randn(n, generator=g) for name, n in sizes.items()}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        return out._replace(params=out.params | {name: off(out.params[name], u) for name, u in state.items()}), state
+        return out._replace(params=out.params | {name: remove(out.params[name], u) for name, u in state.items()}), state
 
 
 @dataclass(frozen=True)
-class OffInputs:
-    """Off the mean input of each layer over the training set, which no real server knows."""
+class RemoveMeanInput:
+    """Remove the direction of the mean input of each layer over the training set, which a real server does not know."""
 
     tensors: tuple[str, ...]
 
@@ -195,14 +195,14 @@ class OffInputs:
         params, x = dict(out.params), prepared("raw").x
         for name in filters(params):
             if name in self.tensors:
-                params[name] = off(params[name], x.mean(0))
+                params[name] = remove(params[name], x.mean(0))
             x = torch.relu(x @ params[name].T + params[name.replace("weight", "bias")])
         return out._replace(params=params), state
 
 
 @dataclass(frozen=True)
-class OffUpdates:
-    """Off the first eigenvector of the decayed second moments of a layer's updates."""
+class RemoveMainUpdate:
+    """Remove the first eigenvector of the decayed second moments of a layer's updates."""
 
     decay: float = 0.9
 
@@ -214,13 +214,13 @@ class OffUpdates:
         for name, moment in state.items():
             update = rnd.mean[name] - rnd.start.params[name]
             moments[name] = self.decay * moment + update.T @ update
-            params[name] = off(params[name], torch.linalg.eigh(moments[name])[1][:, -1])
+            params[name] = remove(params[name], torch.linalg.eigh(moments[name])[1][:, -1])
         return out._replace(params=params), moments
 
 
 @dataclass(frozen=True)
 class KeepNorms:
-    """w_f |w_f^0| / |w_f|: every filter of the named tensors, all weights without names, keeps its first norm."""
+    """w_f |w_f^0| / |w_f|: every filter of the named tensors (default: all weights) keeps its initial norm."""
 
     tensors: tuple[str, ...] = ()
 
@@ -250,7 +250,7 @@ class ResetBias:
 
 @dataclass(frozen=True)
 class CentredSteps(Plain):
-    """g - mean_f(g): filter means stay what they were when the round began."""
+    """g - mean_f(g): filter means do not change during a round."""
 
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
         return grad | {name: grad[name] - means(grad[name]) for name in filters(grad)}
@@ -258,7 +258,7 @@ class CentredSteps(Plain):
 
 @dataclass(frozen=True)
 class MeanDecay(Plain):
-    """g + rate * mean(w_f): weight decay of the filter means alone."""
+    """g + rate * mean(w_f): weight decay of the filter means only."""
 
     rate: float = 0.0
 
@@ -267,7 +267,7 @@ class MeanDecay(Plain):
 
 
 class CentringClients(Batched):
-    """Clients that centre their weights once, before they encode them."""
+    """Engine whose clients centre their weights once, before they encode them."""
 
     def _train(self, jobs: Sequence[Job]) -> list[Trained]:
         return [
@@ -280,7 +280,7 @@ class CentringClients(Batched):
 
 
 def prepared(kind: str) -> Dataset:
-    """Digits as they are ('raw', pixels in 0..1), less a constant, less the mean of each pixel, or plus a constant."""
+    """Digits unchanged ('raw', pixels in 0..1), minus a constant, minus the mean of each pixel, or plus a constant."""
     data = datasets.load("digits")
     offset = {
         "raw": torch.zeros(()),
@@ -302,9 +302,9 @@ class Variant:
     server: tuple[ServerRule, ...] = ()  # after the average
     client: ClientRule = field(default_factory=Plain)
     net: dict[str, Any] = field(default_factory=dict)  # arguments of Net
-    settings: dict[str, Any] = field(default_factory=dict)  # what differs from the demo's
+    settings: dict[str, Any] = field(default_factory=dict)  # differences from the demo
     data: str = "raw"
-    upload: bool = False  # centre on the clients, before they encode
+    upload: bool = False  # clients centre their weights before they encode
 
     def federation(self, bits: str, seed: int, rounds: int) -> Federation:
         model = {"name": "common:Net", "args": self.net}
@@ -320,7 +320,7 @@ def layer(share: float) -> Shift:
 
 
 def centring(share: float = 1.0, *tensors: str) -> Shift:
-    """Filter centring, of all weights without names."""
+    """Filter centring of the named tensors (default: all weights)."""
     return Shift(per="filter", share=share, tensors=tensors or None)
 
 
@@ -340,7 +340,7 @@ class Step(NamedTuple):
 
 
 def train(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> Iterator[list[Step]]:
-    """Train one run per seed, all of them in one stack; a run that diverges is left out from there on."""
+    """Train one run per seed in one stack; a run that diverges is left out of later rounds."""
     feds = {seed: variant.federation(bits, seed, count) for seed in seeds}
     task = next(iter(feds.values())).task
     engine = (CentringClients if variant.upload else Batched)(task, "fp32")
@@ -366,7 +366,7 @@ def train(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> Iter
 def scores(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> dict[int, float]:
     """Mean accuracy in percent over the last ten rounds, per seed; NaN for a run that diverged.
 
-    A variant that sets the number of rounds itself trains for that long.
+    The number of rounds in the settings of a variant takes precedence.
     """
     count = variant.settings.get("train", {}).get("rounds", count)
     seen: dict[int, list[float]] = {seed: [] for seed in seeds}
@@ -377,22 +377,22 @@ def scores(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> dic
 
 
 def arguments(about: str | None, parts: Iterable[str]) -> argparse.Namespace:
-    """Command line of a study: which of its parts to run, and how."""
-    known = list(parts)
+    """Parse the command line of a study."""
+    names = list(parts)
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(known)} (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)} (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... (default: 3)")
     parser.add_argument("--rounds", type=int, default=150, help="rounds per run (default: 150)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
     args = parser.parse_args()
-    if unknown := set(args.parts) - set(known):
-        parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(known)}")
-    args.parts = args.parts or known
+    if unknown := set(args.parts) - set(names):
+        parser.error(f"{', '.join(sorted(unknown))}: must be among {', '.join(names)}")
+    args.parts = args.parts or names
     return args
 
 
 def write(folder: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write folder/name.csv, floats with five digits."""
+    """Write folder/name.csv with five digits per float."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Draw the figures of docs/guides/centring.md from the CSVs in results/.
+"""Draw the figures of docs/guides/centring.md from the CSV files in results/.
 
 python studies/centring/figures.py [--out docs/images]
 """
@@ -23,7 +23,7 @@ MAKER = "studies/centring/figures.py"
 FREE, CENTRED, PAPER = COLOURS[1], COLOURS[0], COLOURS[2]  # no shift, filter centring, the paper's rule
 WINDOW = 10
 OTHER = ("weight decay", "off ")  # controls, drawn in the colour of no shift
-# what the first figure shows: a heading, a file, and variants
+# groups of the first figure: a heading, a file, and variants
 SHOWN: list[tuple[str, str, Sequence[str]]] = [
     ("rule and share", "share", ("layer 0.5", "layer 1", "filter 0.25", "filter 0.5", "filter 1")),
     ("tensors", "tensors", ("fc1 alone", "fc2 alone")),
@@ -59,7 +59,7 @@ def paired(rows: Sequence[Row], variant: str, base: str, bits: str) -> list[floa
 
 
 def dots(axes: Axes, at: float, values: Sequence[float], ink: str) -> None:
-    """The mean as a bar, seeds as dots."""
+    """Draw the mean as a bar and seeds as dots."""
     axes.barh(at, fmean(values), height=0.62, color=ink, alpha=0.35, linewidth=0)
     axes.plot(values, [at] * len(values), "o", color=ink, markersize=2.2, linewidth=0)
 
@@ -89,7 +89,7 @@ def ablations() -> Figure:
 
 
 def directions() -> Figure:
-    """Shares of squared norms in the direction of the filter means, and what averaging leaves of the drift."""
+    """Shares of squared norms in the direction of the filter means, and the drift that remains after averaging."""
     figure = sheet(PAGE, 2.2)
     rows = [row for row in read("why_layers") if row["variant"] == "no shift" and row["bits"] == "32+32"]
     layers = ["fc1.weight", "fc2.weight"]
@@ -129,12 +129,12 @@ def bars(axes: Axes, place: int, values: Sequence[float], label: str, ink: str) 
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Mean of the last ten."""
+    """Moving average over ten values."""
     return [fmean(values[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(values))]
 
 
 def over_rounds() -> Figure:
-    """Accuracy, swing of the predictions, and size of the hidden activations, round by round."""
+    """Accuracy, change of the predictions, and size of the hidden activations by round."""
     figure = sheet(PAGE, 2.1)
     rows = [row for row in read("why_rounds") if row["bits"] == "32+32"]
     panels = {
@@ -158,7 +158,7 @@ def over_rounds() -> Figure:
 
 
 def predictions() -> Figure:
-    """Gain of centring where the explanation says that it should grow or vanish."""
+    """Gain of centring in cases where the explanation predicts a larger gain or none."""
     figure = sheet(PAGE, 2.3)
     axes = figure.subplots()
     rows = read("inputs")

@@ -1,7 +1,7 @@
-"""Small networks on the 8x8 digits, one for each kind of layer that filter centring meets.
+"""Small networks on the 8x8 digits, one for each kind of layer that filter centring applies to.
 
-Every function takes keyword arguments only and returns a module that maps (batch, 64) pixels to (batch, 10) logits, so
-that an experiment names it as `models:cnn`. The weights are drawn from torch's default generator.
+Every function returns a module that maps (batch, 64) pixels to (batch, 10) logits; an experiment names it as, for
+example, `models:cnn`. The weights are drawn from torch's default generator.
 """
 
 import torch
@@ -13,7 +13,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "ge
 
 
 class Pooled(nn.Module):
-    """(B, 64) pixels averaged to an image (B, 1, side, side), 8 for the image as it is."""
+    """(B, 64) pixels averaged to an image (B, 1, side, side); side 8 is the original image."""
 
     def __init__(self, side: int = SIDE) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def separable(kernel: int = 3, width: int = 16, activation: str = "relu", norm: 
 
 
 def upsampling(width: int = 16) -> nn.Module:
-    """An encoder of two strided convolutions, a decoder of a transposed one, and a linear head on what it draws."""
+    """Encoder of two strided convolutions, decoder of a transposed convolution, and a linear head."""
     return nn.Sequential(
         nn.Unflatten(1, (1, SIDE, SIDE)),
         nn.Conv2d(1, width, 4, stride=2, padding=1),
@@ -111,7 +111,7 @@ def upsampling(width: int = 16) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads, written out so that clients can be trained as one stack."""
+    """Multi-head self-attention, written out so that clients can be trained as one stack."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -121,8 +121,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        near = (q @ k.transpose(-2, -1) / (d // self.heads) ** 0.5).softmax(-1)
-        mixed: Tensor = self.out((near @ v).transpose(1, 2).reshape(b, t, d))
+        scores = (q @ k.transpose(-2, -1) / (d // self.heads) ** 0.5).softmax(-1)
+        mixed: Tensor = self.out((scores @ v).transpose(1, 2).reshape(b, t, d))
         return mixed
 
 
@@ -182,7 +182,7 @@ def words(width: int = 8, hidden: int = 64) -> nn.Module:
 
 
 class Unrolled(nn.LSTM):
-    """One layer of nn.LSTM written out step by step, which gives its last state and can be trained as a stack."""
+    """One layer of nn.LSTM written out step by step; it returns the last state and can be trained as a stack."""
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor

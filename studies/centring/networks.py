@@ -1,10 +1,10 @@
-"""Filter centring on small networks of many kinds: which layers to centre, and where it helps, is level, or loses.
+"""Filter centring on small networks of many kinds: which layers to centre, and where it helps, has no effect, or harms.
 
     python studies/centring/networks.py [--part PART ...] [--seeds 3] [--first 0] [--rounds 100]
 
     input     the input layer centred alone, with the others, and left out, by its fan-in
     inner     inner layers of small fan-in, each centred alone
-    final     every network with the library's own choice of layers, against no shift and the rule per layer
+    final     every network with the layers that the library selects, against no shift and the rule per layer
     coarse    the same with half of the clients at 4 bit
     fresh     the transformer on seeds 3 to 8, with two conditions on the fan-in
     limits    iid clients, weak heterogeneity, other algorithms, larger cohorts, long training
@@ -40,12 +40,12 @@ from fedshift.runs.summary import WINDOW
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("study", "network", "setting", "rule", "seed", "rounds", "score")
 
-# A rule makes the shift of a federation, None for no shift.
+# A rule returns the shift of a federation, None for no shift.
 Rule = Callable[[Federation], Shift | None]
 
 
 def centred(chosen: Callable[[int, int], bool]) -> Rule:
-    """Filter centring of the weights for which `chosen(place, fan_in)` holds; place 0 is the input layer."""
+    """Filter centring of the weights for which `chosen(place, fan_in)` is true; place 0 is the input layer."""
 
     def rule(fed: Federation) -> Shift:
         found = filters(fed.task.model).items()
@@ -77,7 +77,7 @@ BY_PLACE = ("no shift", "input layer", "all but the input layer", "every filter"
 class Adam:
     """FedAdam: d = w - w^t;  m = b1 m + (1 - b1) d;  v = b2 v + (1 - b2) d^2;  w = w^t + rate m / (sqrt(v) + tau)
 
-    Reddi et al., Adaptive Federated Optimization, 2021. It follows the rules that made w.
+    Reddi et al., Adaptive Federated Optimization, 2021. w is the output of the preceding rules.
     """
 
     rate: float
@@ -117,8 +117,8 @@ class Case:
 
     def federation(self, rule: str, seed: int, rounds: int) -> Federation:
         base = Experiment(**DEMO, seed=seed, shift={"on": False}, engine={"name": "sequential"})
-        own = {"model.name": f"models:{self.model}", "model.args": self.args, "train.rounds": rounds}
-        fed = build(base.changed(**own | {"uplink.bits": "32+32"} | self.changed))
+        changes = {"model.name": f"models:{self.model}", "model.args": self.args, "train.rounds": rounds}
+        fed = build(base.changed(**changes | {"uplink.bits": "32+32"} | self.changed))
         client, server = fed.algorithm
         rules = [Adam(self.adam, tuple(fed.task.trained))] if self.adam else []
         shift = RULES[rule](fed)
@@ -126,7 +126,7 @@ class Case:
 
 
 def train(feds: Sequence[Federation], rounds: int) -> list[float]:
-    """Train runs of one network side by side, as one stack where the network allows it; the score of each."""
+    """Train runs of one network at the same time, as one stack if the network allows it; return the score of each."""
     engines: list[Engine]
     try:
         engines = [Batched(feds[0].task, "fp32")] * len(feds)
@@ -147,7 +147,7 @@ def train(feds: Sequence[Federation], rounds: int) -> list[float]:
             states[i], outcome = turn.end(engines[i].evaluate if number > rounds - WINDOW else None)
             if outcome.accuracy is not None:
                 scores[i].append(100 * outcome.accuracy)
-    return [fmean(own) for own in scores]
+    return [fmean(values) for values in scores]
 
 
 def patches(height: int, width: int, activation: str = "relu") -> Case:
@@ -234,7 +234,7 @@ PARTS: dict[str, list[Case]] = {
 
 
 def rows(study: str, case: Case, seeds: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """One row for each rule and seed."""
+    """Rows of a case, one per rule and seed."""
     rounds = case.changed.get("train.rounds", rounds)
     runs = [(rule, seed) for rule in case.rules for seed in case.seeds or seeds]
     scores = train([case.federation(rule, seed, rounds) for rule, seed in runs], rounds)
@@ -246,12 +246,12 @@ def rows(study: str, case: Case, seeds: Sequence[int], rounds: int) -> list[dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Filter centring on small networks of many kinds.")
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--match", default="", help="only networks whose name contains this")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="parts (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds per run (default: 100)")
+    parser.add_argument("--match", default="", help="only networks whose name contains this text")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV files (default: results/ here)")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.seeds)
     torch.set_num_threads(1)

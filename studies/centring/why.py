@@ -1,17 +1,18 @@
-"""Why filter centring helps: what happens in the direction of the filter means, with and without it.
+"""Explanation of filter centring: movement in the direction of the filter means, with and without centring.
 
     python studies/centring/why.py [rounds] [inputs] [curvature] [theorem] [--seeds 3] [--rounds 150]
 
 For a layer with n inputs, the part of a weight vector v_f in the direction of the filter mean is
-mean(v_f) 1, with squared norm n mean(v_f)^2; a vector without a preferred direction has 1/n of its squared norm there.
+mean(v_f) 1, with squared norm n mean(v_f)^2; for a vector without a preferred direction it is 1/n of the squared norm.
 
     rounds     per round: accuracy, swing of the predictions, recall of labels with and without a client
-               per layer, mean over rounds: drift of the clients, its part along the means, what averaging leaves of it
+               per layer, mean over rounds: drift of the clients, its part along the means, and the part that remains
+               after averaging
     inputs     common mode and spectrum of each layer's inputs
     curvature  largest eigenvalue of the Hessian of a client's loss, with and without the direction of the means
     theorem    Theorem 2 per filter, on real rounds
 
-Each part writes its CSVs to results/.
+Each part writes its CSV files to results/.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,13 +48,13 @@ from fedshift.runs.progress import echo
 
 Row = dict[str, Any]
 POWER = 30  # iterations
-WATCHED = [
+VARIANTS = [
     PLAIN,
     Variant("layer 0.5", (layer(0.5),)),
     CENTRED,
     Variant("clients, every step", (centring(),), client=CentredSteps()),
 ]
-WATCHED_EXACT = [  # at 32+32 alone
+EXACT_VARIANTS = [  # only at 32+32
     Variant("every 25 rounds", (Scheduled(centring(), every=25),)),
     Variant("fc1 alone", (centring(1.0, "fc1.weight"),)),
     Variant("fc2 alone", (centring(1.0, "fc2.weight"),)),
@@ -88,7 +89,7 @@ def decoded(step: Step) -> Params:
 
 
 def movement(step: Step) -> Iterator[tuple[str, Row]]:
-    """Of each layer: drift, update and step, their parts along the filter means, and what averaging leaves of them."""
+    """Drift, update and step per layer, their parts along the filter means, and the parts left after averaging."""
     arrived, before, after = decoded(step), step.before.out.params, step.after.out.params
     for name in filters(before):
         w, drift = before[name], arrived[name] - before[name]
@@ -103,19 +104,19 @@ def movement(step: Step) -> Iterator[tuple[str, Row]]:
                 "weights_along": along(w) / square(w),
                 "drift_along": ones / (ones + rest),
                 "update_along": along(update) / square(update),
-                # of the update's part along the filter means, what a shift per layer can reach
+                # share of the update's part along the filter means that a shift per layer can remove
                 "layer_part": update.numel() * float(update.double().mean()) ** 2 / max(along(update), 1e-30),
                 "times_expected": n * ones / (ones + rest),
                 "spread_along": along(drift - update) / square(drift - update),
-                # |mean of d_k|^2 / mean of |d_k|^2: 1 where clients agree, 1/K where they are independent
+                # |mean of d_k|^2 / mean of |d_k|^2: 1 if clients agree, 1/K if they are independent
                 "left_along": along(update) / ones if ones > 1e-12 else float("nan"),
                 "left_rest": (square(update) - along(update)) / rest,
             },
         )
 
 
-def lean(step: Step, net: Net) -> Row:
-    """Lean of the new model towards the labels of the round's clients, and the size of its hidden activations."""
+def prediction_stats(step: Step, net: Net) -> Row:
+    """Bias of the new model towards the labels of the round's clients, and the size of its hidden activations."""
     data = step.fed.task.data
     net.load_state_dict(step.after.out.params)
     with torch.no_grad():
@@ -149,14 +150,14 @@ def watch_rounds(seeds: Sequence[int], count: int, out: Path) -> None:
     per_round: list[Row] = []
     per_layer: list[Row] = []
     for bits in ("32+32", "32+4"):
-        for variant in WATCHED + (WATCHED_EXACT if bits == "32+32" else []):
+        for variant in VARIANTS + (EXACT_VARIANTS if bits == "32+32" else []):
             label = {"variant": variant.name, "bits": bits}
             seen: dict[tuple[int, str], list[Row]] = {}
             last: dict[int, Tensor] = {}
             net = Net(**variant.net)
             for steps in train(variant, bits, seeds, count):
                 for step in steps:
-                    found = lean(step, net)
+                    found = prediction_stats(step, net)
                     predicted = found.pop("predicted")
                     swing = 50 * float((predicted - last.get(step.seed, predicted)).abs().sum())
                     last[step.seed] = predicted
@@ -175,7 +176,7 @@ def watch_rounds(seeds: Sequence[int], count: int, out: Path) -> None:
 
 
 def average(values: Iterator[float]) -> float:
-    """Mean of the numbers among them."""
+    """Mean of the values that are not NaN."""
     numbers = [x for x in values if x == x]
     return fmean(numbers) if numbers else float("nan")
 
@@ -184,12 +185,12 @@ def average(values: Iterator[float]) -> float:
 
 
 def spectrum(x: Tensor) -> Row:
-    """Second moments of a layer's inputs x (N, n), and of the same less the mean over the inputs of each example."""
+    """Second moments of a layer's inputs x (N, n), and of the inputs minus their mean per example."""
     n, whole = x.shape[1], square(x)
     second = x.double().T @ x.double() / len(x)
-    off = x - means(x)
+    centred = x - means(x)
     values, vectors = torch.linalg.eigh(second)
-    rest = torch.linalg.eigvalsh(off.double().T @ off.double() / len(x))
+    rest = torch.linalg.eigvalsh(centred.double().T @ centred.double() / len(x))
     return {
         "fan_in": n,
         "common_mode": n * square(means(x)) / whole,
@@ -205,14 +206,14 @@ def spectrum(x: Tensor) -> Row:
 
 
 def condition(values: Tensor) -> float:
-    """Largest eigenvalue over the smallest of those that make up 99 % of the trace."""
+    """Largest eigenvalue divided by the smallest of those that make up 99 % of the trace."""
     falling = values.flip(0)
     kept = int((falling.cumsum(0) < 0.99 * falling.sum()).sum())
     return float(falling[0] / falling[kept])
 
 
-def final(variant: Variant, seeds: Sequence[int], count: int) -> Iterator[tuple[int, str, Step, Params]]:
-    """Models of a run at 32+32: the first, and that after the last round."""
+def first_and_last(variant: Variant, seeds: Sequence[int], count: int) -> Iterator[tuple[int, str, Step, Params]]:
+    """Initial model of a run at 32+32, and model after the last round."""
     for number, steps in enumerate(train(variant, "32+32", seeds, count)):
         for step in steps:
             if not number:
@@ -225,7 +226,7 @@ def inputs(seeds: Sequence[int], count: int, out: Path) -> None:
     rows: list[Row] = []
     for variant in KINDS:
         net, x = Net(**variant.net), prepared(variant.data).x
-        for seed, when, _, params in final(variant, seeds, count):
+        for seed, when, _, params in first_and_last(variant, seeds, count):
             net.load_state_dict(params)
             with torch.no_grad():
                 *entering, _logits = net.hidden(x)
@@ -276,13 +277,13 @@ def largest(step: Step, examples: Tensor, params: Params, within: Callable[[Para
 def curvature(seeds: Sequence[int], count: int, out: Path) -> None:
     rows: list[Row] = []
     for variant in (PLAIN, CENTRED):
-        for seed, when, step, params in final(variant, seeds, count):
-            held = {"all clients": torch.arange(len(step.fed.task.data.x))}
-            held |= {f"client {upload.client}": step.fed.partition.of(upload.client) for upload in step.uploads}
-            for owner, examples in held.items():
-                found = {space: largest(step, examples, params, within) for space, within in SPACES.items()}
+        for seed, when, step, params in first_and_last(variant, seeds, count):
+            examples = {"all clients": torch.arange(len(step.fed.task.data.x))}
+            examples |= {f"client {upload.client}": step.fed.partition.of(upload.client) for upload in step.uploads}
+            for owner, index in examples.items():
+                found = {space: largest(step, index, params, within) for space, within in SPACES.items()}
                 rows.append({"variant": variant.name, "seed": seed, "model": when, "data": owner} | found)
-            numbers = " ".join(f"{space} {rows[-len(held)][space]:.2f}" for space in SPACES)
+            numbers = " ".join(f"{space} {rows[-len(examples)][space]:.2f}" for space in SPACES)
             echo(f"{variant.name} {seed} {when} {numbers}")
     write(out, "why_curvature", rows)
 

@@ -1,4 +1,4 @@
-"""`fedshift bench flower`: both sides of its ratio do the same work, and its relay counts the bytes."""
+"""`fedshift bench flower`: both sides of its ratio do the same work, and the relay counts bytes."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ WITHOUT = "import sys; sys.modules[{!r}] = None; " + COMMAND
 
 
 @pytest.mark.parametrize("bits", flower.CODECS)
-def test_the_plain_loop_makes_the_model_that_the_grid_makes(bits: int) -> None:
+def test_the_plain_loop_and_the_grid_compute_the_same_model(bits: int) -> None:
     start = {"weight": torch.randn(20, 30, generator=torch.Generator().manual_seed(1)), "bias": torch.ones(20)}
 
     def train(params: Params, client: int) -> Params:
@@ -32,14 +32,14 @@ def test_the_plain_loop_makes_the_model_that_the_grid_makes(bits: int) -> None:
         torch.testing.assert_close(grid[name], w, rtol=1e-5, atol=1e-6)
 
 
-def test_a_relay_passes_everything_on_and_counts_it() -> None:
+def test_a_relay_forwards_and_counts_all_bytes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
-            near, _ = server.accept()
-            with near:
-                while data := near.recv(1 << 16):
-                    near.sendall(data[:10])
+            connection, _ = server.accept()
+            with connection:
+                while data := connection.recv(1 << 16):
+                    connection.sendall(data[:10])
 
         threading.Thread(target=answer, daemon=True).start()
         with Relay(server.getsockname()[1]) as relay:
@@ -51,18 +51,18 @@ def test_a_relay_passes_everything_on_and_counts_it() -> None:
             socket.create_connection(("127.0.0.1", relay.port))
 
 
-def test_bars_of_a_deployment_by_hand() -> None:
-    """Of 5,000,000 bytes, 1/7 are 714,285 and 1/25 are 200,000; 25,000 above a frame of 170,000 are 195,000."""
+def test_targets_of_a_deployment() -> None:
+    """1/7 of 5,000,000 bytes is 714,285 and 1/25 is 200,000; a frame of 170,000 bytes plus 25,000 is 195,000."""
     fp32 = Traffic(5_000_000, 4_900_000, 1, 10)
     found = {"none": fp32, "paper": Traffic(714_000, 650_000, 1, 10), "lean": Traffic(195_000, 170_000, 1, 10)}
-    assert [(bar.asked, bar.met) for bar in deployed.bars(found)] == [
+    assert [(target.asked, target.met) for target in deployed.targets(found)] == [
         ("<= 1/7", True),
         ("<= 1/25", True),
         ("<= 25,000", True),
     ]
     found |= {"paper": Traffic(715_000, 650_000, 1, 10), "lean": Traffic(200_001, 175_000, 1, 10)}
-    assert [bar.met for bar in deployed.bars(found)] == [False] * 3
-    assert deployed.row("lean", found["lean"], waiting=300.0)[1:] == (
+    assert [target.met for target in deployed.targets(found)] == [False] * 3
+    assert deployed.row("lean", found["lean"], idle=300.0)[1:] == (
         "200,001",
         "175,000",
         "3,000",
@@ -72,13 +72,13 @@ def test_bars_of_a_deployment_by_hand() -> None:
     )
 
 
-def test_quick_bench_as_json() -> None:
+def test_the_quick_benchmark_as_json() -> None:
     command = [sys.executable, "-c", COMMAND, "bench", "flower", "--quick", "--json", "--repeats", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert len(result["A round in one process"]) == 7
-    assert [bar["asked"] for bar in result["bars"]] == ["<= 2x", "<= 2x", "-", "-"]
+    assert [target["asked"] for target in result["bars"]] == ["<= 2x", "<= 2x", "-", "-"]
     assert "flwr" in result["machine"]
 
 
@@ -89,7 +89,7 @@ def test_quick_bench_as_json() -> None:
         ("trustme", "a deployment needs trustme: pip install 'trustme>=1.2'; --quick skips it"),
     ],
 )
-def test_without_a_package_a_sentence_names_it_before_anything_is_measured(package: str, message: str) -> None:
+def test_a_missing_package_is_named_before_anything_is_measured(package: str, message: str) -> None:
     program = WITHOUT.format(package)
     done = subprocess.run([sys.executable, "-c", program, "bench", "flower"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

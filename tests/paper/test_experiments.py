@@ -1,4 +1,4 @@
-"""Cells, and the settings they stand for."""
+"""Cells and their settings."""
 
 import pytest
 
@@ -32,32 +32,32 @@ def experiment(name: str) -> Experiment:
     return Experiment(**merge(BASE, settings(cells[name], 0)))
 
 
-def test_the_published_tables_are_whole() -> None:
+def test_the_published_tables_are_complete() -> None:
     assert len(TABLE1) == 4 * 5 * 2
     assert len(TABLE2) == 6 * 5 * 2
     assert TABLE1["fedef", 4, True] == Figure(65.5, 3.6)
     assert TABLE2["uniform", 0.5, 5, False] == Figure(43.2, 28.63)
     assert TABLE2["uniform", 100.0, 4, True].mean is None
     gains = [TABLE1[name, bits, True].mean - TABLE1[name, bits, False].mean for name, bits, _ in TABLE1]  # type: ignore[operator]
-    assert (round(min(gains), 1), round(max(gains), 1)) == (0.7, 5.4)  # as the paper's text has it
+    assert (round(min(gains), 1), round(max(gains), 1)) == (0.7, 5.4)  # as stated in the paper
     assert TABLE3["KMeans(4)"].bytes == 1_059_000
 
 
-def test_a_table_has_a_cell_for_each_of_its_figures() -> None:
+def test_a_table_has_one_cell_per_figure() -> None:
     assert len(table1()) == 1 + 40
     assert len(table2()) == 60
     assert all(cell.published for cell in [*table1(), *table2()])
     assert {cell.published for cell in table2()} == set(TABLE2.values())
 
 
-def test_table_1_is_run_in_the_order_of_what_matters_most() -> None:
+def test_table_1_is_run_in_order_of_importance() -> None:
     names = [cell.name for cell in table1()]
     assert names[:5] == ["fedavg_32+32", "fedpaq_32+4", "fedpaq_32+4_shift", "fedpaq_32+8", "fedpaq_32+8_shift"]
     assert [name.partition("_")[0] for name in names[5:17:4]] == ["fedef", "fedprox", "scaffold"]
     assert all("+5" in name or "+6" in name or "+7" in name for name in names[17:])
 
 
-def test_cells_are_the_paper_s_experiment_but_for_what_makes_them() -> None:
+def test_cells_differ_from_the_preset_only_in_their_settings() -> None:
     paper = experiment("fedpaq_32+4_shift")
     assert (paper.train.rounds, paper.train.cohort, paper.train.epochs, paper.shift.max_share) == (800, 10, 10, 1.0)
     assert (paper.record.checkpoint, paper.record.histograms) == (25, 0)
@@ -74,12 +74,12 @@ def test_cells_are_the_paper_s_experiment_but_for_what_makes_them() -> None:
     assert experiment("fedpaq_32+4_updates").uplink.send == "updates"
 
 
-def test_feedback_is_for_the_clients_whose_links_lose_something() -> None:
+def test_all_clients_of_fed_ef_have_feedback() -> None:
     groups, _ = links(experiment("fedef_32+4"))
-    assert [(one.uplink.lossy, one.uplink.feedback) for one in groups] == [(False, True), (True, True)]
+    assert [(group.uplink.lossy, group.uplink.feedback) for group in groups] == [(False, True), (True, True)]
 
 
-def test_feedback_changes_nothing_where_nothing_is_lost() -> None:
+def test_feedback_changes_nothing_on_exact_uploads() -> None:
     exact = {"uplink": {"bits": "32+32"}, "train": {"rounds": 2}}
     plain, fed = (Run(small(exact, {"uplink": {"feedback": on}}), data=digits()) for on in (False, True))
     assert [a.loss for a in plain] == [b.loss for b in fed]
@@ -91,16 +91,16 @@ def test_no_two_cells_are_the_same_experiment() -> None:
     assert {cell.name for cell in figures()} < set(cells)
 
 
-def test_names_of_runs_do_not_depend_on_what_is_run_beside_them() -> None:
+def test_names_of_runs_do_not_depend_on_other_runs() -> None:
     few = expand(sweep([(mixed("fedpaq", 4, True), 0)], None, {}))
     many = expand(sweep([(cell, seed) for seed in range(3) for cell in table1()], None, {}))
     assert few[0].name == "fedpaq_32+4_shift_seed-0"
     assert few[0] in many
-    assert len({one.name for one in many}) == len(many) == 123
+    assert len({run.name for run in many}) == len(many) == 123
     assert run_name(all_quantized(), 2) == "fedpaq_4+4_filter_200-rounds_seed-2"
 
 
-def test_flags_choose_a_part() -> None:
+def test_options_select_cells() -> None:
     part = chosen(["8", "4"], ["fedpaq", "fedef"], "on")
     assert [cell.name for cell in table1(part)] == [
         f"{algorithm}_32+{bits}_shift" for algorithm in ("fedpaq", "fedef") for bits in (4, 8)
@@ -119,6 +119,6 @@ def test_flags_choose_a_part() -> None:
         (([], [], "maybe"), "--shift maybe: must be both, on or off"),
     ],
 )
-def test_flags_that_are_wrong_get_a_sentence(flags: tuple[list[str], list[str], str], sentence: str) -> None:
+def test_wrong_options_are_rejected(flags: tuple[list[str], list[str], str], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
         chosen(*flags)

@@ -1,4 +1,4 @@
-"""`fedshift paper` as a person meets it: runs, tables, records, the page."""
+"""`fedshift paper` from the command line: runs, tables, records, the page."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ TINY = [
     "train.epochs=1",
     "model.args.hidden=8",
 ]
-SET = [part for one in [*TINY, "engine.name=sequential"] for part in ("--set", one)]
+SET = [part for assignment in [*TINY, "engine.name=sequential"] for part in ("--set", assignment)]
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def names(out: Path) -> set[str]:
     return {path.parent.name for path in out.glob("*/model.safetensors")}
 
 
-def test_a_part_of_a_table_is_run_and_printed_beside_the_paper_s(ran: Path) -> None:
+def test_selected_cells_are_run_and_printed_with_the_paper_s_figures(ran: Path) -> None:
     assert names(ran) == {
-        f"{one}_2-rounds_seed-0" for one in ("fedpaq_32+4", "fedpaq_32+4_shift", "fedef_32+4", "fedef_32+4_shift")
+        f"{cell}_2-rounds_seed-0" for cell in ("fedpaq_32+4", "fedpaq_32+4_shift", "fedef_32+4", "fedef_32+4_shift")
     }
     done = fedshift("paper", "table1", "--bits=4", "--algorithms", "fedpaq,fedef", "--rounds", "2", "--out", ran, *SET)
     assert done.exit_code == 0, done.output
@@ -49,20 +49,20 @@ def test_a_part_of_a_table_is_run_and_printed_beside_the_paper_s(ran: Path) -> N
         assert line in done.stdout
 
 
-def test_what_is_finished_is_not_run_again_whatever_it_is_asked_for_with(ran: Path) -> None:
+def test_finished_runs_are_skipped_for_any_options(ran: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in ran.glob("*/model.safetensors")}
     flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "on", "--rounds", "2", "--json"]
     done = fedshift("paper", "table1", *flags, "--out", ran, *SET)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout.splitlines()[-1])
-    (cell,) = told["table1"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    (cell,) = result["table1"]
     assert (cell["cell"], cell["seeds"], cell["paper"], cell["spread"]) == ("fedpaq_32+4_shift", 1, 62.5, None)
     assert cell["difference"] == pytest.approx(cell["mean"] - 62.5)
-    assert Path(told["report"]) == ran / "report.html"
+    assert Path(result["report"]) == ran / "report.html"
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_an_estimate_runs_nothing(ran: Path) -> None:
+def test_an_estimate_trains_nothing(ran: Path) -> None:
     flags = ["--bits", "4", "8", "--algorithms", "fedpaq", "--rounds", "2", "--estimate"]
     done = fedshift("paper", "table1", *flags, "--out", ran, *SET)
     assert done.exit_code == 0, done.output
@@ -70,7 +70,7 @@ def test_an_estimate_runs_nothing(ran: Path) -> None:
     assert "+8" not in str(names(ran))
 
 
-def test_a_run_with_a_published_record_is_not_run_again(tmp_path: Path) -> None:
+def test_runs_with_a_published_record_are_skipped(tmp_path: Path) -> None:
     for shift in (False, True):
         write(tmp_path / "records", mixed("fedpaq", 4, shift), 0.6)
     folders = ["--out", str(tmp_path / "runs"), "--records", str(tmp_path / "records")]
@@ -80,9 +80,9 @@ def test_a_run_with_a_published_record_is_not_run_again(tmp_path: Path) -> None:
     assert done.stdout.startswith("0 of 0 runs are missing")
     done = fedshift("paper", "table1", *flags, "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert [cell["mean"] for cell in told["table1"]] == [pytest.approx(60.0)] * 2
-    assert told["report"] is None
+    result = json.loads(done.stdout)
+    assert [cell["mean"] for cell in result["table1"]] == [pytest.approx(60.0)] * 2
+    assert result["report"] is None
     assert not (tmp_path / "runs").exists()
     done = fedshift("paper", "table1", *flags)
     assert done.exit_code == 0, done.output
@@ -97,14 +97,14 @@ def test_published_records_are_not_mixed_with_other_settings(tmp_path: Path, fla
     assert f"leave out {' '.join(flag)}" in done.output.replace("\n", " ")
 
 
-def test_when_the_time_is_up_the_table_says_what_was_not_run(tmp_path: Path) -> None:
+def test_after_the_time_limit_the_table_marks_cells_that_were_not_run(tmp_path: Path) -> None:
     flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "on", "--rounds", "50", "--minutes", "0", "--quiet"]
     done = fedshift("paper", "table1", *flags, "--out", tmp_path / "runs", *SET)
     assert done.exit_code == 0, done.output
     assert "not run" in done.stdout
 
 
-def test_other_settings_are_refused(ran: Path) -> None:
+def test_a_run_with_other_settings_is_rejected(ran: Path) -> None:
     flags = ["--bits", "4", "--algorithms", "fedpaq", "--rounds", "2"]
     done = fedshift("paper", "table1", *flags, "--out", ran, *SET, "--set", "train.lr=0.5")
     assert done.exit_code == 2
@@ -129,7 +129,7 @@ def test_other_settings_are_refused(ran: Path) -> None:
         (["report", "--markdown", "--page", "nowhere.md"], "--page nowhere.md: cannot be read"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_errors_are_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_one_sentence(
     assert sentence in done.stderr
 
 
-def test_an_option_without_its_values_is_refused() -> None:
+def test_an_option_without_its_values_is_rejected() -> None:
     for arguments in (["--bits"], ["--bits", "--rounds", "3"], ["--seeds", "0"]):
         assert fedshift("paper", "table1", *arguments).exit_code == 2
 
@@ -156,17 +156,17 @@ def test_a_run_is_published_once(ran: Path, tmp_path: Path) -> None:
     assert "command" not in about
     for path in (tmp_path / name).iterdir():
         assert str(ran.parent) not in path.read_text()
-    ours, theirs = FinishedRun(tmp_path / name), FinishedRun(ran / name)
-    assert ours.experiment == theirs.experiment
-    assert ours.scores == pytest.approx(theirs.scores, abs=0.005)
-    assert ours.column("step.fc1.weight") == pytest.approx(theirs.column("step.fc1.weight"), rel=0.005)
-    assert ours.column("bytes.up") == [
-        sum(parts) for parts in zip(*(theirs.column(f"bytes.{x}") for x in ("codes", "side", "header")), strict=True)
+    record, run = FinishedRun(tmp_path / name), FinishedRun(ran / name)
+    assert record.experiment == run.experiment
+    assert record.scores == pytest.approx(run.scores, abs=0.005)
+    assert record.column("step.fc1.weight") == pytest.approx(run.column("step.fc1.weight"), rel=0.005)
+    assert record.column("bytes.up") == [
+        sum(parts) for parts in zip(*(run.column(f"bytes.{x}") for x in ("codes", "side", "header")), strict=True)
     ]
     assert publish(ran / name, tmp_path) == (tmp_path / name, False)
     (tmp_path / name / "about.json").write_text("{}")
     done = fedshift("paper", "publish", ran / name, "--to", tmp_path)
-    assert (done.exit_code, "holds another record of this run; --force replaces it" in done.stderr) == (2, True)
+    assert (done.exit_code, "contains another record of this run; replace it with --force" in done.stderr) == (2, True)
     assert (tmp_path / name / "about.json").read_text() == "{}"
     assert fedshift("paper", "publish", ran / name, "--to", tmp_path, "--force").exit_code == 0
     assert json.loads((tmp_path / name / "about.json").read_text()) == about
@@ -177,11 +177,11 @@ def test_an_unfinished_run_is_not_published(ran: Path, tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "settings.toml").write_bytes((next(iter(ran.glob("*/settings.toml")))).read_bytes())
     done = fedshift("paper", "publish", tmp_path / "half", "--to", tmp_path / "results")
-    assert (done.exit_code, "holds no finished run" in done.stderr) == (2, True)
+    assert (done.exit_code, "contains no finished run" in done.stderr) == (2, True)
 
 
-def test_a_record_of_a_whole_run_is_small(tmp_path: Path) -> None:
-    """Four layers, 800 rounds, every number as long as it can be."""
+def test_a_record_of_a_full_run_is_small(tmp_path: Path) -> None:
+    """Four layers, 800 rounds, numbers of maximal length."""
     folder = write(tmp_path, mixed("fedpaq", 4, True))
     layers = [f"{figure}.{layer}.weight" for figure in LAYER for layer in ("conv1", "conv2", "fc1", "fc2")]
     header = ["round", "accuracy", "loss", *(f"predicted.{n}" for n in range(10)), *layers, "error", "share"]
@@ -193,8 +193,8 @@ def test_a_record_of_a_whole_run_is_small(tmp_path: Path) -> None:
     assert len(reduced(FinishedRun(folder))) < 165_000
 
 
-def test_a_sweep_of_ones_own_is_published_run_by_run(tmp_path: Path) -> None:
-    """Its runs have one name, and a folder each."""
+def test_runs_of_any_sweep_can_be_published(tmp_path: Path) -> None:
+    """Runs with the same name are published under their folder names."""
     grid = tmp_path / "grid.toml"
     grid.write_text("[train]\nrounds = 1\nepochs = 1\n[engine]\nname = 'batched'\n[sweep]\nseed = [0, 1]\n")
     assert fedshift("sweep", grid, "--out", tmp_path / "runs", "-q").exit_code == 0

@@ -1,4 +1,4 @@
-"""Published records written by hand: a run of a cell whose every round is alike."""
+"""Published records with known values."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,20 +22,20 @@ def write(
     figures: Mapping[str, float | Sequence[float]] | None = None,
     sent: int = 1000,
 ) -> Path:
-    """Accuracy, and the figures of a layer, may differ from round to round; `sent` are the bytes uploaded in each."""
+    """Write a record; accuracy and layer figures may vary by round, `sent` are the bytes uploaded per round."""
     experiment = Experiment(**merge(BASE, settings(cell, seed)))
     folder, rounds = to / experiment.name, experiment.train.rounds
     folder.mkdir(parents=True)
     (folder / "settings.toml").write_text(experiment.toml())
     (folder / "about.json").write_text(json.dumps({"cpu": "a Xeon", "commit": "abc", "torch": "2.13"}))
     scores = [accuracy] * rounds if isinstance(accuracy, float) else accuracy
-    said = {"step": 1.0, "drift": 1.0, "mean_after": 1.0} | dict(figures or {})
-    layers = {f"{name}.{layer}": value for name, value in said.items() for layer in LAYERS}
+    values = {"step": 1.0, "drift": 1.0, "mean_after": 1.0} | dict(figures or {})
+    layers = {f"{name}.{layer}": value for name, value in values.items() for layer in LAYERS}
     header = ["round", "accuracy", "loss", *(f"predicted.{n}" for n in range(10)), *layers, "bytes.up", "bytes.down"]
     lines = [",".join(header)]
     for t in range(rounds):
-        values = [value if isinstance(value, float) else value[t] for value in layers.values()]
-        lines.append(",".join(map(str, [t + 1, scores[t], 1.0, *predicted, *values, sent, 1000])))
+        cells = [value if isinstance(value, float) else value[t] for value in layers.values()]
+        lines.append(",".join(map(str, [t + 1, scores[t], 1.0, *predicted, *cells, sent, 1000])))
     (folder / "rounds.csv").write_text("\n".join([*lines, ""]))
     return folder
 

@@ -1,1 +1,1 @@
-"""The paper's ten figures: what they show is worked out in one function, drawn in another."""
+"""The paper's ten figures; the numbers of a figure and its drawing are separate functions."""

@@ -1,4 +1,4 @@
-"""Figures 7 and 9: accuracy, steps of the model and drift of clients, round after round, smoothed as in the paper."""
+"""Figures 7 and 9: accuracy, steps of the model and drift of clients by round, smoothed as in the paper."""
 
 import itertools
 import math
@@ -17,8 +17,8 @@ from fedshift.report.curves import chosen, moving
 from fedshift.report.style import COLOURS
 from fedshift.runs.columns import column
 
-LAYERS = 5  # as many as there is room for
-PANELS = 60  # panels
+LAYERS = 5  # largest number of layers in a figure
+PANELS = 60  # largest number of panels in figure 7
 ROWS = {
     "step": "between rounds,\n" + r"$|\hat{w}^{t}-\hat{w}^{t-1}|$",
     "drift": "client drift,\n" + r"mean of $|w_k^{t}-\hat{w}^{t-1}|$",
@@ -26,19 +26,19 @@ ROWS = {
 
 
 def curve(line: SeedLine, of: Callable[[FinishedRun], dict[int, float]]) -> tuple[list[int], list[list[float]]]:
-    """Rounds that all runs of a line have, and each run smoothed over its own."""
+    """Rounds that all runs of a line have, and the smoothed values of each run."""
     each = [of(record) for record in line.records]
     rounds = sorted(set.intersection(*(set(values) for values in each)))
     return rounds, [moving(np.array([values[t] for t in rounds])).tolist() for values in each]
 
 
 def fitting(layers: list[str]) -> list[str]:
-    """All of them, or as many as there is room for."""
+    """All layers, or a selection that fits in a figure."""
     return [layers[i] for i in chosen(len(layers), LAYERS)]
 
 
 def coloured(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
-    """The lines of a panel with their colours, which are the same in all figures."""
+    """Lines of a panel with their colours, which are the same in all figures."""
     plain = [(panel.plain, PLAIN)] if panel.plain else []
     return [*plain, *zip(panel.shifted, itertools.cycle((SHIFTED, *COLOURS[2:])), strict=False)]
 
@@ -46,9 +46,9 @@ def coloured(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
 def plot(
     axes: Axes, line: SeedLine, of: Callable[[FinishedRun], dict[int, float]], colour: str, style: str = "-"
 ) -> list[float]:
-    """The mean over seeds, and all of them between its edges; what it is like beyond the first tenth of the rounds.
+    """Draw the mean over seeds and a band of all seeds; return the values after the first tenth of the rounds.
 
-    The beginning changes most, and would leave no room for anything else.
+    They determine the limits of the axis, because values change most in the first rounds.
     """
     rounds, each = curve(line, of)
     columns = list(zip(*each, strict=True))
@@ -61,14 +61,14 @@ def plot(
 
 
 def caption(source: Source, panels: Sequence[ShiftPanel], more: str = "") -> str:
-    """Explanation of lines and bands, below curves."""
+    """Explanation of lines and bands, below the curves."""
     bands = any(len(line.records) > 1 for panel in panels for line in panel.lines)
     means = "mean over seeds of ten-round moving averages, bands: all seeds" if bands else "ten-round moving average"
-    return f"{source.about(panels)}; {means}; the beginning cut off{more}"
+    return f"{source.about(panels)}; {means}; first rounds cut off{more}"
 
 
 def across(panels: Sequence[ShiftPanel]) -> int:
-    """Number of panels side by side: one for each number of bits where every row has the same ones."""
+    """Number of panels per row: one for each number of bits if every row has the same bits."""
     rows: dict[tuple[str, str], list[str]] = {}
     for panel in panels:
         rows.setdefault((panel.algorithm, panel.more), []).append(panel.bits)
@@ -79,7 +79,7 @@ def across(panels: Sequence[ShiftPanel]) -> int:
 
 
 def score(record: FinishedRun) -> dict[int, float]:
-    """Accuracy in percent, or a metric of the user's own as it is."""
+    """Accuracy in percent, or a user's metric unchanged."""
     name = column(record.experiment)
     return {t: (100 if name == "accuracy" else 1) * x for t, x in record.series(name).items()}
 
@@ -87,11 +87,11 @@ def score(record: FinishedRun) -> dict[int, float]:
 def draw_accuracy(source: Source) -> DrawnFigure:
     panels, wide = source.panels, across(source.panels)
     if len(panels) > PANELS:
-        raise RunError(f"{source.folder}: its runs make {len(panels)} panels, and figure 7 has room for {PANELS}")
+        raise RunError(f"{source.folder}: its runs need {len(panels)} panels; figure 7 has at most {PANELS}")
     scores = sorted({column(line.experiment) for panel in panels for line in panel.all})
     if len(scores) > 1:
         raise RunError(
-            f"{source.folder}: its runs are scored by {' and by '.join(scores)}; figure 7 has one upright axis"
+            f"{source.folder}: its runs have the metrics {' and '.join(scores)}; figure 7 needs runs of one metric"
         )
     high = math.ceil(len(panels) / wide)
     figure = sheet(PAGE if wide > 1 else COLUMN, 0.6 + (1.4 if wide > 3 else 1.8) * high)
@@ -106,7 +106,7 @@ def draw_accuracy(source: Source) -> DrawnFigure:
         for line, colour, style in [*exact, *((*pair, "-") for pair in coloured(panel))]:
             late += plot(axes, line, score, colour, style)
         axes.set_title(f"{panel.title}\n{panel.more}" if panel.more else panel.title)
-        if place + wide >= len(panels):  # nothing below it
+        if place + wide >= len(panels):  # lowest panel of its column
             axes.set_xlabel("round")
             axes.locator_params(axis="x", nbins=4, steps=[1, 2, 4, 5, 10])
             axes.tick_params(labelbottom=True)
@@ -114,8 +114,8 @@ def draw_accuracy(source: Source) -> DrawnFigure:
     for axes in grid[:, 0]:
         axes.set_ylabel("top-1 accuracy (%)" if name == "accuracy" else name.removeprefix("metric."))
     if late:
-        room = (max(late) - min(late)) / 10 or 1.0
-        grid[0, 0].set_ylim(min(late) - room / 2, max(late) + room)
+        margin = (max(late) - min(late)) / 10 or 1.0
+        grid[0, 0].set_ylim(min(late) - margin / 2, max(late) + margin)
     legend(figure, grid.flat)
     footnote(figure, caption(source, panels))
     return DrawnFigure(figure, source.drawn(panels))
@@ -125,11 +125,11 @@ def draw_movement(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
     every = panel.lines[0].records[0].layers("step")
     if not every:
-        raise RunError(f"{panel.lines[0].records[0].folder}: records no layers, which figure 9 is about")
+        raise RunError(f"{panel.lines[0].records[0].folder}: contains no values of layers, which figure 9 needs")
     layers = fitting(every)
     figure = sheet(PAGE, 3.3)
     grid = figure.subplots(len(ROWS), len(layers), sharex=True, squeeze=False)
-    for row, (name, what) in enumerate(ROWS.items()):
+    for row, (name, label) in enumerate(ROWS.items()):
         for axes, layer in zip(grid[row], layers, strict=True):
             of = methodcaller("series", f"{name}.{layer}")
             late = [x for line, colour in coloured(panel) for x in plot(axes, line, of, colour)]
@@ -138,8 +138,8 @@ def draw_movement(source: Source) -> DrawnFigure:
                 axes.set_title(layer.removesuffix(".weight"))
             else:
                 axes.set_xlabel("round")
-        grid[row, 0].set_ylabel(what)
+        grid[row, 0].set_ylabel(label)
     legend(figure, grid.flat)
-    some = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
-    footnote(figure, f"{panel.title}. {caption(source, [panel], some)}")
+    selection = "" if layers == every else f"; {len(layers)} of {len(every)} layers"
+    footnote(figure, f"{panel.title}. {caption(source, [panel], selection)}")
     return DrawnFigure(figure, source.drawn([panel]))

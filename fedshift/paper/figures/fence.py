@@ -1,10 +1,10 @@
-"""Figure 5: the fence of Theorem 2, against the steps that models really take.
+"""Figure 5: the fence of Theorem 2, compared with measured steps of models.
 
     D_FA^2 - D_FS^2 = s P m' ((2 - s) m' - 2 m)        D_FA = |w^{t+1} - w^t|, D_FS = |w_hat^{t+1} - w^t|
 
 for a layer of P weights whose mean is m = m^t, then m' = m^{t+1} before the shift, and a share s = I/K. Divided by
-s P m^2 it is a function of the ratio r = m'/m alone, r ((2 - s) r - 2): below zero, where the shift makes the step
-the longer one, between r = 0 and the fence r = 2 / (2 - s), which is 2K / (K + S).
+s P m^2 it depends only on the ratio r = m'/m: r ((2 - s) r - 2). It is below zero, and the shift makes the step longer,
+between r = 0 and the fence r = 2 / (2 - s), which is 2K / (K + S).
 """
 
 import statistics
@@ -28,7 +28,7 @@ from fedshift.paper.figures.style import COLUMN, EXACT, SHIFTED, SMALL, TINT, Dr
 from fedshift.paper.records import FinishedRun
 from fedshift.runs.run import Run
 
-LEAST, MOST = -1.0, 4.0  # ratios shown
+LEAST, MOST = -1.0, 4.0  # range of ratios that is drawn
 WATCHED: dict[str, dict[str, Any]] = {
     "train": {"rounds": 30, "cohort": 10, "selection": "stratified", "epochs": 5, "batch": 15, "lr": 0.1},
     "uplink": {"bits": "32+5", "quantizer": "uniform"},
@@ -47,7 +47,7 @@ def gain(share: float, ratio: float) -> float:
 
 
 def fence(share: float) -> float:
-    """The ratio beyond which the shift makes the step the shorter one.
+    """Ratio above which the shift makes the step shorter.
 
     >>> round(fence(0.5), 3), fence(1.0)
     (1.333, 2.0)
@@ -56,21 +56,21 @@ def fence(share: float) -> float:
 
 
 class LayerStep(NamedTuple):
-    """One layer in one round, from its weights: what the theorem speaks of, and what there is of it."""
+    """One layer in one round: the quantities of the theorem, computed from weights."""
 
     share: float
     ratio: float
-    gain: float  # measured: of the squared lengths of both steps
+    gain: float  # measured difference of the squared lengths of both steps
 
     @property
     def right(self) -> bool:
-        """True if the step is shorter where the theorem says so, and longer elsewhere."""
+        """True if the theorem predicts correctly whether the shift makes the step shorter."""
         return (self.gain > 0) == (gain(self.share, self.ratio) > 0)
 
 
 @dataclass
 class Watch:
-    """A server rule that changes nothing: it stands last in the chain and keeps w^t, w^{t+1} and w_hat^{t+1}."""
+    """Server rule that records w^t, w^{t+1} and w_hat^{t+1}, as the last rule of a chain; it changes nothing."""
 
     seen: list[tuple[Params, Params, Params, float]] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class Watch:
 
 
 def steps() -> list[LayerStep]:
-    """Every layer in every round of a small run on digits, in float64 so that differences are not lost in rounding."""
+    """Steps of every layer in every round of a small run on digits, in float64 to avoid rounding errors."""
     digits, watch = load("digits"), Watch()
     digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
     with torch.random.fork_rng(devices=[]):
@@ -102,21 +102,21 @@ def steps() -> list[LayerStep]:
 
 
 def step(start: Tensor, average: Tensor, shifted: Tensor, share: float) -> LayerStep:
-    """From w^t, w^{t+1} and w_hat^{t+1}.
+    """Step of a layer from w^t, w^{t+1} and w_hat^{t+1}.
 
     >>> step(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]), 0.5)
     LayerStep(share=0.5, ratio=2.0, gain=2.0)
     """
     before, after = float(start.mean()), float(average.mean())
-    apart = float((average - start).square().sum() - (shifted - start).square().sum())
-    return LayerStep(share, after / before, apart / (share * start.numel() * before**2))
+    difference = float((average - start).square().sum() - (shifted - start).square().sum())
+    return LayerStep(share, after / before, difference / (share * start.numel() * before**2))
 
 
 class LayerMeans(NamedTuple):
-    """A layer in a round: its mean before and after aggregation, and the share that is taken or would be."""
+    """Mean of a layer before and after aggregation in a round, and the share of the shift (also if it is off)."""
 
     share: float
-    before: float  # m^t, of the model that clients were sent
+    before: float  # m^t, of the broadcast model
     after: float  # m^{t+1}, before the shift
 
     @property
@@ -129,22 +129,22 @@ class LayerMeans(NamedTuple):
 
 
 def means(record: FinishedRun, layer: str) -> list[LayerMeans]:
-    """From the second round on; the first begins with a mean that no record has."""
+    """Means from the second round on; the mean before the first round is not recorded."""
     sent, shares = record.series(f"mean_after.{layer}"), record.series("share")
-    whole = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
-    made = []
+    recorded = record.series(f"mean_before.{layer}") if f"mean_before.{layer}" in record.header else None
+    found = []
     for t in sorted(sent.keys() & shares.keys()):
-        share = taken(record, t, shares[t])
-        if sent.get(t - 1) and (whole or share < 1):
+        share = subtracted(record, t, shares[t])
+        if sent.get(t - 1) and (recorded or share < 1):
             kept = 1 - share if record.experiment.shift.on else 1.0
-            made.append(LayerMeans(share, sent[t - 1], whole[t] if whole else sent[t] / kept))
-    return made
+            found.append(LayerMeans(share, sent[t - 1], recorded[t] if recorded else sent[t] / kept))
+    return found
 
 
-def taken(record: FinishedRun, number: int, share: float) -> float:
-    """The share of the mean that the rule takes when quantized uploads have this one; without it, their own.
+def subtracted(record: FinishedRun, number: int, share: float) -> float:
+    """Share of the mean that the rule subtracts, given the share of quantized uploads; the latter without a rule.
 
-    A published record has this to work the mean before the shift out from the mean after it.
+    Published records contain only the mean after the shift; the mean before it is computed with this share.
     """
     config = record.experiment.shift
     if not config.on:
@@ -154,7 +154,7 @@ def taken(record: FinishedRun, number: int, share: float) -> float:
 
 
 class Spread(NamedTuple):
-    """Percentiles 5, 25, 50, 75 and 95 of the ratio, and how often the shift makes the step the shorter one."""
+    """Percentiles 5, 25, 50, 75 and 95 of the ratio, and the share of rounds in which the shift shortens the step."""
 
     ratios: tuple[float, ...]
     shorter: float
@@ -166,7 +166,7 @@ def spread(rounds: Sequence[LayerMeans]) -> Spread:
     0.5
     """
     if len(rounds) < 2:
-        raise RunError("the fence: needs runs of three rounds or more")
+        raise RunError("the fence needs runs of at least three rounds")
     at = statistics.quantiles((means.ratio for means in rounds), n=20, method="inclusive")
     return Spread(tuple(at[i] for i in (0, 4, 9, 14, 18)), statistics.fmean(means.shorter for means in rounds))
 
@@ -174,26 +174,26 @@ def spread(rounds: Sequence[LayerMeans]) -> Spread:
 class Ratios(NamedTuple):
     share: float
     layers: list[str]
-    lines: dict[str, list[Spread]]  # by 'without shift', 'with shift': one for each layer
+    lines: dict[str, list[Spread]]  # by label ('without shift', 'with shift'), one per layer
 
 
 def ratios(panel: ShiftPanel) -> Ratios:
-    """Of the runs of a panel, without the shift and with it."""
+    """Ratios of the runs of a panel, without and with the shift."""
     per_layer = [line for line in panel.shifted if line.experiment.shift.per == "layer"]
     lines = [line for line in (panel.plain, *per_layer[:1]) if line]
     if not lines:
         where = panel.shifted[0].records[0].folder
-        raise RunError(f"{where}: the fence: is about means of layers, and this run's shift is per filter")
+        raise RunError(f"{where}: has a shift per filter; the fence needs runs without shift or with a shift per layer")
     layers = fitting(lines[0].records[0].layers("mean_after"))
     seen = {line.label: [_means(line, layer) for layer in layers] for line in lines}
-    shares = [means.share for rounds in seen.values() for some in rounds for means in some]
+    shares = [means.share for layer_rounds in seen.values() for rounds in layer_rounds for means in rounds]
     if not shares:
-        raise RunError(
-            f"{lines[0].records[0].folder}: the fence: needs means of layers in rounds that follow each other"
-        )
+        raise RunError(f"{lines[0].records[0].folder}: the fence needs layer means of consecutive rounds")
     if not any(shares):
-        raise RunError(f"{lines[0].records[0].folder}: nothing was quantized or shifted; the fence is about both")
-    return Ratios(statistics.median(shares), layers, {name: list(map(spread, some)) for name, some in seen.items()})
+        raise RunError(
+            f"{lines[0].records[0].folder}: the fence needs quantized uploads or a shift, and this run has neither"
+        )
+    return Ratios(statistics.median(shares), layers, {name: list(map(spread, rounds)) for name, rounds in seen.items()})
 
 
 def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
@@ -203,7 +203,7 @@ def _means(line: SeedLine, layer: str) -> list[LayerMeans]:
 def draw(source: Source) -> DrawnFigure:
     panel = source.pair._replace(exact=None)
     recorded, measured = ratios(panel), steps()
-    rows = sum(len(some) for some in recorded.lines.values())
+    rows = sum(map(len, recorded.lines.values()))
     figure = sheet(COLUMN, 2.75 + 0.13 * rows)
     top, low = figure.subplots(2, 1, sharex=True, height_ratios=[1.75, 0.3 + 0.13 * rows])
     _curve(top, measured)
@@ -212,7 +212,7 @@ def draw(source: Source) -> DrawnFigure:
     low.set_xlabel(r"ratio of the means, $m^{t+1}\,/\,m^{t}$")
     footnote(figure, f"(a) digits, {WATCHED['train']['rounds']} rounds, float64\n(b) {source.about([panel])}")
     right = sum(step.right for step in measured)
-    checked = f"the theorem right in {right} of {len(measured)} steps of a small run on digits"
+    checked = f"the theorem is correct in {right} of {len(measured)} steps of a small run on digits"
     return DrawnFigure(figure, f"{checked}; {source.drawn([panel])}")
 
 
@@ -229,7 +229,7 @@ def _curve(axes: Axes, measured: list[LayerStep]) -> None:
     axes.text(fence(share) + 0.12, 8.7, "outside: the shift\nshortens steps", ha="left", va="top", fontsize=SMALL)
     axes.set_ylabel(r"$(D_{FA}^2-D_{FS}^2)\,/\,(\frac{I}{K}P\,(m^t)^2)$")
     axes.legend(loc="lower right", borderpad=0)
-    letter(axes, "a", f"what the shift does to a step, I/K = {share:g}")
+    letter(axes, "a", f"effect of the shift on a step, I/K = {share:g}")
 
 
 def _rounds(axes: Axes, recorded: Ratios, panel: ShiftPanel) -> None:
@@ -238,13 +238,13 @@ def _rounds(axes: Axes, recorded: Ratios, panel: ShiftPanel) -> None:
     colours = {line.label: colour for line, colour in coloured(panel)}
     row, ticks = 0.0, []
     for i in range(len(recorded.layers)):
-        for name, some in recorded.lines.items():
-            colour, (least, low, median, high, most) = colours[name], some[i].ratios
+        for name, spreads in recorded.lines.items():
+            colour, (least, low, median, high, most) = colours[name], spreads[i].ratios
             first = name if not i else None
             axes.plot([least, most], [row, row], color=colour, linewidth=0.8)
             axes.plot([low, high], [row, row], color=colour, linewidth=2.6, solid_capstyle="butt", label=first)
             axes.plot(median, row, "o", color="white", markeredgecolor=colour, markersize=3, markeredgewidth=0.8)
-            text = f"{100 * some[i].shorter:.0f} %"
+            text = f"{100 * spreads[i].shorter:.0f} %"
             axes.text(MOST - 0.05, row, text, ha="right", va="center", fontsize=5.5, color=colour)
             row += 1
         ticks.append(row - (len(recorded.lines) + 1) / 2)
@@ -254,7 +254,7 @@ def _rounds(axes: Axes, recorded: Ratios, panel: ShiftPanel) -> None:
     axes.tick_params(axis="y", length=0)
     axes.legend(loc="upper left", ncols=2, borderpad=0, borderaxespad=0.2)
     axes.text(MOST - 0.05, -1.5, "rounds outside", ha="right", va="center", fontsize=5.5)
-    letter(axes, "b", f"where rounds lie: {panel.title}")
+    letter(axes, "b", f"recorded rounds: {panel.title}")
 
 
 def _fence(axes: Axes, share: float) -> None:

@@ -1,6 +1,6 @@
-"""The data, the network and the training that figures 2, 3, 4, 6 and 10 are made of, without a federation.
+"""Data, network and local training of figures 2, 3, 4, 6 and 10, which need no federation.
 
-CIFAR-10 and the paper's CNN where the data set was fetched before, else digits and a network of one hidden layer.
+CIFAR-10 and the paper's CNN if the data set is in the cache, else digits and a network with one hidden layer.
 """
 
 import copy
@@ -25,7 +25,7 @@ TITLES = {"cifar10": "CIFAR-10", "digits": "digits"}
 
 @cache
 def examples() -> Dataset:
-    """A damaged copy in the cache is a DataError, as everywhere."""
+    """CIFAR-10 if it is in the cache, else digits; a damaged copy raises DataError."""
     return load("cifar10" if fetched.path(find("cifar10")).exists() else "digits")
 
 
@@ -42,7 +42,7 @@ def weights(model: nn.Module) -> Params:
 
 @one_thread()
 def trained(model: nn.Module, data: Dataset, index: Tensor, experiment: Experiment, epochs: int, key: Tensor) -> Params:
-    """The weights after some epochs of SGD over these examples, shuffled anew for each; the model stays as it is."""
+    """Weights after some epochs of SGD over these examples, shuffled in each epoch; the model is not changed."""
     config, copied = experiment.train, copy.deepcopy(model)
     optimizer = torch.optim.SGD(copied.parameters(), lr=config.lr, momentum=config.momentum)
     for epoch in range(epochs):

@@ -1,4 +1,4 @@
-"""Figure 8: how often each label is predicted, with and without the shift, late in the runs."""
+"""Figure 8: frequency of each predicted label in the last rounds, with and without the shift."""
 
 import math
 import statistics
@@ -15,27 +15,27 @@ from fedshift.paper.figures.curves import coloured
 from fedshift.paper.figures.records import SeedLine, ShiftPanel, Source
 from fedshift.paper.figures.style import EXACT, PAGE, SMALL, TINT, DrawnFigure, footnote, letter, sheet
 
-TICKS = 20  # labels that are named: there is no room for a hundred
+TICKS = 20  # largest number of labels on the axis
 
 
 class Shares(NamedTuple):
-    """Of the predictions on the test set, in percent, the mean of the last hundred rounds and of all seeds."""
+    """Shares of the predictions on the test set in percent, mean of the last hundred rounds and of all seeds."""
 
     label: str
     colour: str
-    of: list[float]  # one for each label
+    values: list[float]  # one per label
 
 
 def shares(line: SeedLine) -> list[float]:
     labels = line.records[0].layers("predicted")
     if not labels:
-        raise RunError(f"{line.records[0].folder}: predicts no labels, which figure 8 is about")
+        raise RunError(f"{line.records[0].folder}: contains no predicted labels, which figure 8 needs")
     late = [[record.column(f"predicted.{label}")[-LATE:] for record in line.records] for label in labels]
-    return [100 * statistics.fmean(x for some in each for x in some) for each in late]
+    return [100 * statistics.fmean(x for values in runs for x in values) for runs in late]
 
 
 def split_by_parity(experiment: Experiment) -> bool:
-    """True if quantized clients hold the odd labels and the others the even ones: the paper's main partition."""
+    """True if quantized clients have the odd labels and the others the even ones, as in the paper's main partition."""
     if experiment.data.partition != "shards":
         return False
     groups, group = links(experiment)
@@ -44,7 +44,7 @@ def split_by_parity(experiment: Experiment) -> bool:
 
 
 def lines(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
-    """Full precision first, where there is such a line."""
+    """Lines of a panel with colours, full precision first if there is such a line."""
     return [*([(panel.exact, EXACT)] if panel.exact else []), *coloured(panel)[:2]]
 
 
@@ -59,33 +59,33 @@ def draw(source: Source) -> DrawnFigure:
     else:
         left = figure.subplots()
     _bars(left, groups, odd)
-    letter(left, "a", f"how often a label is predicted, {panel.title}")
+    letter(left, "a", f"frequency of predicted labels, {panel.title}")
     first = panel.lines[0].records[0]
-    seen = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
-    footnote(figure, f"{source.about([panel])}; mean of the last {seen} evaluated round{'s' * (seen > 1)}")
+    rounds = len(first.column(f"predicted.{first.layers('predicted')[0]}")[-LATE:])
+    footnote(figure, f"{source.about([panel])}; mean of the last {rounds} evaluated round{'s' * (rounds > 1)}")
     return DrawnFigure(figure, source.drawn([panel]))
 
 
 def _bars(axes: Axes, groups: Sequence[Shares], odd: bool) -> None:
-    labels, wide = range(len(groups[0].of)), 0.8 / len(groups)
+    labels, wide = range(len(groups[0].values)), 0.8 / len(groups)
     for label in labels:
         if odd and label % 2:
             axes.axvspan(label - 0.5, label + 0.5, color=TINT, linewidth=0, zorder=0)
     for i, group in enumerate(groups):
         places = [label + (i - (len(groups) - 1) / 2) * wide for label in labels]
-        axes.bar(places, group.of, wide * 0.92, color=group.colour, label=group.label, linewidth=0)
+        axes.bar(places, group.values, wide * 0.92, color=group.colour, label=group.label, linewidth=0)
     even = 100 / len(labels)
     axes.axhline(even, color="black", linewidth=0.5, linestyle=(0, (4, 3)))
     axes.set_xticks(labels[:: math.ceil(len(labels) / TICKS)])
     axes.set_xlim(-0.5, len(labels) - 0.5)
-    axes.set_ylim(0, 1.25 * max(x for group in groups for x in group.of))
-    axes.set_xlabel("label (shaded: held by quantized clients)" if odd else "label")
+    axes.set_ylim(0, 1.25 * max(x for group in groups for x in group.values))
+    axes.set_xlabel("label (shaded: labels of quantized clients)" if odd else "label")
     axes.set_ylabel("predictions (%)")
     axes.legend(loc="upper left", ncols=len(groups), borderpad=0, borderaxespad=0.2)
 
 
 def _odd(axes: Axes, panel: ShiftPanel) -> None:
-    """The labels of quantized clients together, with the standard error of ten-round means."""
+    """Draw the share of all labels of quantized clients, with the standard error of ten-round means."""
     for i, (line, colour) in enumerate(lines(panel)):
         late = {
             (record.experiment.seed, k): x for record in line.records for k, x in enumerate(blocks(odd_share(record)))

@@ -1,4 +1,4 @@
-"""Figure 2: the weights of one filter quantized and dequantized, at 8 and at 4 bits."""
+"""Figure 2: weights of one filter, quantized and dequantized at 8 and at 4 bits."""
 
 import math
 from typing import Any, NamedTuple
@@ -26,16 +26,16 @@ class CodedWeights(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Between two codes; no weight is off by more than half of it."""
+        """Distance between two codes; no error is larger than half of it."""
         return (self.high - self.low) / self.most
 
     @property
     def most(self) -> int:
-        """The largest code."""
+        """Largest code."""
         return int(2**self.bits) - 1
 
     def code_at(self, value: Any) -> Any:
-        """As a scale: codes are whole, places between them are not. Numbers or arrays."""
+        """Position of a value or an array on the scale of codes, not rounded."""
         return (value - self.low) / self.step
 
     def value_of(self, code: Any) -> Any:
@@ -47,12 +47,12 @@ class CodedWeights(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the codes, packed."""
+        """Size of the packed codes."""
         return math.ceil(self.bits * len(self.codes) / 8)
 
 
 def kernel(seed: int = 0) -> Tensor:
-    """5x5 weights of the paper's CNN, as it is initialised."""
+    """5x5 initial weights of the paper's CNN."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return PaperCNN().conv1.weight.detach()[0, 0].flatten()
@@ -60,8 +60,8 @@ def kernel(seed: int = 0) -> Tensor:
 
 def coded(w: Tensor, bits: int) -> CodedWeights:
     """
-    >>> one = coded(torch.tensor([0.0, 0.9, 2.0, 3.0]), 2)
-    >>> one.codes, one.decoded, one.step, one.bytes
+    >>> weights = coded(torch.tensor([0.0, 0.9, 2.0, 3.0]), 2)
+    >>> weights.codes, weights.decoded, weights.step, weights.bytes
     ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0], 1.0, 1)
     """
     codes, side = Uniform(bits).encode(w[None])
@@ -81,15 +81,17 @@ def draw() -> DrawnFigure:
     axes[0, 0].set_ylabel("weight")
     axes[1, 0].set_ylabel("error")
     axes[0, 0].legend(loc="upper left", ncols=2, borderpad=0, bbox_to_anchor=(0.0, 1.02))
-    return DrawnFigure(figure, f"{len(w)} weights of the paper's CNN, quantized here")
+    return DrawnFigure(figure, f"{len(w)} weights of the paper's CNN, quantized for this figure")
 
 
 def _values(axes: Axes, weights: CodedWeights, which: str) -> None:
-    places = range(1, len(weights.weights) + 1)
-    axes.plot(places, weights.weights, "o", color=FAINT, markersize=4.5, markeredgewidth=0, label="weight, 32 bits")
-    axes.plot(places, weights.decoded, "_", color=SHIFTED, markersize=7, markeredgewidth=1.3, label="after DeQ(Q(w))")
-    room = weights.high - weights.low
-    axes.set_ylim(weights.low - 0.08 * room, weights.high + 0.25 * room)
+    positions = range(1, len(weights.weights) + 1)
+    axes.plot(positions, weights.weights, "o", color=FAINT, markersize=4.5, markeredgewidth=0, label="weight, 32 bits")
+    axes.plot(
+        positions, weights.decoded, "_", color=SHIFTED, markersize=7, markeredgewidth=1.3, label="after DeQ(Q(w))"
+    )
+    span = weights.high - weights.low
+    axes.set_ylim(weights.low - 0.08 * span, weights.high + 0.25 * span)
     size = f"{4 * len(weights.codes)} bytes become {weights.bytes}"
     letter(axes, which, f"{weights.bits} bits: {weights.most + 1} codes, {size}")
     right = axes.secondary_yaxis("right", functions=(weights.code_at, weights.value_of))
@@ -101,12 +103,12 @@ def _values(axes: Axes, weights: CodedWeights, which: str) -> None:
 
 
 def _errors(axes: Axes, weights: CodedWeights) -> None:
-    places = range(1, len(weights.weights) + 1)
+    positions = range(1, len(weights.weights) + 1)
     half, worst = weights.step / 2, max(map(abs, weights.errors))
     axes.axhspan(-half, half, color=TINT, linewidth=0, zorder=0)
     axes.axhline(0, color=EXACT, linewidth=0.4)
-    axes.vlines(places, 0, weights.errors, color=SHIFTED, linewidth=1.6)
-    axes.set_xlabel("place in the 5x5 filter")
+    axes.vlines(positions, 0, weights.errors, color=SHIFTED, linewidth=1.6)
+    axes.set_xlabel("position in the 5x5 filter")
     axes.margins(y=0.3)
     text = f"largest {worst:.4f}, half a step {half:.4f} (shaded)"
     axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)

@@ -1,5 +1,5 @@
-"""Runs to draw: finished ones in a folder, whoever made them, in lines that differ in their seed and panels that
-differ in the shift."""
+"""Runs for the figures: finished runs of a folder, grouped into lines (runs that differ only in seed) and panels (lines
+that differ only in the shift)."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,18 +11,18 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, dotted
 from fedshift.paper.experiments import TITLES
 from fedshift.paper.figures.network import TITLES as DATA
-from fedshift.paper.records import FinishedRun, endless
+from fedshift.paper.records import FinishedRun, without_rounds
 from fedshift.runs.record import SETTINGS
 from fedshift.runs.summary import apart, comparable, shown, uplink_label, words
 
-OWN = ("name", "seed", "engine.", "record.", "train.rounds")  # of one run: no two panels differ in nothing else
-LINK = ("uplink.", "algorithm.", "shift.")  # what a line may differ in from the one of full precision beside it
+PER_RUN = ("name", "seed", "engine.", "record.", "train.rounds")  # settings that do not separate panels
+LINK = ("uplink.", "algorithm.", "shift.")  # settings in which a line may differ from full precision
 ORDER = ["FedAvg", "FedPAQ", "Fed-EF", "FedProx", "FedProx with feedback", "SCAFFOLD", "SCAFFOLD with feedback"]
-WORDED = ("algorithm.name", "uplink.bits", "uplink.feedback")  # said in words
+TITLED = ("algorithm.name", "uplink.bits", "uplink.feedback")  # settings that are part of the title
 
 
 class SeedLine(NamedTuple):
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
     records: list[FinishedRun]
@@ -33,7 +33,7 @@ class SeedLine(NamedTuple):
 
 
 class ShiftPanel(NamedTuple):
-    """Lines that differ in nothing but the shift, and the one of full precision to compare with."""
+    """Lines that differ only in the shift, and the line of full precision for comparison."""
 
     algorithm: str
     bits: str
@@ -60,15 +60,15 @@ class ShiftPanel(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Runs that figures 5, 7, 8 and 9 are drawn from."""
+    """Runs of figures 5, 7, 8 and 9."""
 
     panels: list[ShiftPanel]
     folder: Path
-    fresh: bool = False  # runs made for the figures, much smaller than the paper's
+    fresh: bool = False  # True for new runs, much smaller than the paper's
 
     @property
     def pair(self) -> ShiftPanel:
-        """The panel that tells most about the shift: with and without it, FedPAQ, of the fewest bits."""
+        """Preferred panel: with and without the shift, FedPAQ, fewest bits."""
         return min(
             self.panels,
             key=lambda panel: (
@@ -80,22 +80,22 @@ class Source(NamedTuple):
 
     def drawn(self, panels: Sequence[ShiftPanel]) -> str:
         """Number of runs, their rounds and their folder."""
-        records = _once(panels)
+        records = _distinct(panels)
         if self.fresh:
-            return f"from a fresh small run: {_data(records)}, {_rounds(records)}"
+            return f"a new small run: {_data(records)}, {_rounds(records)}"
         return f"{len(records)} run{'s' * (len(records) != 1)} of {_rounds(records)} in {self.folder}"
 
     def about(self, panels: Sequence[ShiftPanel]) -> str:
-        """The same for a reader of the figure, who does not know the folder."""
-        records = _once(panels)
-        fresh = "A fresh small run: " * self.fresh
+        """Data, rounds and seeds, for the caption of a figure."""
+        records = _distinct(panels)
+        fresh = "A new small run: " * self.fresh
         return f"{fresh}{_data(records)}, {_rounds(records)}, {_seeds(panels)}"
 
 
 def found(folder: Path) -> tuple[list[FinishedRun], list[str]]:
-    """The finished runs in a folder and below, and why others are left out.
+    """Finished runs in a folder and its subfolders, and the errors of runs that are left out.
 
-    Of runs that differ in nothing but their rounds, the longest.
+    Of runs that differ only in their number of rounds, the longest is returned.
     """
     longest: dict[tuple[str, int], FinishedRun] = {}
     others: list[str] = []
@@ -103,36 +103,37 @@ def found(folder: Path) -> tuple[list[FinishedRun], list[str]]:
         try:
             record = FinishedRun(path.parent)
             rounds = len(record.lines)
-        except (RunError, SettingsError) as problem:  # it is not finished, or cannot be read
+        except (RunError, SettingsError) as problem:  # unfinished or unreadable
             others.append(str(problem))
             continue
-        key = endless(record), record.experiment.seed
+        key = without_rounds(record), record.experiment.seed
         if key not in longest or rounds > len(longest[key].lines):
             longest[key] = record
     return list(longest.values()), others
 
 
 def panels(records: Sequence[FinishedRun]) -> list[ShiftPanel]:
-    """In the paper's order; that of full precision alone is part of the others, where there are others."""
+    """Panels in the paper's order; full precision is a panel only if there are no others, else a line in each."""
     flat = [
-        {key: x for key, x in comparable(record.experiment).items() if not key.startswith(OWN)} for record in records
+        {key: x for key, x in comparable(record.experiment).items() if not key.startswith(PER_RUN)}
+        for record in records
     ]
-    varying = [key for key in apart([record.experiment for record in records])[0] if not key.startswith(OWN)]
+    varying = [key for key in apart([record.experiment for record in records])[0] if not key.startswith(PER_RUN)]
     grouped: dict[str, dict[str, list[FinishedRun]]] = {}
     for record, settings in zip(records, flat, strict=True):
         shift = {key: x for key, x in settings.items() if key.startswith("shift.")}
         rest = {key: x for key, x in settings.items() if key not in shift}
         grouped.setdefault(str(rest), {}).setdefault(str(shift), []).append(record)
-    lines = [[SeedLine("", some) for some in group.values()] for group in grouped.values()]
+    lines = [[SeedLine("", runs) for runs in group.values()] for group in grouped.values()]
     exact = {_without(LINK, line): line for group in lines for line in group if _full(line)}
     drawn = [group for group in lines if not all(map(_full, group))] or lines
-    made = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
-    return sorted(made, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
+    found = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
+    return sorted(found, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
 
 
 def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | None) -> ShiftPanel:
     settings = dotted(lines[0].experiment.model_dump())
-    others = [key for key in varying if key not in WORDED and not key.startswith("shift.")]
+    others = [key for key in varying if key not in TITLED and not key.startswith("shift.")]
     more = ", ".join(f"{word} {shown(settings.get(key))}" for key, word in words(others).items())
     plain = next((line for line in lines if not line.experiment.shift.on), None)
     shifted = [line for line in lines if line.experiment.shift.on]
@@ -149,12 +150,12 @@ def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | 
 
 
 def _bits(experiment: Experiment) -> str:
-    """Bits of all clients, with those of named groups."""
+    """Bits of all clients, including those of named groups."""
     return uplink_label(experiment) if experiment.uplink.group else f"{shown(experiment.uplink.bits)} bits"
 
 
 def algorithm(experiment: Experiment) -> str:
-    """As the paper calls it."""
+    """Name of the algorithm in the paper."""
     name, feedback = experiment.algorithm.name, experiment.uplink.feedback
     if name != "fedavg":
         return TITLES[name] + " with feedback" * feedback
@@ -164,7 +165,7 @@ def algorithm(experiment: Experiment) -> str:
 
 
 def _shift(line: SeedLine, others: Sequence[SeedLine]) -> str:
-    """With its rule and its own settings where there are several."""
+    """Label of a shifted line, with the settings in which it differs from the others."""
     varying, _ = apart([other.experiment for other in others])
     differing = {key: shown(x) for key, x in comparable(line.experiment).items() if key in varying}
     rule = f" {differing.pop('shift.on')}" if "shift.on" in differing else ""
@@ -178,15 +179,15 @@ def _full(line: SeedLine) -> bool:
 
 def _without(prefixes: tuple[str, ...], line: SeedLine) -> str:
     flat: dict[str, Any] = dotted(line.experiment.model_dump())
-    return str(sorted((key, str(x)) for key, x in flat.items() if not key.startswith(OWN + prefixes)))
+    return str(sorted((key, str(x)) for key, x in flat.items() if not key.startswith(PER_RUN + prefixes)))
 
 
 def _least(line: SeedLine) -> int:
     return min(group.uplink.codec.quantizer.bits for group in links(line.experiment)[0])
 
 
-def _once(panels: Iterable[ShiftPanel]) -> list[FinishedRun]:
-    """The records of panels, each of them once."""
+def _distinct(panels: Iterable[ShiftPanel]) -> list[FinishedRun]:
+    """Distinct records of panels."""
     return list({record.folder: record for panel in panels for record in panel.records}.values())
 
 
@@ -196,10 +197,10 @@ def _rounds(records: Sequence[FinishedRun]) -> str:
 
 
 def _seeds(panels: Iterable[ShiftPanel]) -> str:
-    """Number of runs that a line is the mean of."""
+    """Number of seeds per line."""
     counts = [len(line.records) for panel in panels for line in panel.all]
     least, most = min(counts), max(counts)
-    return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least} to {most} seeds a line"
+    return "one seed" if most == 1 else f"{most} seeds" if least == most else f"{least} to {most} seeds per line"
 
 
 def _data(records: Sequence[FinishedRun]) -> str:

@@ -1,4 +1,4 @@
-"""One look for all figures: the widths of a two-column page, thin axes, a colour for each thing that comes again."""
+"""Common style of all figures: widths of a two-column page, and colours that are the same in all figures."""
 
 import textwrap
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from fedshift.report.style import COLOURS
 from fedshift.report.style import SMALL as SMALL
 
-COLUMN, PAGE = 3.5, 7.16  # inches: of one column, and of both with the gap between them
+COLUMN, PAGE = 3.5, 7.16  # inches: one column, and two columns with the gap
 SHIFTED, PLAIN, SUPERIOR, INFERIOR, UNIFORM, KMEANS = COLOURS[:6]
-EXACT, FAINT, TINT = "0.45", "0.75", "0.93"  # greys: full precision, what is only there to compare with, areas
+EXACT, FAINT, TINT = "0.45", "0.75", "0.93"  # greys: full precision, references, areas
 
 
 class DrawnFigure(NamedTuple):
     figure: Figure
-    source: str  # what it was drawn from
+    source: str  # data it was drawn from
 
 
 def sheet(width: float, height: float) -> Figure:
@@ -33,7 +33,7 @@ def footnote(figure: Figure, text: str) -> None:
 
 
 def legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One for all panels, above them."""
+    """Draw one legend for all panels, above them."""
     named: dict[str, Artist] = {}
     for panel in axes:
         named |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
@@ -41,5 +41,5 @@ def legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
 
 def letter(axes: Axes, which: str, title: str) -> None:
-    """(a), (b), ... and what a panel shows."""
+    """Title of a panel with its letter: (a), (b), ..."""
     axes.set_title(f"({which}) {title}")

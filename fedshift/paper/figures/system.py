@@ -1,4 +1,4 @@
-"""Figure 1: a round of the paper's experiment, with what goes over the wire."""
+"""Figure 1: a round of the paper's experiment, with the bytes of uploads and broadcasts."""
 
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ from fedshift.rounds.uplink import Uplink
 from fedshift.wire.writer import EXACT as AS_IT_IS
 from fedshift.wire.writer import size
 
-WIDE, HIGH = 100, 38  # the sheet's own units
+WIDE, HIGH = 100, 38  # units of the drawing
 ROUND = "round,pad=0,rounding_size=1"
 
 
 class Side(NamedTuple):
-    """The clients of a round that upload alike."""
+    """Clients of a round with the same uplink."""
 
     clients: int
     uplink: Uplink
@@ -53,7 +53,7 @@ class System(NamedTuple):
 
 
 def system() -> System:
-    """As the preset `paper` has it: its cohort is drawn from both groups by their shares."""
+    """System of the preset `paper`; its cohort is drawn from both groups by their shares."""
     experiment, like = Experiment(**PRESETS["paper"]), PaperCNN().state_dict()
     groups, group = links(experiment)
     clients, cohort = experiment.data.clients, experiment.train.cohort
@@ -75,7 +75,7 @@ def draw() -> DrawnFigure:
     _clients(axes, setup)
     _server(axes, setup)
     _back(axes, setup)
-    source = f"the preset paper, {setup.weights:,} weights: {setup.bytes_up:,} bytes up a round"
+    source = f"the preset paper, {setup.weights:,} weights: {setup.bytes_up:,} bytes uploaded per round"
     return DrawnFigure(figure, source)
 
 
@@ -85,13 +85,13 @@ def _clients(axes: Axes, setup: System) -> None:
     up, down = setup.superior, setup.inferior
     _box(axes, 5, top, 15.5, 7, f"{up.clients} superior clients\n{trains}", SUPERIOR)
     _box(axes, 5, low, 15.5, 7, f"{down.clients} inferior clients\n{trains}", INFERIOR)
-    _box(axes, 24, low - 0.5, 15.5, 8, f"quantize Q\nK-means, {2**down.bits} codes\nfor each layer", INFERIOR)
+    _box(axes, 24, low - 0.5, 15.5, 8, f"quantize Q\nK-means, {2**down.bits} codes\nper layer", INFERIOR)
     _arrow(axes, (20.7, low + 3.5), (23.8, low + 3.5), INFERIOR)
     _arrow(axes, (20.7, top + 3.5), (74.3, top + 3.5), SUPERIOR)
     _arrow(axes, (39.7, low + 3.5), (57.3, low + 3.5), INFERIOR)
     for y, side in ((top + 3.5, up), (low + 3.5, down)):
         axes.text(47.5, y + 0.9, f"{side.bytes:,} bytes", ha="center", va="bottom", weight="bold")
-        axes.text(47.5, y - 0.9, f"{side.bits} bits a weight", ha="center", va="top", fontsize=SMALL)
+        axes.text(47.5, y - 0.9, f"{side.bits} bits per weight", ha="center", va="top", fontsize=SMALL)
     axes.text(47.5, top - 3.5, "uplink", ha="center", va="center", style="italic", color=EXACT)
 
 
@@ -107,7 +107,7 @@ def _server(axes: Axes, setup: System) -> None:
     sums = rf"$w=\frac{{1}}{{{k}}}\,(\sum_{{i=1}}^{{{i}}} DeQ(Q(w_i))+\sum_{{j=1}}^{{{s}}} w_j)$"
     axes.text(86.5, 26.8, sums, ha="center", va="center", fontsize=SMALL)
     _box(axes, 74.5, 7.5, 24, 9.5, "", SHIFTED)
-    axes.text(86.5, 14.3, "shift, layer by layer", ha="center", va="center", color=SHIFTED)
+    axes.text(86.5, 14.3, "shift per layer", ha="center", va="center", color=SHIFTED)
     rule = rf"$\hat{{w}}=w-\frac{{{i}}}{{{k}}}\,\mathrm{{mean}}(w)$"
     axes.text(86.5, 10.3, rule, ha="center", va="center", fontsize=9)
     _arrow(axes, (69.7, 20), (74.3, 24.5), INFERIOR)
@@ -115,13 +115,11 @@ def _server(axes: Axes, setup: System) -> None:
 
 
 def _back(axes: Axes, setup: System) -> None:
-    """From the shift along the bottom and up to both groups."""
+    """Draw the arrow from the shift along the bottom to both groups."""
     axes.plot([86.5, 86.5, 1.5, 1.5], [7.4, 1, 1, 34], color=EXACT, linewidth=0.9, solid_joinstyle="round")
     for y in (20, 34):
         _arrow(axes, (1.5, y), (4.8, y), EXACT)
-    text = (
-        f"downlink: {setup.broadcast:,} bytes to each of {setup.cohort} clients, drawn anew out of {setup.population}"
-    )
+    text = f"downlink: {setup.broadcast:,} bytes to each of {setup.cohort} clients, drawn from {setup.population}"
     axes.text(47.5, 1.8, text, ha="center", va="bottom", color=EXACT)
 
 

@@ -1,4 +1,4 @@
-"""Figure 3: the weights of a layer before and after four epochs of one training, and under 4-bit quantizers."""
+"""Figure 3: weights of a layer before and after four epochs of a training, with 4-bit quantizers."""
 
 import math
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from fedshift.paper.figures.style import (
 )
 
 BITS, EPOCHS, BINS = 4, 4, 75
-MOST = 5_000  # examples: an epoch over all of CIFAR-10 takes minutes on a CPU
+MOST = 5_000  # examples; an epoch over all of CIFAR-10 takes minutes on a CPU
 LAYER = {"cifar10": "conv2.weight", "digits": "fc1.weight"}
 QUANTIZERS: dict[str, tuple[Quantizer, str]] = {
     "uniform": (Uniform(BITS), UNIFORM),
@@ -36,18 +36,18 @@ QUANTIZERS: dict[str, tuple[Quantizer, str]] = {
 
 
 class WeightCounts(NamedTuple):
-    """A layer's weights in bins, and what a quantizer makes of them."""
+    """Histogram of a layer's weights before and after quantization."""
 
     edges: list[float]
-    before: list[int]  # in each bin
-    after: dict[float, int]  # at each value a code stands for
+    before: list[int]  # weights per bin
+    after: dict[float, int]  # weights per decoded value
     mean: float
     spread: float
     error: float  # |DeQ(Q(w)) - w| / |w|
 
 
 def course(data: Dataset, epochs: int = EPOCHS, most: int = MOST) -> tuple[Params, Params]:
-    """The weights of a network as it is initialised, and after some epochs over the first examples of a shuffle."""
+    """Initial weights of a network, and weights after some epochs over a random sample of the examples."""
     experiment = recipe(data)
     model, key = named_model(experiment, data), rng.key(experiment.seed, "centralised")
     index = rng.uniform(key.view(1), len(data.y))[0].argsort(stable=True)[:most]
@@ -55,10 +55,10 @@ def course(data: Dataset, epochs: int = EPOCHS, most: int = MOST) -> tuple[Param
 
 
 def counted(w: Tensor, quantizer: Quantizer, reach: float, bins: int = BINS) -> WeightCounts:
-    """w between -reach and reach.
+    """Counts of w between -reach and reach.
 
-    >>> one = counted(torch.tensor([-1.0, -0.9, 0.8, 1.0]), Uniform(1), 1.0, bins=4)
-    >>> one.before, one.after
+    >>> counts = counted(torch.tensor([-1.0, -0.9, 0.8, 1.0]), Uniform(1), 1.0, bins=4)
+    >>> counts.before, counts.after
     ([2, 0, 0, 2], {-1.0: 2, 1.0: 2})
     """
     rows = w.reshape(1, -1).float()
@@ -82,18 +82,18 @@ def draw() -> DrawnFigure:
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
     reach = 1.02 * max(float(params[layer].abs().max()) for params in (first, last))
     for row, (name, (quantizer, colour)) in enumerate(QUANTIZERS.items()):
-        for column, (params, epoch) in enumerate(((first, "epoch 0, as initialised"), (last, f"epoch {EPOCHS}"))):
+        for column, (params, epoch) in enumerate(((first, "epoch 0 (initial weights)"), (last, f"epoch {EPOCHS}"))):
             counts = counted(params[layer], quantizer, reach)
             _panel(axes[row, column], counts, name, colour)
             letter(axes[row, column], "abcd"[2 * row + column], f"{name}, {BITS} bits, {epoch}")
-    for one_axes in axes[:, 0]:
-        one_axes.set_ylabel("number of weights")
-    for one_axes in axes[1]:
-        one_axes.set_xlabel(f"weight of {layer.removesuffix('.weight')}")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("number of weights")
+    for panel in axes[1]:
+        panel.set_xlabel(f"weight of {layer.removesuffix('.weight')}")
     legend(figure, axes.flat)
-    seen = f"{MOST:,} of the {len(data.y):,}" if len(data.y) > MOST else f"all {len(data.y):,}"
+    amount = f"{MOST:,} of the {len(data.y):,}" if len(data.y) > MOST else f"all {len(data.y):,}"
     source = (
-        f"one training of {experiment.model.name} on {seen} examples of {TITLES[data.name]}, "
+        f"one training of {experiment.model.name} on {amount} examples of {TITLES[data.name]}, "
         f"batch {experiment.train.batch}, lr {experiment.train.lr:g}, momentum {experiment.train.momentum:g}"
     )
     footnote(figure, source)
@@ -101,11 +101,11 @@ def draw() -> DrawnFigure:
 
 
 def _panel(axes: Axes, weights: WeightCounts, name: str, colour: str) -> None:
-    """On a logarithmic scale: a code stands for the weights of many bins."""
-    axes.stairs(weights.before, weights.edges, fill=True, color=FAINT, label="32 bits: in a bin")
+    """Draw a panel on a logarithmic scale, because a code covers the weights of many bins."""
+    axes.stairs(weights.before, weights.edges, fill=True, color=FAINT, label="32 bits, per bin")
     values, counts = list(weights.after), list(weights.after.values())
     axes.vlines(values, 0.5, counts, color=colour, linewidth=1.4)
-    axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}: at a code")
+    axes.plot(values, counts, "o", color=colour, markersize=2.6, label=f"{name}, per code")
     axes.set_yscale("log")
     axes.set_ylim(0.7, 10 ** (math.log10(max(counts)) + 1.2))
     text = f"error {100 * weights.error:.1f} %, mean {weights.mean:.4f}, spread {weights.spread:.3f}".replace(

@@ -1,4 +1,4 @@
-"""Figures of runs that are nothing like the paper's, and files that are nobody's to write over."""
+"""Figures of runs unlike the paper's, and protection of other files."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def source(folder: Path) -> Source:
     return found
 
 
-def test_panels_say_of_which_data_and_model_they_are(tmp_path: Path) -> None:
+def test_panels_name_their_data_and_model(tmp_path: Path) -> None:
     for data, model in (("mnist", "mlp"), ("digits", "paper-cnn")):
         write(tmp_path / data, settings(data={"name": data}, model={"name": model}))
     assert [panel.more for panel in source(tmp_path).panels] == [
@@ -28,36 +28,38 @@ def test_panels_say_of_which_data_and_model_they_are(tmp_path: Path) -> None:
     ]
 
 
-def test_scores_of_different_kinds_do_not_share_an_axis(tmp_path: Path) -> None:
+def test_runs_with_different_metrics_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a", settings())
     write(tmp_path / "b", settings(train={"metric": "mine:gain"}), 7.0)
-    with pytest.raises(RunError, match=r"scored by accuracy and by metric\.gain; figure 7 has one upright axis"):
+    with pytest.raises(
+        RunError, match=r"have the metrics accuracy and metric\.gain; figure 7 needs runs of one metric"
+    ):
         curves.draw_accuracy(source(tmp_path))
 
 
-def test_the_rounds_that_shares_are_the_mean_of_are_the_evaluated_ones(tmp_path: Path) -> None:
+def test_shares_are_means_of_evaluated_rounds(tmp_path: Path) -> None:
     seldom: list[float | None] = [None, None, None, None, 0.25] * 4
     shares = {f"predicted.{label}": seldom for label in range(4)}
     write(tmp_path / "run", settings(record={"evaluate": 5}), seldom, figures={"loss": seldom, **shares})
-    said = predictions.draw(source(tmp_path)).figure.get_supxlabel()
-    assert said == "digits, 20 rounds, one seed; mean of the last 4 evaluated rounds"
+    caption = predictions.draw(source(tmp_path)).figure.get_supxlabel()
+    assert caption == "digits, 20 rounds, one seed; mean of the last 4 evaluated rounds"
 
 
-def test_of_many_labels_some_are_named(tmp_path: Path) -> None:
+def test_only_some_of_many_labels_are_on_the_axis(tmp_path: Path) -> None:
     write(tmp_path / "run", classes=100)
     axes = predictions.draw(source(tmp_path)).figure.axes[0]
     assert list(axes.get_xticks()) == list(range(0, 100, 5))
 
 
-def test_one_round_is_one_round_and_too_few_for_the_fence(tmp_path: Path) -> None:
+def test_one_round_is_too_few_for_the_fence(tmp_path: Path) -> None:
     write(tmp_path / "run", settings(rounds=1))
     found = source(tmp_path)
     assert found.drawn(found.panels) == f"1 run of 1 round in {tmp_path}"
-    with pytest.raises(RunError, match="needs means of layers in rounds that follow each other"):
+    with pytest.raises(RunError, match="the fence needs layer means of consecutive rounds"):
         ratios(found.pair)
 
 
-def test_only_figures_of_ours_are_written_over(tmp_path: Path) -> None:
+def test_only_figures_of_this_command_are_overwritten(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "figure-2.svg", tmp_path / "figure-1.svg"
     for _ in range(2):
         assert fedshift("paper", "figures", "2", "--format", "svg", "--format", "pdf", "--out", tmp_path).exit_code == 0

@@ -1,4 +1,4 @@
-"""The numbers behind figures 5, 7, 8 and 9, which are drawn from records."""
+"""Numbers of figures 5, 7, 8 and 9, which are drawn from records."""
 
 import shutil
 from dataclasses import replace
@@ -12,7 +12,7 @@ from fedshift.core.files import RunError
 from fedshift.paper.experiments import dirichlet, mixed
 from fedshift.paper.figures import fence, predictions
 from fedshift.paper.figures.curves import across, curve, score
-from fedshift.paper.figures.fence import LayerMeans, means, ratios, spread, taken
+from fedshift.paper.figures.fence import LayerMeans, means, ratios, spread, subtracted
 from fedshift.paper.figures.records import Source, found, panels
 from fedshift.paper.publish import publish
 from fedshift.paper.records import FinishedRun
@@ -24,7 +24,7 @@ from tests.runs import FEDAVG, go, small
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run with the shift and one without."""
+    """Two small runs, with and without the shift."""
     out = tmp_path_factory.mktemp("runs")
     for on in (True, False):
         go(
@@ -34,8 +34,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_fence_is_where_the_theorem_has_it() -> None:
-    """I/K = 0.5: at 4/3 of the mean before; I/K = 1: at twice of it."""
+def test_the_fence_agrees_with_the_theorem() -> None:
+    """I/K = 0.5: at 4/3 of the previous mean; I/K = 1: at twice the previous mean."""
     assert [fence.fence(0.5), fence.fence(1.0)] == pytest.approx([4 / 3, 2.0])
     for share in (0.25, 0.5, 1.0):
         assert fence.gain(share, fence.fence(share)) == pytest.approx(0, abs=1e-12)
@@ -47,48 +47,48 @@ def test_the_fence_is_where_the_theorem_has_it() -> None:
 def test_steps_of_a_real_run_lie_on_the_curve() -> None:
     measured = fence.steps()
     assert len(measured) == 30 * 3
-    assert all(one.right for one in measured)
-    for one in measured:
-        assert one.gain == pytest.approx(fence.gain(one.share, one.ratio), rel=1e-6, abs=1e-6)
+    assert all(step.right for step in measured)
+    for step in measured:
+        assert step.gain == pytest.approx(fence.gain(step.share, step.ratio), rel=1e-6, abs=1e-6)
 
 
-def test_ratios_of_a_record_say_what_the_run_said(ran: Path) -> None:
-    """The run compared the means itself, in full precision, when it aggregated."""
+def test_ratios_of_a_record_agree_with_the_recorded_comparison(ran: Path) -> None:
+    """The run compares the means in full precision when it aggregates."""
     for folder in sorted(ran.iterdir()):
         record = FinishedRun(folder)
         for layer in record.layers("shorter"):
-            told = [one.shorter for one in means(record, layer)]
-            assert told == [bool(x) for x in record.column(f"shorter.{layer}")[1:]]
+            computed = [item.shorter for item in means(record, layer)]
+            assert computed == [bool(x) for x in record.column(f"shorter.{layer}")[1:]]
 
 
 def test_a_published_record_has_the_same_ratios(ran: Path, tmp_path: Path) -> None:
-    """It has no mean before the shift; three digits of the mean after it tell."""
-    own = FinishedRun(ran / "shift-True")
-    place, _ = publish(own.folder, tmp_path)
-    for a, b in zip(means(own, "fc1.weight"), means(FinishedRun(place), "fc1.weight"), strict=True):
+    """The mean before the shift is computed from three digits of the mean after it."""
+    run = FinishedRun(ran / "shift-True")
+    place, _ = publish(run.folder, tmp_path)
+    for a, b in zip(means(run, "fc1.weight"), means(FinishedRun(place), "fc1.weight"), strict=True):
         assert b.ratio == pytest.approx(a.ratio, rel=0.02)
         assert b.share == a.share == 0.5
 
 
-def test_the_share_taken_is_capped_and_ramped_as_the_rule_does(tmp_path: Path) -> None:
-    said = {"shift": {"max_share": 0.4, "warmup": 4}, "train": {"selection": "stratified"}}
-    go(small(FEDAVG, said), tmp_path / "run")
+def test_the_share_is_capped_and_ramped_as_in_the_rule(tmp_path: Path) -> None:
+    config = {"shift": {"max_share": 0.4, "warmup": 4}, "train": {"selection": "stratified"}}
+    go(small(FEDAVG, config), tmp_path / "run")
     record = FinishedRun(tmp_path / "run")
-    assert [taken(record, t, 0.5) for t in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
+    assert [subtracted(record, t, 0.5) for t in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
     assert means(record, "fc1.weight")[0].share == pytest.approx(0.2)
 
 
-def test_a_panel_says_how_many_rounds_lie_outside(ran: Path) -> None:
+def test_ratios_of_a_panel_have_its_share_layers_and_lines(ran: Path) -> None:
     source = Source(panels(found(ran)[0]), ran)
-    told = ratios(source.pair)
-    assert (told.share, told.layers) == (0.5, ["fc1.weight", "fc2.weight"])
-    assert list(told.lines) == ["without shift", "with shift"]
-    with pytest.raises(RunError, match="three rounds or more"):
+    found_ratios = ratios(source.pair)
+    assert (found_ratios.share, found_ratios.layers) == (0.5, ["fc1.weight", "fc2.weight"])
+    assert list(found_ratios.lines) == ["without shift", "with shift"]
+    with pytest.raises(RunError, match="at least three rounds"):
         spread([LayerMeans(0.5, 1.0, 1.0)])
 
 
-def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
-    """Seeds make a line, the shift a panel; 32+32 bits is drawn into the others."""
+def test_runs_are_grouped_into_lines_and_panels(tmp_path: Path) -> None:
+    """Seeds form a line, shifts a panel; 32+32 bits are drawn in every panel."""
     for seed in (0, 1):
         write(tmp_path, mixed("fedpaq", 8, False), 0.7, seed)
     for cell in (
@@ -100,7 +100,7 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
         write(tmp_path, cell, 0.6)
     write(tmp_path, replace(mixed("fedpaq", 4, True), rounds=250), 0.5)
     made = panels(found(tmp_path)[0])
-    assert [one.title for one in made] == [
+    assert [panel.title for panel in made] == [
         "FedPAQ, 32+4 bits",
         "FedPAQ, 32+8 bits",
         "Fed-EF, 32+4 bits",
@@ -109,18 +109,18 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
     paq = made[1]
     assert paq.plain is not None
     assert [len(line.records) for line in paq.lines] == [2, 1]
-    assert all(one.exact and one.exact.label == "32+32 bits, without shift" for one in made)
+    assert all(panel.exact and panel.exact.label == "32+32 bits, without shift" for panel in made)
     source = Source(made, tmp_path)
-    assert source.pair is paq  # the only one with both
+    assert source.pair is paq  # the only panel with both
     assert source.drawn([paq]) == f"4 runs of 800 rounds in {tmp_path}"
-    assert source.about(made) == "CIFAR-10, 250 to 800 rounds, 1 to 2 seeds a line"
-    rounds, (one, _) = curve(paq.plain, score)
+    assert source.about(made) == "CIFAR-10, 250 to 800 rounds, 1 to 2 seeds per line"
+    rounds, (values, _) = curve(paq.plain, score)
     assert rounds == list(range(1, 801))
-    assert one == pytest.approx([70.0] * 800)
+    assert values == pytest.approx([70.0] * 800)
 
 
-def test_a_panel_has_a_line_for_each_rule_of_the_shift(tmp_path: Path) -> None:
-    """Settings of a shift that is off make no line of their own."""
+def test_a_panel_has_one_line_per_shift_rule(tmp_path: Path) -> None:
+    """Settings of a disabled shift do not separate lines."""
     rules: list[dict[str, Any]] = [{"on": False}, {"on": False, "per": "layer"}, {"per": "layer"}, {"per": "filter"}]
     for i, shift in enumerate(rules):
         write_record(tmp_path / str(i), settings(seed=i) | {"shift": shift})
@@ -130,7 +130,7 @@ def test_a_panel_has_a_line_for_each_rule_of_the_shift(tmp_path: Path) -> None:
     assert [line.label for line in panel.lines] == ["without shift", "with shift per layer", "with shift per filter"]
 
 
-def test_of_runs_alike_the_longest_is_drawn(tmp_path: Path) -> None:
+def test_of_runs_that_differ_in_rounds_the_longest_is_drawn(tmp_path: Path) -> None:
     write(tmp_path, replace(mixed("fedpaq", 4, False), rounds=250), 0.5)
     write(tmp_path, mixed("fedpaq", 4, False), 0.6)
     records, others = found(tmp_path)
@@ -138,7 +138,7 @@ def test_of_runs_alike_the_longest_is_drawn(tmp_path: Path) -> None:
     assert not others
 
 
-def test_a_run_that_cannot_be_drawn_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_drawn_is_left_out_and_reported(tmp_path: Path) -> None:
     write(tmp_path, mixed("fedpaq", 4, False), 0.6)
     (whole,) = (path.parent for path in tmp_path.rglob("settings.toml"))
     half, broken = (Path(shutil.copytree(whole, tmp_path / name)) for name in ("half", "broken"))
@@ -152,26 +152,30 @@ def test_a_run_that_cannot_be_drawn_is_left_out_and_told(tmp_path: Path) -> None
 
 def test_full_precision_alone_is_a_panel(tmp_path: Path) -> None:
     write(tmp_path, mixed("fedavg", 32, False))
-    (one,) = panels(found(tmp_path)[0])
-    assert (one.title, one.exact, [line.label for line in one.lines]) == ("FedAvg, 32+32 bits", None, ["without shift"])
+    (panel,) = panels(found(tmp_path)[0])
+    assert (panel.title, panel.exact, [line.label for line in panel.lines]) == (
+        "FedAvg, 32+32 bits",
+        None,
+        ["without shift"],
+    )
 
 
 def test_a_panel_names_groups_of_clients(tmp_path: Path) -> None:
     uplink = {"bits": 8, "quantizer": "uniform", "group": {"slow": {"share": 0.5, "bits": 4}}}
     write_record(tmp_path / "run", settings() | {"uplink": uplink})
-    (one,) = panels(found(tmp_path)[0])
-    assert one.title == "FedPAQ, 8 bit, uniform; slow 0.5: 4 bit"
+    (panel,) = panels(found(tmp_path)[0])
+    assert panel.title == "FedPAQ, 8 bit, uniform; slow 0.5: 4 bit"
 
 
-def test_panels_say_in_what_else_they_differ(tmp_path: Path) -> None:
+def test_panels_name_other_settings_in_which_they_differ(tmp_path: Path) -> None:
     for alpha in (0.1, 100.0):
         write(tmp_path, dirichlet("kmeans", alpha, 4, True))
     made = panels(found(tmp_path)[0])
-    assert [one.more for one in made] == ["alpha 0.1", "alpha 100.0"]
+    assert [panel.more for panel in made] == ["alpha 0.1", "alpha 100.0"]
     assert across(made) == 2
 
 
-def test_bits_stand_side_by_side_where_all_have_the_same(tmp_path: Path) -> None:
+def test_bits_share_a_row_if_all_rows_have_the_same_bits(tmp_path: Path) -> None:
     for name in ("fedpaq", "fedprox"):
         for bits in (4, 6, 8):
             write(tmp_path, mixed(name, bits, True))
@@ -180,13 +184,13 @@ def test_bits_stand_side_by_side_where_all_have_the_same(tmp_path: Path) -> None
     assert across(made[:5]) == 5
 
 
-def test_shares_of_labels_are_percents_of_the_last_rounds(tmp_path: Path) -> None:
+def test_shares_of_labels_are_percentages_of_the_last_rounds(tmp_path: Path) -> None:
     write(tmp_path, mixed("fedpaq", 4, True), predicted=[0.05, 0.15] * 5)
     (panel,) = panels(found(tmp_path)[0])
     assert predictions.shares(panel.shifted[0]) == pytest.approx([5.0, 15.0] * 5)
 
 
-def test_labels_are_parted_by_parity_in_the_main_partition_only(tmp_path: Path) -> None:
+def test_labels_are_split_by_parity_only_in_the_main_partition(tmp_path: Path) -> None:
     for cell, parted in (
         (mixed("fedpaq", 4, True), True),
         (mixed("fedavg", 32, False), False),

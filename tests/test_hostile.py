@@ -170,7 +170,7 @@ def test_one_negative_variance_does_not_reach_the_mean(
         return upload._replace(frame=pack(EXACT, change if uplink else w, update=bool(uplink)))
 
     state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, negative))
-    assert list(outcome.failed.values()) == ["norm.running_var: holds a negative variance"]
+    assert list(outcome.failed.values()) == ["norm.running_var: contains a negative variance"]
     assert outcome.arrived == 9
     assert bool((state.out.params["norm.running_var"] > 0).all())
 

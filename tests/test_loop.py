@@ -109,7 +109,7 @@ def test_rounds_without_a_usable_upload_are_skipped_until_patience_ends() -> Non
     assert (first.arrived, second.arrived, len(first.failed)) == (0, 0, 5)
     assert first.layers == {}
     assert same(state.out.params, start)
-    with pytest.raises(DivergedError, match=r"round 3: no usable upload in 3 rounds in a row; the last: .*NaN"):
+    with pytest.raises(DivergedError, match=r"round 3: no usable upload in 3 rounds in a row; last reason: .*NaN"):
         train(fed, rounds=3)
 
 

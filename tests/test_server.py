@@ -57,7 +57,7 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "derived control beyond float32": (
         "derived",
         lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
-        "the control that follows from the upload is NaN or infinite",
+        "the control computed from the upload is NaN or infinite",
     ),
     "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the frame says it has"),
 }

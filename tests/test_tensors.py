@@ -112,7 +112,7 @@ def test_a_sparse_buffer_must_not_be_of_the_state(engine: str, tmp_path: Path) -
     mask = torch.tensor([0.0, 0.0, -8.0]).to_sparse()
     said = refused(Masked(mask), engine, tmp_path / "run")
     assert said == (
-        "model: mask: is of torch.sparse_coo, which model.safetensors cannot hold; "
+        "model: mask: has layout torch.sparse_coo, which model.safetensors cannot store; "
         "make it dense and of another dtype, or a buffer with persistent=False"
     )
     trained(Masked(mask, persistent=False), engine, tmp_path / "run")
@@ -120,7 +120,7 @@ def test_a_sparse_buffer_must_not_be_of_the_state(engine: str, tmp_path: Path) -
 
 def test_what_a_file_cannot_hold_is_refused_before_training(tmp_path: Path) -> None:
     said = refused(Masked(torch.zeros(3, dtype=torch.complex128)), "sequential", tmp_path / "run")
-    assert "mask: is of torch.complex128, which model.safetensors cannot hold" in said
+    assert "mask: has dtype torch.complex128, which model.safetensors cannot store" in said
 
 
 class Seen(Masked):
@@ -136,8 +136,8 @@ class Seen(Masked):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_buffer_that_stays_must_not_change_in_training(engine: str, tmp_path: Path) -> None:
     said = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
-    why = "holds NaN, infinity or a number beyond 1e+30"
-    assert said == f"model: mask: {why}, so it cannot travel, and training must not change it"
+    why = "contains NaN, infinity or a number beyond 1e+30"
+    assert said == f"model: mask: {why}, so it cannot be sent, and training must not change it"
     if engine != "batched":  # as any buffer that changes, it would not be for stacked clients
         whole = trained(Seen(torch.tensor(1e6)), engine, tmp_path / "run")
         assert float(whole.params["mask"]) < 0
@@ -157,7 +157,7 @@ class Late(Masked):
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 def test_a_change_of_a_buffer_that_stays_is_noticed_in_any_round(engine: str) -> None:
     begun = run(settings(engine), model=Late(INFINITE), data=points())
-    with pytest.raises(TrainingError, match=r"round 1, client \d: .*mask: holds .* training must not change it"):
+    with pytest.raises(TrainingError, match=r"round 1, client \d: .*mask: contains .* training must not change it"):
         list(begun)
 
 
@@ -237,18 +237,18 @@ def broken(of: str) -> nn.Module:
     [
         ("complex", "is of torch.complex64"),
         ("float8", "is of torch.float8_e4m3fn"),
-        ("infinite", "holds NaN, infinity or a number beyond 1e+30"),
-        ("large", "holds NaN, infinity or a number beyond 1e+30"),
+        ("infinite", "contains NaN, infinity or a number beyond 1e+30"),
+        ("large", "contains NaN, infinity or a number beyond 1e+30"),
     ],
 )
 def test_a_parameter_that_cannot_be_trained_is_refused(of: str, why: str, engine: str, tmp_path: Path) -> None:
     said = refused(broken(of), engine, tmp_path / "run")
-    assert said == f"model: second.weight: {why}, and a parameter like that cannot be trained"
+    assert said == f"model: second.weight: {why}; such a parameter cannot be trained"
 
 
 def test_a_lazy_model_is_refused(tmp_path: Path) -> None:
     said = refused(nn.Sequential(nn.LazyLinear(2)), "sequential", tmp_path / "run")
-    assert said == "model: 0.weight: has no shape yet; call a lazy model on one batch before it is trained"
+    assert said == "model: 0.weight: has no shape yet; call the lazy model on one batch before training"
 
 
 def test_a_model_that_is_not_for_stacked_clients_leaves_no_folder(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Shift:
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
         if self.tensors is not None and not all(isinstance(name, str) for name in self.tensors):
-            raise TypeError(f"Shift(tensors={self.tensors!r}): needs names of tensors or patterns, like 'fc*.weight'")
+            raise TypeError(f"Shift(tensors={self.tensors!r}): tensors must be names or patterns, such as 'fc*.weight'")
 
     def share_in(self, rnd: Round) -> float:
         """The share of the mean that is subtracted in a round."""

@@ -21,7 +21,7 @@ from fedshift.core import rng
 
 Side = Tensor  # float32 (rows, width): what one row needs beside its codes
 Shape = Sequence[int]
-NOT_FINITE = "holds NaN or infinity, which cannot be quantized"
+NOT_FINITE = "contains NaN or infinity, which cannot be quantized"
 LANES = 64  # counters per code that a GPU counts with
 CHUNK = 1 << 17  # values worked on at a time on a CPU: a chunk and its temporaries stay in the L2 cache
 

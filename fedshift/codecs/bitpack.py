@@ -43,7 +43,7 @@ class BitPack:
 
     def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
         if len(data) != self.size(n, bits):
-            raise ValueError(f"{len(data)} bytes where {n} codes of {bits} bits take {self.size(n, bits)}")
+            raise ValueError(f"{len(data)} bytes instead of {self.size(n, bits)} for {n} codes of {bits} bits")
         codes = unpack(np.frombuffer(data, np.uint8), bits)
         if codes[n:].any():
             raise ValueError("the bits after the last code are not zero")

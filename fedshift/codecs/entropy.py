@@ -59,7 +59,7 @@ class Zstd:
             width = bits if 8 % bits == 0 else 8
             claimed, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, width)
             if claimed != expected:
-                raise ValueError(f"a zstd frame of {claimed} bytes where {expected} are expected")
+                raise ValueError(f"a zstd frame of {claimed} bytes instead of {expected}")
             _check_blocks(memoryview(data), 1 + expected // LEAST_BLOCK)
             whole = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
                 data, max_output_size=expected, allow_extra_data=False
@@ -128,11 +128,11 @@ class Range:
     def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
         data = memoryview(data)
         if not len(data):
-            raise ValueError("no bytes where range-coded codes are expected")
+            raise ValueError("range-coded codes are missing: the buffer is empty")
         if data[0] == PACKED:
             return BitPack().decode(data[1:], n, bits)
         if data[0] > GAPS or not n:
-            raise ValueError(f"{n} range-coded codes of kind {data[0]}; 0 is known, and where there are codes 1 and 2")
+            raise ValueError(f"kind {data[0]} of {n} range-coded codes; known are 0, 1 and 2, and only 0 without codes")
         levels, at = _read_table(data, bits)
         table = data[1:at]
         used = np.flatnonzero(levels)
@@ -141,16 +141,18 @@ class Range:
         if data[0] == GAPS:
             digits, at = _read_varint(data, at)
         if DENSEST * digits > n or (len(used) == 1 and (digits or data[0] == PLAIN)):
-            raise ValueError(f"{digits} digits of gaps for {n} codes with {len(used)} in use, which no encoder writes")
+            raise ValueError(
+                f"{digits} digits of gaps for {n} codes, {len(used)} of them distinct, which no encoder writes"
+            )
         if len(data) == at or data[-1] == 0:
-            raise ValueError("the range coder's state is missing or has zeros at its end")
+            raise ValueError("the range coder's state is missing or ends with zero bytes")
         words = np.frombuffer(bytes(data[at:]) + bytes((at - len(data)) % 4), "<u4").astype(np.uint32)
         stack = constriction.stream.stack.AnsCoder(words)
         codes = _read_plain(stack, n, used, shares) if data[0] == PLAIN else _read_gaps(stack, digits, n, used, shares)
         if stack.get_compressed().tolist() != [WHOLE]:
             raise ValueError("the range coder's state does not end with the last code")
         if _table(_levels(_count(codes, bits))) != table:
-            raise ValueError("the range coder's frequencies are not those of its codes")
+            raise ValueError("the range coder's frequencies do not match its codes")
         return torch.from_numpy(codes)
 
     def size(self, n: int, bits: int) -> None:
@@ -191,15 +193,15 @@ def _check_blocks(data: memoryview, most: int) -> None:
         last, kind, size = head & 1, head >> 1 & 3, head >> 3
         at += 3 + (1 if kind == RLE else size)
         if kind == RESERVED or at > len(data):
-            raise ValueError("a zstd block runs beyond its frame or is of no known kind")
+            raise ValueError("a zstd block extends beyond its frame or has an unknown type")
         if last:
             return
-    raise ValueError(f"a zstd frame of more than {most} blocks, which no encoder makes")
+    raise ValueError(f"a zstd frame of more than {most} blocks, which no encoder writes")
 
 
 def _below(codes: Tensor, bits: int) -> Tensor:
     if len(codes) and (highest := int(codes.max())) >= 1 << bits:
-        raise ValueError(f"code {highest} does not fit {bits} bits")
+        raise ValueError(f"code {highest} does not fit in {bits} bits")
     return codes
 
 
@@ -212,7 +214,7 @@ def _count(symbols: NDArray[np.uint8], bits: int) -> Counts:
         pairs = np.bincount(np.ascontiguousarray(symbols[:even]).view(np.uint16), minlength=1 << 16).reshape(256, 256)
         counts = pairs.sum(0) + pairs.sum(1) + np.bincount(symbols[even:], minlength=256)
     if counts[1 << bits :].any():
-        raise ValueError(f"code {np.flatnonzero(counts)[-1]} does not fit {bits} bits")
+        raise ValueError(f"code {np.flatnonzero(counts)[-1]} does not fit in {bits} bits")
     return counts[: 1 << bits]
 
 
@@ -254,7 +256,7 @@ def _read_table(data: memoryview, bits: int) -> tuple[Counts, int]:
         if code >= len(levels):
             break
     if code != len(levels) or not levels.any():
-        raise ValueError(f"the range coder's table is not one of frequencies of {len(levels)} codes")
+        raise ValueError(f"the range coder's table does not contain frequencies of {len(levels)} codes")
     return levels, at
 
 
@@ -276,7 +278,7 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
             if not byte and i:
                 break
             return number, at + i + 1
-    raise ValueError("the range coder's number of gaps is cut short or not in its shortest form")
+    raise ValueError("the range coder's number of digits is truncated or not in its shortest form")
 
 
 def _gaps(symbols: NDArray[np.uint8], frequent: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
@@ -339,7 +341,7 @@ def _read_gaps(stack: Any, digits: int, n: int, used: Counts, shares: Counts) ->
     ends = read < LONGEST
     where = np.cumsum(read + ends, dtype=np.int64)
     if not ends[-1] or where[-1] > n:
-        raise ValueError("the range coder's gaps go beyond the last code")
+        raise ValueError("the range coder's gaps extend beyond the last code")
     where = where[ends] - 1
     others, rest = np.delete(used, top).astype(np.uint8), np.delete(shares, top)
     values = stack.decode(_model(_scaled(rest)), len(where)) if len(rest) > 1 else np.zeros(len(where), np.int32)

@@ -33,7 +33,7 @@ class Identity:
 
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         if not finite(x):
-            raise ValueError("holds NaN or infinity")
+            raise ValueError("contains NaN or infinity")
         return _bytes(x)
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
@@ -73,7 +73,7 @@ class Cast:
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         short = x.to(self.dtype)
         if not finite(short):
-            raise ValueError(f"holds NaN, infinity or a value too large for {self.to}")
+            raise ValueError(f"contains NaN, infinity or a value too large for {self.to}")
         return _bytes(short)
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:

@@ -47,7 +47,7 @@ class Step(Lookup):
         if not 0.01 <= self.step <= 1000:
             raise ValueError(f"Step(step={self.step}): step must be between 0.01 and 1000 times the root mean square")
         if self.rate is not None and not 0.001 <= self.rate <= self.bits - 1:
-            raise ValueError(f"Step(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits a value")
+            raise ValueError(f"Step(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits per value")
 
     @property
     def top(self) -> int:
@@ -101,7 +101,7 @@ class Step(Lookup):
         rms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
         largest = torch.linalg.vector_norm(x, torch.inf, dim=1).double()
         if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
-            raise ValueError(NOT_FINITE if not largest.isfinite().all() else "holds a number beyond 2^120")
+            raise ValueError(NOT_FINITE if not largest.isfinite().all() else "contains a number beyond 2^120")
         if self.rate is None:
             step = rms * self.step
         else:

@@ -108,7 +108,7 @@ class Client:
                 seen = sent.decoded if rule.extra == "derived" else w
                 rule_memory, change = rule.finish(seen, job.sent, rule_memory, travel(plan, self.task.momentum))
                 if not all(finite(change[name]) for name in change):
-                    raise ValueError("its control became NaN or infinite")
+                    raise ValueError("its control is NaN or infinite")
                 extra = pack(EXACT, change) if rule.extra == "sent" else b""
         except ValueError as problem:  # NaN or infinity, which no frame carries
             return Upload(job.clients[i], b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
@@ -168,7 +168,7 @@ class Client:
         """A buffer that cannot travel must be what it was: a change of it would be lost."""
         for name, problem in self.task.held.items():
             if not same(self.private[name], self.task.model.get_buffer(name)):
-                raise ValueError(f"{name}: {problem}, so it cannot travel, and training must not change it")
+                raise ValueError(f"{name}: {problem}, so it cannot be sent, and training must not change it")
 
     @contextmanager
     def _drawing(self) -> Iterator[torch.Generator]:

@@ -33,7 +33,7 @@ class Processes:
     def __init__(self, task: Task, count: int) -> None:
         if multiprocessing.current_process().daemon:
             raise ForkError(
-                "a daemonic process, like a worker of a pool, cannot have workers; use the sequential engine"
+                "a daemonic process, such as a worker of a pool, cannot start workers; use the sequential engine"
             )
         self.client = Client(task)
         self.connections = [workers.start(_work, task)[1] for _ in range(count)]
@@ -57,7 +57,7 @@ class Processes:
                 busy[worker] += 1
 
         if not self.connections:
-            raise RuntimeError("this engine was closed")
+            raise RuntimeError("the engine is closed")
         message = dumps(job._replace(recall=_nothing))
         try:
             for worker in self.connections:
@@ -113,8 +113,8 @@ class Processes:
 
 
 READY = "ready"
-FORKED = "worker processes cannot train after this process has, where there is a GPU; use the sequential engine"
-DIED = "a worker process ended before its time; if memory was short, use fewer workers"
+FORKED = "worker processes cannot train after this process has trained with a GPU present; use the sequential engine"
+DIED = "a worker process ended unexpectedly; if memory was short, use fewer workers"
 
 
 class ForkError(RuntimeError):

@@ -55,16 +55,16 @@ class Task:
     def __post_init__(self) -> None:
         state = self.model.state_dict()
         if strange := [name for name, x in state.items() if not isinstance(x, Tensor)]:
-            raise ValueError(f"{strange[0]}: a model's state must be tensors, and this is none")
+            raise ValueError(f"{strange[0]}: is not a tensor; a model's state must contain only tensors")
         if lazy := [name for name, x in state.items() if nn.parameter.is_lazy(x)]:
-            raise ValueError(f"{lazy[0]}: has no shape yet; call a lazy model on one batch before it is trained")
+            raise ValueError(f"{lazy[0]}: has no shape yet; call the lazy model on one batch before training")
         if not self.trained:
             raise ValueError(f"{type(self.model).__name__} has no parameters to train")
         for name, x in state.items():
             _check_storable(name, x)
         for name, p in zip(self.trained, self.weights, strict=True):
             if problem := obstacle(p):
-                raise ValueError(f"{name}: {problem}, and a parameter like that cannot be trained")
+                raise ValueError(f"{name}: {problem}; such a parameter cannot be trained")
         for x in (*self.model.parameters(), *self.model.buffers()):
             if x.layout == torch.strided and any(
                 n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)
@@ -110,14 +110,14 @@ def obstacle(x: Tensor) -> str:
     """Why no frame can carry a tensor that is to be averaged, '' where one can.
 
     >>> obstacle(torch.tensor([0.0, -torch.inf])), obstacle(torch.tensor([-1e9]))
-    ('holds NaN, infinity or a number beyond 1e+30', '')
+    ('contains NaN, infinity or a number beyond 1e+30', '')
     """
     if x.layout != torch.strided:
         return f"is sparse ({x.layout})"
     if x.dtype not in DTYPES.values():
-        return f"is of {x.dtype}"
+        return f"has dtype {x.dtype}"
     if x.is_floating_point() and not all(abs(end) <= FARTHEST[x.dtype] for end in ends(x.detach())):
-        return f"holds NaN, infinity or a number beyond {FARTHEST[x.dtype]:g}"
+        return f"contains NaN, infinity or a number beyond {FARTHEST[x.dtype]:g}"
     return ""
 
 
@@ -129,9 +129,9 @@ def _check_storable(name: str, x: Tensor) -> None:
         if x.dtype not in DTYPES.values():
             save({name: torch.empty(0, dtype=x.dtype)})
     except (KeyError, ValueError, RuntimeError):
-        kind = x.dtype if x.layout == torch.strided else x.layout
+        kind = f"dtype {x.dtype}" if x.layout == torch.strided else f"layout {x.layout}"
         raise ValueError(
-            f"{name}: is of {kind}, which model.safetensors cannot hold; "
+            f"{name}: has {kind}, which model.safetensors cannot store; "
             "make it dense and of another dtype, or a buffer with persistent=False"
         ) from None
 

@@ -61,11 +61,11 @@ def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Me
         each = metric(outputs, targets)
         if not isinstance(each, Tensor) or each.shape != (n,):
             seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-            raise ValueError(f"a metric must give one number for each of {n} examples, a tensor, not {seen}")
+            raise ValueError(f"a metric must return a tensor with one number for each of {n} examples, not {seen}")
         sums.append(each.double().sum())
     mean = torch.as_tensor(loss(outputs, targets), dtype=torch.float64, device=device)
     if mean.ndim:
-        raise ValueError(f"a loss must give one number, the mean over the batch, not shape {tuple(mean.shape)}")
+        raise ValueError(f"a loss must return one number, the mean over the batch, not shape {tuple(mean.shape)}")
     sums.append(mean)
     if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # labels that data does not have are none
         sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=device)).sum(0).double()

@@ -134,7 +134,7 @@ class Turn:
             if state.skipped >= fed.patience:
                 why = next(iter(self.uploads.failed.values()), "every client dropped out")
                 raise DivergedError(
-                    f"round {self.number}: no usable upload in {state.skipped} rounds in a row; the last: {why}"
+                    f"round {self.number}: no usable upload in {state.skipped} rounds in a row; last reason: {why}"
                 )
         self.clock.lap("aggregate")
         found = score(state.out.params) if score else None

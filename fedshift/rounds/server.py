@@ -228,7 +228,7 @@ class Uploads:
         if isinstance(upload.frame, Decoded):  # whoever decoded it has looked
             return total
         if broken := [name for name, x in total.items() if not finite(x)]:
-            raise WireError(f"{broken[0]}: the control that follows from the upload is NaN or infinite")
+            raise WireError(f"{broken[0]}: the control computed from the upload is NaN or infinite")
         return total
 
     def _derive(self, upload: Upload, job: Job, i: int) -> Params:

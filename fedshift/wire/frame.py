@@ -25,7 +25,7 @@ class WireError(ValueError):
     >>> from fedshift import header
     >>> header(b"GARBAGE" * 9)
     Traceback (most recent call last):
-    fedshift.wire.frame.WireError: the frame begins with b'GARB', not with b'FEDS'
+    fedshift.wire.frame.WireError: the frame begins with b'GARB', instead of b'FEDS'
     """
 
 
@@ -96,16 +96,16 @@ def parse(data: bytes | memoryview) -> Opened:
     """What a frame says about itself, after all checks that the frame alone allows."""
     view = memoryview(data).cast("B")
     if len(view) < PRELUDE.size + CRC.size:
-        raise WireError(f"{len(view)} bytes are too few for a frame, which has {PRELUDE.size + CRC.size} or more")
+        raise WireError(f"{len(view)} bytes are too few for a frame, which has at least {PRELUDE.size + CRC.size}")
     magic, version, flags, length, examples, base, tensors = PRELUDE.unpack_from(view)
     if magic != MAGIC:
-        raise WireError(f"the frame begins with {magic!r}, not with {MAGIC!r}")
+        raise WireError(f"the frame begins with {magic!r} instead of {MAGIC!r}")
     if version != VERSION:
         raise WireError(f"the frame has version {version}; this program reads version {VERSION}")
     if length != len(view):
-        raise WireError(f"the frame says it has {length} bytes, but {len(view)} are here")
+        raise WireError(f"the frame has {len(view)} bytes instead of {length}, the length in its header")
     if zlib.crc32(view[: -CRC.size]) != CRC.unpack_from(view, length - CRC.size)[0]:
-        raise WireError("the checksum does not match: the frame was damaged on its way")
+        raise WireError("the checksum does not match: the frame was damaged in transit")
     if flags & ~(UPDATE | RESET | LOSSY):
         raise WireError(f"unknown flags {flags:#06x}")
     header = Header(bool(flags & UPDATE), base, examples, bool(flags & RESET), bool(flags & LOSSY))
@@ -115,7 +115,7 @@ def parse(data: bytes | memoryview) -> Opened:
 def records(frame: Opened, expected: int) -> tuple[list[TensorRecord], int]:
     """As many records as expected, and the bytes they take."""
     if frame.tensors != expected:
-        raise WireError(f"the frame has {frame.tensors} tensors, the model {expected}")
+        raise WireError(f"the frame has {frame.tensors} tensors, the model has {expected}")
     found, at = [], 0
     for number in range(expected):
         record, at = _read_record(frame.rest, at, number)
@@ -128,7 +128,9 @@ def _record(record: TensorRecord) -> bytes:
     if len(name) >= 1 << 16:
         raise ValueError(f"{record.name[:40]}...: a tensor's name must be shorter than 65,536 bytes")
     if len(record.shape) > MOST_AXES or any(n >= 1 << 32 for n in record.shape):
-        raise ValueError(f"{record.name}: shape {record.shape} has over {MOST_AXES} axes or one of 2^32 or more")
+        raise ValueError(
+            f"{record.name}: shape {record.shape} has more than {MOST_AXES} axes or an axis of 2^32 or more"
+        )
     return (
         struct.pack("<HB", len(name), len(record.shape))
         + name
@@ -141,14 +143,14 @@ def _read_record(view: memoryview, at: int, number: int) -> tuple[TensorRecord, 
     try:
         length, axes = struct.unpack_from("<HB", view, at)
         if axes > MOST_AXES:
-            raise WireError(f"tensor {number} has {axes} axes; {MOST_AXES} are allowed")
+            raise WireError(f"tensor {number} has {axes} axes; at most {MOST_AXES} are allowed")
         at += 3
         name = bytes(view[at : at + length]).decode()
         shape = struct.unpack_from(f"<{axes}I", view, at + length)
         at += length + 4 * axes
         record = TensorRecord(name, shape, *CODEC.unpack_from(view, at))
     except struct.error:
-        raise WireError(f"the record of tensor {number} runs beyond the frame") from None
+        raise WireError(f"the record of tensor {number} extends beyond the frame") from None
     except UnicodeDecodeError:
         raise WireError(f"the name of tensor {number} is not UTF-8") from None
     return record, at + CODEC.size

@@ -79,14 +79,14 @@ class Mean:
         """
         header, parts = self._reader.open(data, expected(codec, self.like))
         if header.update and self.base is None:
-            raise WireError("the frame holds an update, and no base was given to add it to")
+            raise WireError("the frame contains an update, but the mean has no base to add it to")
         return Frame(header, parts)
 
     def _check(self, weight: float) -> None:
         if not LIGHTEST <= weight <= HEAVIEST:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
-            raise ValueError("the mean was taken already; the next one begins with a new Mean")
+            raise ValueError("the mean was already taken; create a new Mean for the next one")
 
     def _fold(self, frame: "Frame", weight: float) -> Header:
         header, parts = frame
@@ -119,7 +119,7 @@ class Mean:
             if bound[name] > most_sum:
                 raise WireError(f"{name}: adding the frame could overflow the sum")
             if far > most:
-                raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+                raise WireError(f"{name}: contains a number too large to be averaged in {self.like[name].dtype}")
         return bound
 
     def take(self, upload: Decoded, weight: float = 1.0) -> None:
@@ -145,7 +145,7 @@ class Mean:
     def result(self) -> Params:
         """The mean, with the shapes, dtypes and devices of `like`; the sum becomes it, so nothing can follow."""
         if self._taken or not self.count:
-            raise ValueError("the mean was taken already" if self._taken else "the mean of no uploads is not defined")
+            raise ValueError("the mean was already taken" if self._taken else "the mean of no uploads is undefined")
         self._taken = True
         mean = {}
         for name, x in self.like.items():
@@ -207,7 +207,7 @@ class Ruler:
             for start, values in frame.parts[name].values():
                 known = self.flat[name][start : start + len(values)] if frame.header.update else 0.0
                 if bool((values + known < 0).any()):
-                    raise WireError(f"{name}: holds a negative variance")
+                    raise WireError(f"{name}: contains a negative variance")
         integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
         return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
 
@@ -251,5 +251,5 @@ def _reach(base: Params, like: Params) -> dict[str, float]:
     both = {name: ends(x if x.is_floating_point() else x.double()) if x.numel() else (0, 0) for name, x in base.items()}
     reach = {name: max(abs(low), abs(high)) for name, (low, high) in both.items()}
     if broken := [name for name, (low, high) in both.items() if not (math.isfinite(low) and math.isfinite(high))]:
-        raise ValueError(f"the base holds NaN or infinity in {broken[0]}")
+        raise ValueError(f"the base contains NaN or infinity in {broken[0]}")
     return reach

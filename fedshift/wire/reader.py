@@ -124,12 +124,14 @@ class Reader:
         for name, codec, _, _ in layout.places:
             wanted, dtype = codecs[name] if codecs else codec, self.like[name].dtype
             if not _as_it_is(codec) and numbers_of(codec, dtype) != numbers_of(wanted, dtype):
-                raise WireError(f"{name}: coded by {_shown(codec)} where {_shown(wanted)} is expected")
+                raise WireError(f"{name}: coded by {_shown(codec)} instead of {_shown(wanted)}")
         region = frame.rest[len(layout.described) :]
         if layout.buffers != len(region):
-            raise WireError(f"the frame's buffers take {len(region)} bytes, which is not what its records say")
+            raise WireError(
+                f"the frame's buffers take {len(region)} bytes instead of {layout.buffers}, the sum of its records"
+            )
         if frame.header.lossy != layout.lossy:
-            raise WireError("the frame's word on being lossy is not what its codecs say")
+            raise WireError("the frame's lossy flag contradicts its codecs")
         parts, at = {}, 0
         for name, codec, side, codes in layout.places:
             middle, end = at + side, at + side + codes
@@ -148,8 +150,8 @@ class Reader:
         found, length = records(frame, len(self.like))
         names = [record.name for record in found]
         if sorted(names) != sorted(self.like):
-            missing, strange = sorted(set(self.like) - set(names)), sorted(set(names) - set(self.like))
-            wrong = f"missing {missing[:3]}" if missing else f"unexpected {strange[:3]}" if strange else "one twice"
+            missing, other = sorted(set(self.like) - set(names)), sorted(set(names) - set(self.like))
+            wrong = f"missing {missing[:3]}" if missing else f"unexpected {other[:3]}" if other else "duplicate names"
             raise WireError(f"the frame's tensors are not the model's: {wrong}")
         codecs = [_expect(record, self.like[record.name]) for record in found]
         sides = [4 * side_numbers(codec, record.shape) for codec, record in zip(codecs, found, strict=True)]
@@ -165,9 +167,9 @@ class Reader:
 def _expect(record: TensorRecord, x: Tensor) -> Codec:
     """The codec of a record that describes a tensor like x."""
     if record.shape != tuple(x.shape):
-        raise WireError(f"{record.name}: shape {record.shape} where {tuple(x.shape)} is expected")
+        raise WireError(f"{record.name}: shape {record.shape} instead of {tuple(x.shape)}")
     if DTYPES.get(record.dtype) != x.dtype:
-        raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} where {x.dtype} is expected")
+        raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} instead of {x.dtype}")
     try:
         codec = codec_of(record)
     except ValueError as error:
@@ -175,9 +177,9 @@ def _expect(record: TensorRecord, x: Tensor) -> Codec:
     count = code_count(codec, x.dtype, x.shape)
     fixed = codec.coder.size(*count) if x.numel() else 0
     if fixed is not None and fixed != record.codes:
-        raise WireError(f"{record.name}: {record.codes} bytes of codes where {fixed} are expected")
+        raise WireError(f"{record.name}: {record.codes} bytes of codes instead of {fixed}")
     if record.codes > (most := codec.coder.most(*count)):
-        raise WireError(f"{record.name}: {record.codes} bytes of codes where no more than {most} are expected")
+        raise WireError(f"{record.name}: {record.codes} bytes of codes instead of at most {most}")
     return codec
 
 
@@ -197,7 +199,7 @@ def _open(codec: Codec, x: Tensor, side: memoryview, codes: memoryview) -> Part:
         part = Part(codec, x.dtype, tuple(x.shape), sides, *_check_codes(codec, x, codes))
         part = part._replace(reach=part.largest())
     if not part.reach <= (torch.finfo(x.dtype).max if x.is_floating_point() else LARGEST):
-        raise ValueError(f"holds NaN, infinity or a number too large for {x.dtype}")
+        raise ValueError(f"contains NaN, infinity or a number too large for {x.dtype}")
     return part
 
 
@@ -227,7 +229,7 @@ def _check_codes(codec: Codec, x: Tensor, codes: memoryview) -> tuple[NDArray[np
     if not isinstance(quantizer, Lookup):
         plain = packed if isinstance(codec.coder, BitPack) else codec.coder.decode(codes, n, bits).numpy()
         if x.dtype == torch.bool and plain.max() > 1:
-            raise ValueError("holds a truth value other than 0 and 1")
+            raise ValueError("contains a boolean other than 0 and 1")
         return plain, bits
     one_row = len(segments) == 1 and segments[0][0] == 1
     if one_row and isinstance(codec.coder, BitPack) and quantizer.levels(n) == 2**bits:
@@ -239,7 +241,7 @@ def _check_codes(codec: Codec, x: Tensor, codes: memoryview) -> tuple[NDArray[np
     for rows, row in segments:
         highest = plain[start : start + rows * row].max()
         if highest >= quantizer.levels(row):
-            raise ValueError(f"code {highest} is beyond a codebook of {quantizer.levels(row)}")
+            raise ValueError(f"code {highest} is outside a codebook of {quantizer.levels(row)}")
         start += rows * row
     return plain, 8
 

@@ -92,7 +92,7 @@ def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) 
     {'bias': tensor([1., 2.])}
     >>> unpack(pack(EXACT, sent), like={"bias": torch.zeros(3)})
     Traceback (most recent call last):
-    fedshift.wire.frame.WireError: bias: shape (2,) where (3,) is expected
+    fedshift.wire.frame.WireError: bias: shape (2,) instead of (3,)
     """
     _, parts = Reader(like).open(data, expected(codec, like))
     params = {}
@@ -117,7 +117,7 @@ def size(codec: Choice, like: Params) -> int:
     total, variable = known(codec, like)
     for name in variable:
         coder = choose(codec, name, like[name]).coder
-        raise ValueError(f"{name}: the size under {coder} depends on the values; take len(pack(...))")
+        raise ValueError(f"{name}: the size with {coder} depends on the values; use len(pack(...))")
     return total
 
 
@@ -169,10 +169,10 @@ def _encode(codec: Codec, x: Tensor, key: Tensor | None) -> tuple[bytes, bytes]:
         return b"", b""
     if isinstance(codec.quantizer, Identity):
         if x.is_floating_point() and not finite(x):
-            raise ValueError("holds NaN or infinity")
+            raise ValueError("contains NaN or infinity")
         return b"", codec.coder.encode(x.cpu().reshape(-1).view(torch.uint8), 8)
     if not x.is_floating_point() and x.double().abs().max() > LARGEST:
-        raise ValueError("holds an integer beyond 2^24, which cannot be quantized; let it travel exactly")
+        raise ValueError("contains an integer beyond 2^24, which cannot be quantized; send it exactly")
     parts = codec.encode(x[None], None if key is None else key[None])
     side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in parts)
     codes = [codes.flatten() for codes, _ in parts]

@@ -40,7 +40,7 @@ def test_reader_looks_up_what_decode_unpacks(bits: int) -> None:
 
 
 def test_wrong_lengths_and_stray_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 bytes where 5 codes of 4 bits take 3"):
+    with pytest.raises(ValueError, match="2 bytes instead of 3 for 5 codes of 4 bits"):
         BitPack().decode(b"\x00\x00", 5, 4)
     with pytest.raises(ValueError, match="after the last code"):
         BitPack().decode(b"\x00\x00\x10", 5, 4)

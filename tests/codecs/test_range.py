@@ -250,25 +250,25 @@ STATE = WHOLE.to_bytes(4, "little")
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no bytes where range-coded codes are expected"),
-        (b"\x03", "40 range-coded codes of kind 3"),
+        (b"", "range-coded codes are missing"),
+        (b"\x03", "kind 3 of 40 range-coded codes"),
         (b"\x02", "table"),
-        (b"\x02\x39\x01", "table is not one of frequencies of 4 codes"),
-        (b"\x02\x03\x00" + STATE, "table is not one of frequencies of 4 codes"),  # none in use
-        (b"\x02\x39\x03\x00" + STATE, "table is not one of frequencies of 4 codes"),  # beyond the last code
-        (b"\x02\x39\x00\x01\x00" + STATE, "frequencies are not those of its codes"),  # skips not in one byte
-        (b"\x02\x39\x02", "number of gaps is cut short"),
+        (b"\x02\x39\x01", "table does not contain frequencies of 4 codes"),
+        (b"\x02\x03\x00" + STATE, "table does not contain frequencies of 4 codes"),  # none in use
+        (b"\x02\x39\x03\x00" + STATE, "table does not contain frequencies of 4 codes"),  # beyond the last code
+        (b"\x02\x39\x00\x01\x00" + STATE, "frequencies do not match its codes"),  # skips not in one byte
+        (b"\x02\x39\x02", "number of digits is truncated"),
         (b"\x02\x39\x02\x80\x00" + STATE, "not in its shortest form"),
-        (b"\x02\x39\x02" + b"\xff" * 9, "number of gaps is cut short"),
+        (b"\x02\x39\x02" + b"\xff" * 9, "number of digits is truncated"),
         (b"\x02\x39\x02\x00", "state is missing"),
-        (b"\x02\x39\x02\x00" + STATE + b"\0", "zeros at its end"),
-        (b"\x02\x39\x02\x01" + STATE, "1 digits of gaps for 40 codes with 1 in use"),
-        (b"\x01\x39\x02" + STATE, "0 digits of gaps for 40 codes with 1 in use"),
-        (b"\x02\x39\x01\x20\x0e" + STATE, "14 digits of gaps for 40 codes with 2 in use"),
+        (b"\x02\x39\x02\x00" + STATE + b"\0", "ends with zero bytes"),
+        (b"\x02\x39\x02\x01" + STATE, "1 digits of gaps for 40 codes, 1 of them distinct"),
+        (b"\x01\x39\x02" + STATE, "0 digits of gaps for 40 codes, 1 of them distinct"),
+        (b"\x02\x39\x01\x20\x0e" + STATE, "14 digits of gaps for 40 codes, 2 of them distinct"),
         (b"\x02\x39\x01\x20" + b"\xff" * 8 + b"\x7f" + STATE, "digits of gaps for 40 codes"),  # 2^63 - 1
-        (b"\x02\x39\x01\x20\x01" + b"\xff" * 8, "gaps go beyond the last code"),
-        (b"\x02\x3a\x02\x00" + STATE, "frequencies are not those of its codes"),
-        (b"\x02\x39\x01\x20\x00" + STATE, "frequencies are not those of its codes"),
+        (b"\x02\x39\x01\x20\x01" + b"\xff" * 8, "gaps extend beyond the last code"),
+        (b"\x02\x3a\x02\x00" + STATE, "frequencies do not match its codes"),
+        (b"\x02\x39\x01\x20\x00" + STATE, "frequencies do not match its codes"),
         (b"\x02\x39\x02\x00" + b"\x01" * 5, "does not end with the last code"),
         (bytes(12), "12 bytes|11 bytes"),
     ],
@@ -279,9 +279,9 @@ def test_what_no_encoder_writes_is_refused(data: bytes, why: str) -> None:
 
 
 def test_codes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="code 9 does not fit 3 bits"):
+    with pytest.raises(ValueError, match="code 9 does not fit in 3 bits"):
         Range().encode(torch.tensor([1, 9], dtype=torch.uint8), 3)
-    with pytest.raises(ValueError, match="0 range-coded codes of kind 2"):
+    with pytest.raises(ValueError, match="kind 2 of 0 range-coded codes"):
         Range().decode(b"\x02\x39\x02\x00" + STATE, 0, 2)
 
 

@@ -115,7 +115,7 @@ def test_an_outlier_makes_the_step_larger_rather_than_be_cut() -> None:
         ({"bits": 1}, r"Step\(bits=1\): bits must be between 2 and 8"),
         ({"bits": 9}, r"Step\(bits=9\): bits must be between 1 and 8"),
         ({"step": 0.0}, r"Step\(step=0.0\)"),
-        ({"rate": 7.5}, r"Step\(rate=7.5\): rate must be between 0.001 and 7 bits a value"),
+        ({"rate": 7.5}, r"Step\(rate=7.5\): rate must be between 0.001 and 7 bits per value"),
         ({"rate": math.nan}, r"Step\(rate=nan\)"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_frame_whose_step_or_offset_is_no_number_is_refused() -> None:
     for number, bad in ((0, math.nan), (1, math.nan), (2, math.nan), (0, math.inf), (0, 3e38), (1, math.inf)):
         hostile = bytearray(frame)
         hostile[at + 4 * number : at + 4 * number + 4] = np.float32(bad).tobytes()
-        with pytest.raises(WireError, match="w: holds NaN, infinity or a number too large"):
+        with pytest.raises(WireError, match="w: contains NaN, infinity or a number too large"):
             unpack(mend(bytes(hostile)), like=params)
 
 

@@ -249,5 +249,5 @@ def test_rounding_does_not_refuse_a_model_of_half_precision(dtype: torch.dtype) 
 def test_a_loss_that_is_a_sum_is_refused_in_half_precision() -> None:
     x, y = torch.ones(16, 4), torch.ones(16, 2)
     task = Task(nn.Linear(4, 2).bfloat16(), dataset(x, y, x, y), nn.MSELoss(reduction="sum"), None)
-    with pytest.raises(StackError, match="depends on who else is in the batch"):
+    with pytest.raises(StackError, match="depends on other examples of the batch"):
         Batched(task)

@@ -192,4 +192,4 @@ def test_a_learning_rate_of_nothing_does_not_poison_the_controls() -> None:
     fed = federation(algorithm={"name": "scaffold"}, train={"schedule": "decayed", "decay": 1e-30, "patience": 9})
     state, outcomes, _ = train(fed, rounds=4)
     assert all(c.isfinite().all() for c in state.out.control.values())
-    assert "control became NaN" in next(iter(outcomes[-1].failed.values()))
+    assert "control is NaN" in next(iter(outcomes[-1].failed.values()))

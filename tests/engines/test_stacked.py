@@ -62,7 +62,7 @@ def test_the_kernels_of_the_papers_cnn_are_for_a_gpu_alone() -> None:
     ("module", "why"),
     [
         (Normed(), r"norm \(BatchNorm1d\) mixes the examples"),
-        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), r"1 \(Dropout\) draws at random"),
+        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), r"1 \(Dropout\) draws random numbers"),
     ],
 )
 def test_a_model_that_cannot_be_stacked_is_refused_with_alternatives(module: nn.Module, why: str) -> None:
@@ -93,8 +93,8 @@ class Centred(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        (Counting(), "seen changes while it trains"),
-        (Centred(6, 4), "the gradient of weight depends on who else is in the batch"),
+        (Counting(), "seen changes during training"),
+        (Centred(6, 4), "the gradient of weight depends on other examples of the batch"),
         (nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten()), "padding_idx"),
     ],
 )
@@ -111,7 +111,7 @@ def words() -> Dataset:
 def test_a_loss_that_is_no_mean_over_examples_is_refused() -> None:
     rare = torch.tensor([0.1, 1.0, 5.0, 20.0])
     fed = build(settings(), data=points(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets, weight=rare))
-    with pytest.raises(StackError, match="must be the mean of its examples' losses"):
+    with pytest.raises(StackError, match="must be the mean of the examples' losses"):
         Batched(fed.task)
 
 

@@ -156,7 +156,7 @@ def _most(codec: Codec) -> float:
 def _refusal(codec: Codec, x: Tensor) -> str:
     """Reason why the codec does not take a tensor."""
     if not codec.quantizer.lossy:
-        return "holds NaN or infinity"
+        return "contains NaN or infinity"
     try:
         codec.encode(x[None], torch.zeros(1, dtype=torch.int64))
     except ValueError as problem:
@@ -227,7 +227,7 @@ def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, s
         for at, i in enumerate(part.rows):
             error, sane, update, beside, _ = rows[i][2 * n : 2 * n + STATS]
             length, estimate = lengths[at]
-            failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
+            failure = part.failures[at] or ("" if sane else "its control is NaN or infinite")
             if failure:
                 found[i] = Upload(job.clients[i], b"", b"", stack.memory[i], [], 0.0, (0.0, 0.0), failure)
                 continue

@@ -57,9 +57,9 @@ def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) ->
         if isinstance(module, BATCH_STATISTICS):
             raise StackError(_refusal(task, f"{kind} mixes the examples of a batch"))
         if isinstance(module, DROPOUT) and module.p:
-            raise StackError(_refusal(task, f"{kind} draws at random"))
+            raise StackError(_refusal(task, f"{kind} draws random numbers"))
         if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
-            raise StackError(_refusal(task, f"{kind} has padding_idx or max_norm, which a stack does not know"))
+            raise StackError(_refusal(task, f"{kind} has padding_idx or max_norm, which stacked models do not support"))
     try:
         with arithmetic("fp32"):
             problem = _different(task)
@@ -91,7 +91,7 @@ def _different(task: Task) -> str:
     if moved := [name for name, x in before.items() if name not in now or not same(x, now[name])]:
         for name, x in before.items():
             task.model.get_buffer(name).copy_(x)
-        return f"{moved[0]} changes while it trains"
+        return f"{moved[0]} changes during training"
     params = dict(task.model.named_parameters()) | now
     stack = {name: params[name].detach().expand(2, *params[name].shape).clone() for name in task.params}
     leaves = [stack[name].requires_grad_() for name in task.trained]
@@ -106,8 +106,8 @@ def _different(task: Task) -> str:
                 expected, found, rtol=1e-2, atol=1e-4 + 1e-2 * float(expected.abs().max())
             ):
                 return (
-                    f"the gradient of {name} depends on who else is in the batch; "
-                    "examples must not see each other, and a loss must be the mean of its examples' losses"
+                    f"the gradient of {name} depends on other examples of the batch; "
+                    "examples must be independent, and a loss must be the mean of the examples' losses"
                 )
     return ""
 
@@ -115,7 +115,7 @@ def _different(task: Task) -> str:
 def _refusal(task: Task, why: str) -> str:
     return (
         f"{type(task.model).__name__} cannot be trained for many clients at once: {why}; "
-        "engine.name = 'sequential' or 'processes' trains it, and GroupNorm can stand in for BatchNorm"
+        "use engine.name = 'sequential' or 'processes', or GroupNorm instead of BatchNorm"
     )
 
 

@@ -1,8 +1,8 @@
-"""The layout of one upload in bytes; docs/wire.md is its specification.
+"""Byte layout of one upload; docs/wire.md is its specification.
 
-    magic, version, flags, length, examples, base round, tensors | one record a tensor | buffers | CRC-32
+    magic, version, flags, length, examples, base round, tensors | one record per tensor | buffers | CRC-32
 
-This module knows bytes and bounds. What a record's buffers mean is `wire`'s business.
+This module knows bytes and bounds; `reader` and `writer` interpret the buffers.
 """
 
 import struct
@@ -20,7 +20,7 @@ MOST_AXES = 16
 
 
 class WireError(ValueError):
-    """A frame that cannot be trusted, and what is wrong with it.
+    """A frame is invalid; the message states the reason.
 
     >>> from fedshift import header
     >>> header(b"GARBAGE" * 9)
@@ -30,21 +30,21 @@ class WireError(ValueError):
 
 
 class Header(NamedTuple):
-    """What a client says about its upload.
+    """Information about an upload, as its client states it.
 
     >>> Header(update=True, base=7, examples=600)
     Header(update=True, base=7, examples=600, reset=False, lossy=False)
     """
 
-    update: bool = False  # the change since the base round's model, rather than the weights themselves
-    base: int = 0  # the round whose model the client started from
-    examples: int = 0  # how many examples it trained on
-    reset: bool = False  # its memory (error feedback, a control) was lost and starts anew
-    lossy: bool = False  # some tensor does not travel exactly: derived by pack
+    update: bool = False  # an update (the change since the base round), not weights
+    base: int = 0  # round whose model the client started from
+    examples: int = 0  # number of examples the client trained on
+    reset: bool = False  # the client's memory (error feedback, control) was lost and reset
+    lossy: bool = False  # some tensor is not exact; set by pack
 
 
 class TensorRecord(NamedTuple):
-    """One tensor: what it is called, how it is coded, where its buffers lie."""
+    """Name, shape, codec and buffer size of one tensor, with the numbers of the wire format."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,18 +58,19 @@ class TensorRecord(NamedTuple):
 
 
 def describe(records: Sequence[TensorRecord]) -> bytes:
+    """Bytes of the records."""
     return b"".join(_record(record) for record in records)
 
 
 def build(header: Header, tensors: int, described: bytes, buffers: Sequence[bytes]) -> bytes:
-    """The frame of so many records, whose buffers are, for each in turn, its side data and its codes."""
+    """Frame from its header, the bytes of its records, and the buffers: side data and codes of each tensor in turn."""
     length = PRELUDE.size + len(described) + sum(map(len, buffers)) + CRC.size
     flags = UPDATE * header.update | RESET * header.reset | LOSSY * header.lossy
     try:
         prelude = PRELUDE.pack(MAGIC, VERSION, flags, length, header.examples, header.base, tensors)
     except struct.error:
         raise ValueError(
-            f"examples={header.examples}, base={header.base}: must be whole numbers, 0 or more, "
+            f"examples={header.examples}, base={header.base}: must be integers of 0 or more, "
             "examples below 2^64 and base below 2^32"
         ) from None
     crc = 0
@@ -85,7 +86,7 @@ def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
 
 
 class Opened(NamedTuple):
-    """A frame of which the prelude and the checksum were checked."""
+    """A frame whose prelude and checksum are valid."""
 
     header: Header
     tensors: int
@@ -93,7 +94,7 @@ class Opened(NamedTuple):
 
 
 def parse(data: bytes | memoryview) -> Opened:
-    """What a frame says about itself, after all checks that the frame alone allows."""
+    """Read the prelude of a frame; raise WireError if prelude or checksum is invalid."""
     view = memoryview(data).cast("B")
     if len(view) < PRELUDE.size + CRC.size:
         raise WireError(f"{len(view)} bytes are too few for a frame, which has at least {PRELUDE.size + CRC.size}")
@@ -113,14 +114,14 @@ def parse(data: bytes | memoryview) -> Opened:
 
 
 def records(frame: Opened, expected: int) -> tuple[list[TensorRecord], int]:
-    """As many records as expected, and the bytes they take."""
+    """Return the records, whose number must be the expected one, and their size in bytes."""
     if frame.tensors != expected:
         raise WireError(f"the frame has {frame.tensors} tensors, the model has {expected}")
-    found, at = [], 0
+    result, at = [], 0
     for number in range(expected):
         record, at = _read_record(frame.rest, at, number)
-        found.append(record)
-    return found, at
+        result.append(record)
+    return result, at
 
 
 def _record(record: TensorRecord) -> bytes:

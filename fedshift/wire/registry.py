@@ -1,4 +1,4 @@
-"""The numbers that stand for dtypes and codecs on the wire. A number, once given, is never reused."""
+"""Numbers of dtypes and codecs in the wire format. A number is never reused."""
 
 from functools import lru_cache
 
@@ -40,7 +40,7 @@ GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
 
 @lru_cache(1024)
 def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, int, int]:
-    """dtype, quantizer, bits, coder, groups, block"""
+    """Numbers of dtype, quantizer, bits, coder, groups and block in a record."""
     kind = next((number for number, known in DTYPES.items() if known == dtype), None)
     if kind is None:
         raise ValueError(
@@ -56,7 +56,7 @@ def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, in
 
 
 def codec_of(record: TensorRecord) -> Codec:
-    """The way back; ValueError for numbers that mean nothing."""
+    """Codec of a record; ValueError for unknown numbers."""
     return _codec(record._replace(name="", shape=(), codes=0))
 
 
@@ -83,10 +83,10 @@ def _quantizer(record: TensorRecord) -> Quantizer:
     raise ValueError(f"unknown quantizer {record.quantizer} with {record.bits} bits")
 
 
-def _number(table: dict[int, type], thing: object) -> int:
+def _number(table: dict[int, type], part: object) -> int:
     for number, kind in table.items():
-        if isinstance(thing, kind):
+        if isinstance(part, kind):
             return number
     raise ValueError(
-        f"{thing} has no number in the wire format; known are {', '.join(k.__name__ for k in table.values())}"
+        f"{part} has no number in the wire format; known are {', '.join(k.__name__ for k in table.values())}"
     )

@@ -19,7 +19,7 @@ from fedshift.engines import Batched, Engine, Job, Sequential, Upload
 from fedshift.rounds import server as server_side
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import DivergedError, Ram, Turn, run_rounds
+from fedshift.rounds.loop import DivergedError, OpenRound, Ram, run_rounds
 from fedshift.rounds.uplink import read
 from fedshift.runs.packs import Seat
 from fedshift.runs.run import Run, resume
@@ -213,12 +213,12 @@ def test_hand_worked_cap_of_a_weight() -> None:
     """Values 1, 2, 3, 4 of weights 1, 1, 1 and 10^15, capped at ten: (1 + 2 + 3 + 10 * 4) / 13."""
     for cap, expected in ((10, 46 / 13), (0, 4.0)):
         fed = federation(train={"cohort": 4}, algorithm={"weights": "examples"}, bounds={"weight": cap, "norm": 0})
-        turn = Turn(fed, fed.start(), Ram())
-        assert turn.job is not None
-        turn.job = turn.job._replace(examples=[1, 1, 1, 10**15])
-        uploads = Sequential(fed.task).train([turn.job])[0]
-        turn.take(sends(filled(everything(fed), i + 1.0))(upload, fed) for i, upload in enumerate(uploads))
-        state, outcome = turn.end(None)
+        opened = OpenRound(fed, fed.start(), Ram())
+        assert opened.job is not None
+        opened.job = opened.job._replace(examples=[1, 1, 1, 10**15])
+        uploads = Sequential(fed.task).train([opened.job])[0]
+        opened.take(sends(filled(everything(fed), i + 1.0))(upload, fed) for i, upload in enumerate(uploads))
+        state, outcome = opened.end(None)
         assert outcome.capped == bool(cap)
         for x in state.out.params.values():
             assert torch.allclose(x, torch.full_like(x, expected))
@@ -323,11 +323,11 @@ def test_frames_that_are_opened_twice_give_the_same_bits(name: str, monkeypatch:
     fed = federation(**HONEST[name])
     small_ones, _, _ = train(fed)
     monkeypatch.setattr(server_side, "SMALL", 0)
-    turn = Turn(fed, fed.start(), Ram())
-    assert turn.job is not None
-    for i, upload in enumerate(Sequential(fed.task).train([turn.job])[0]):
-        turn.uploads.take(upload, turn.job, i)
-    assert all(one.frame is None and one.change is None for one in turn.uploads.waiting)
+    opened = OpenRound(fed, fed.start(), Ram())
+    assert opened.job is not None
+    for i, upload in enumerate(Sequential(fed.task).train([opened.job])[0]):
+        opened.uploads.take(upload, opened.job, i)
+    assert all(upload.frame is None and upload.change is None for upload in opened.uploads.waiting)
     large_ones, _, _ = train(fed)
     assert same(small_ones.out.params, large_ones.out.params)
     assert same(small_ones.out.control, large_ones.out.control)

@@ -75,7 +75,7 @@ class Client:
         self._check_held()
         self.load(self.task.params)
 
-    def turn(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
+    def train(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
         """The i-th client of a job: train, encode, remember; `reset` where it had lost its memory."""
         begin = time.perf_counter()
         start, uplink, rule = job.sent.params, job.uplinks[i], job.rule

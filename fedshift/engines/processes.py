@@ -146,7 +146,7 @@ def _work(server: "Connection[bytes, bytes]", task: Task) -> None:
                 continue
             first, second = order
             if isinstance(first, int) and job is not None:
-                answer: Any = first, client.turn(job, first, second)
+                answer: Any = first, client.train(job, first, second)
             else:
                 answer = [client.score(first, part) for part in second]
         except Exception as problem:

@@ -22,7 +22,7 @@ class Sequential:
     def _cohort(self, job: Job) -> Iterator[Upload]:
         for i, client in enumerate(job.clients):
             with arithmetic(self.precision):
-                upload = self.client.turn(job, i, job.recall(client))
+                upload = self.client.train(job, i, job.recall(client))
             yield upload
 
     def evaluate(self, params: Params) -> Score:

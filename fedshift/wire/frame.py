@@ -85,7 +85,7 @@ def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
     return PRELUDE.size + records + CRC.size
 
 
-class Opened(NamedTuple):
+class ParsedFrame(NamedTuple):
     """A frame whose prelude and checksum are valid."""
 
     header: Header
@@ -93,7 +93,7 @@ class Opened(NamedTuple):
     rest: memoryview  # records, then buffers
 
 
-def parse(data: bytes | memoryview) -> Opened:
+def parse(data: bytes | memoryview) -> ParsedFrame:
     """Read the prelude of a frame; raise WireError if prelude or checksum is invalid."""
     view = memoryview(data).cast("B")
     if len(view) < PRELUDE.size + CRC.size:
@@ -110,10 +110,10 @@ def parse(data: bytes | memoryview) -> Opened:
     if flags & ~(UPDATE | RESET | LOSSY):
         raise WireError(f"unknown flags {flags:#06x}")
     header = Header(bool(flags & UPDATE), base, examples, bool(flags & RESET), bool(flags & LOSSY))
-    return Opened(header, tensors, view[PRELUDE.size : -CRC.size])
+    return ParsedFrame(header, tensors, view[PRELUDE.size : -CRC.size])
 
 
-def records(frame: Opened, expected: int) -> tuple[list[TensorRecord], int]:
+def records(frame: ParsedFrame, expected: int) -> tuple[list[TensorRecord], int]:
     """Return the records, whose number must be the expected one, and their size in bytes."""
     if frame.tensors != expected:
         raise WireError(f"the frame has {frame.tensors} tensors, the model has {expected}")

@@ -169,7 +169,7 @@ class Frame(NamedTuple):
         return self._replace(parts={name: part.decoded() for name, part in self.parts.items()})
 
 
-class Measured(NamedTuple):
+class UploadNorms(NamedTuple):
     """Norms of the change of an upload from a base, and its integer tensors."""
 
     trained: float  # |w_k - w| over trained tensors
@@ -184,7 +184,7 @@ class Ruler:
     >>> base = {"w": torch.zeros(2), "n": torch.tensor(1)}
     >>> frame = pack(Codec(Identity()), {"w": torch.tensor([3.0, -4.0]), "n": torch.tensor(7)})
     >>> Ruler(base, trained={"w"}).measure(Mean(base).open(frame))
-    Measured(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
+    UploadNorms(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
     """
 
     def __init__(self, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> None:
@@ -201,7 +201,7 @@ class Ruler:
             if names and sum(self.flat[name].numel() for name in names) <= CHUNK
         }
 
-    def measure(self, frame: Frame) -> Measured:
+    def measure(self, frame: Frame) -> UploadNorms:
         """Return the distances; raise WireError for a negative variance, with which a model has no finite output."""
         for name in self.variances:
             for start, values in frame.parts[name].values():
@@ -209,7 +209,7 @@ class Ruler:
                 if bool((values + known < 0).any()):
                     raise WireError(f"{name}: contains a negative variance")
         integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
-        return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
+        return UploadNorms(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
 
     def _far(self, names: list[str], frame: Frame) -> float:
         """|w_k - w| over these tensors; a difference that overflows float32 is infinite."""

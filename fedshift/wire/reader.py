@@ -17,7 +17,7 @@ from fedshift.codecs.base import CHUNK, Codec, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, reader
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.core.types import Params
-from fedshift.wire.frame import Header, Opened, TensorRecord, WireError, parse, records
+from fedshift.wire.frame import Header, ParsedFrame, TensorRecord, WireError, parse, records
 from fedshift.wire.registry import DTYPES, codec_of, numbers_of
 
 LARGEST = 2.0**24  # float32 represents every integer up to this one
@@ -142,7 +142,7 @@ class Reader:
             at = end
         return frame.header, parts
 
-    def _layout(self, frame: Opened) -> Layout:
+    def _layout(self, frame: ParsedFrame) -> Layout:
         for layout in self.known:
             same = frame.tensors == len(layout.places) and frame.rest[: len(layout.described)] == layout.described
             if same:

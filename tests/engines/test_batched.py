@@ -13,7 +13,7 @@ from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import Upload
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Ram, Turn, draw
+from fedshift.rounds.loop import OpenRound, Ram, draw
 from fedshift.rounds.uplink import read
 from tests.engines.test_engines import CASES
 from tests.federations import federation, points, same, settings, train
@@ -21,9 +21,9 @@ from tests.federations import federation, points, same, settings, train
 
 def uploads(fed: Federation, engine: Sequential | Batched) -> list[Upload]:
     """Of the first round."""
-    turn = Turn(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home))
-    assert turn.job is not None
-    return list(engine.train([turn.job])[0])
+    opened = OpenRound(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home))
+    assert opened.job is not None
+    return list(engine.train([opened.job])[0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -32,8 +32,8 @@ def test_local_weights_are_those_of_the_reference(name: str) -> None:
     exact = {"uplink": {"bits": 32}} if "uplink" in CASES[name] else {}
     fed = federation(**CASES[name] | exact)
     for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        turn = fed.start().out.params
-        w, reference = read(mine.frame, turn), read(its.frame, turn)
+        start = fed.start().out.params
+        w, reference = read(mine.frame, start), read(its.frame, start)
         assert mine.client == its.client
         assert max(float((w[k] - reference[k]).abs().max()) for k in reference) < 1e-4
         assert len(mine.frame) == len(its.frame)
@@ -84,11 +84,11 @@ def test_the_papers_cnn_with_its_augmentation() -> None:
 def test_jobs_of_several_runs_come_out_as_they_do_alone() -> None:
     feds = [federation(**CASES[name]) for name in ("fedavg", "fedprox", "scaffold", "fedpaq")]
     engine = Batched(feds[0].task)
-    turns = [Turn(fed, fed.start(), Ram()) for fed in feds]
-    together = engine.train([turn.job for turn in turns if turn.job])
-    for fed, turn, made in zip(feds, turns, together, strict=True):
-        assert turn.job is not None
-        alone = list(Batched(fed.task).train([turn.job])[0])
+    open_rounds = [OpenRound(fed, fed.start(), Ram()) for fed in feds]
+    together = engine.train([opened.job for opened in open_rounds if opened.job])
+    for fed, opened, made in zip(feds, open_rounds, together, strict=True):
+        assert opened.job is not None
+        alone = list(Batched(fed.task).train([opened.job])[0])
         for a, b in zip(made, alone, strict=True):
             assert a.client == b.client
             assert a.drift == [pytest.approx(pair, abs=1e-5) for pair in b.drift]
@@ -199,14 +199,14 @@ def test_entropy_coded_uploads_have_the_size_of_real_frames() -> None:
 @pytest.mark.parametrize("send", ["weights", "updates"])
 def test_an_error_from_a_coarser_uplink_is_fed_back_by_an_exact_one(send: str) -> None:
     fed = federation(uplink={"bits": 32, "feedback": True, "send": send})
-    turn = Turn(fed, fed.start(), Ram())
-    assert turn.job is not None
+    opened = OpenRound(fed, fed.start(), Ram())
+    assert opened.job is not None
     name = fed.layers[0]
     error = torch.full_like(fed.task.params[name], 0.25)
-    job = turn.job._replace(recall=lambda client: {"error/" + name: error})
+    job = opened.job._replace(recall=lambda client: {"error/" + name: error})
     plain, mine, its = (
         [read(upload.frame, job.sent.params)[name] for upload in engine.train([each])[0]]
-        for engine, each in ((Sequential(fed.task), turn.job), (Batched(fed.task), job), (Sequential(fed.task), job))
+        for engine, each in ((Sequential(fed.task), opened.job), (Batched(fed.task), job), (Sequential(fed.task), job))
     )
     for before, a, b in zip(plain, mine, its, strict=True):
         torch.testing.assert_close(b, before + error, rtol=0, atol=1e-6)

@@ -13,7 +13,7 @@ from fedshift.engines import Batched
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import arithmetic
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Ram, Turn
+from fedshift.rounds.loop import OpenRound, Ram
 from fedshift.runs import summary
 from fedshift.runs.run import Run
 from tests.engines.test_batched import images
@@ -40,9 +40,9 @@ def digits(frames: int, rounds: int = 3, seed: int = 0, engine: str = "batched",
 
 def decoded(fed: Federation, *, frames: bool) -> list[Decoded]:
     """The uploads of the first round."""
-    turn = Turn(fed, fed.start(), Ram(), frames=frames)
-    assert turn.job is not None
-    uploads = [upload.frame for upload in list(Batched(fed.task).train([turn.job])[0])]
+    opened = OpenRound(fed, fed.start(), Ram(), frames=frames)
+    assert opened.job is not None
+    uploads = [upload.frame for upload in list(Batched(fed.task).train([opened.job])[0])]
     assert all(isinstance(upload, Decoded) for upload in uploads)
     return [upload for upload in uploads if isinstance(upload, Decoded)]
 
@@ -136,11 +136,11 @@ def test_a_length_is_computed_measured_or_estimated(coder: str) -> None:
 
 def test_jobs_of_one_stack_may_differ_in_whether_frames_are_made() -> None:
     fed = federation(uplink={"bits": 1, "coder": "range"})
-    turns = [Turn(fed, fed.start(), Ram(), frames=frames) for frames in (True, False)]
-    made = Batched(fed.task).train([turn.job for turn in turns if turn.job])
-    for turn, uploads in zip(turns, made, strict=True):
-        turn.take(uploads)
-    framed, estimated = (turn.end(None)[1] for turn in turns)
+    open_rounds = [OpenRound(fed, fed.start(), Ram(), frames=frames) for frames in (True, False)]
+    made = Batched(fed.task).train([opened.job for opened in open_rounds if opened.job])
+    for opened, uploads in zip(open_rounds, made, strict=True):
+        opened.take(uploads)
+    framed, estimated = (opened.end(None)[1] for opened in open_rounds)
     assert framed.bytes_estimated == estimated.bytes_estimated == sum(estimated.bytes_up)
     assert (framed.bytes_framed, estimated.bytes_framed) == (sum(framed.bytes_up), None)
     assert framed.bytes_up[1:] == estimated.bytes_up[1:]  # side data and header are exact

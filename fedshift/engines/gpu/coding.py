@@ -40,7 +40,7 @@ from fedshift.wire.writer import EXACT, choose, known, pack, size
 STATS = 5
 
 
-class Trained(NamedTuple):
+class TrainedJob(NamedTuple):
     """A job whose clients have trained."""
 
     job: Job
@@ -49,7 +49,7 @@ class Trained(NamedTuple):
     rule_memory: Params  # (K, ...) the rule's part of it, {} where it has none
 
 
-class Coded(NamedTuple):
+class CodedGroup(NamedTuple):
     """Input and output of the codec, for the clients of one job and one uplink."""
 
     owner: int  # the job
@@ -64,7 +64,7 @@ class Coded(NamedTuple):
     estimate: Tensor | None = None  # (n,) of each length, float64; None where the coder has none
 
 
-class Arrived(NamedTuple):
+class DecodedJob(NamedTuple):
     """Decoded uploads of a job, and statistics of them: all of it still on the device."""
 
     decoded: Params  # (K, ...)
@@ -73,7 +73,7 @@ class Arrived(NamedTuple):
     stats: Tensor  # (K, 2 layers + STATS): drift before and after coding of each layer, then the others
 
 
-def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
+def uploads(task: Task, trained: Sequence[TrainedJob]) -> list[list[Upload]]:
     """Uploads of every job. The device is asked twice: for the magnitudes of messages, and for the statistics."""
     parts = _parts(task, trained)
     limits = torch.cat([_largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
@@ -91,7 +91,7 @@ def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
     return [_job(task, *job) for job in zip(trained, by_job, arrived, job_stats, strict=True)]
 
 
-def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
+def _parts(task: Task, trained: Sequence[TrainedJob]) -> list[CodedGroup]:
     """Messages of the clients of each job and uplink."""
     groups = [
         (j, uplink, [i for i, other in enumerate(stack.job.uplinks) if other == uplink])
@@ -106,7 +106,7 @@ def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
         w = stack.w if whole else {name: x.index_select(0, at) for name, x in stack.w.items()}
         w = w | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in w}
         errors = _errors(task, w, [stack.memory[i] for i in rows]) if uplink.feedback else {}
-        parts.append(Coded(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
+        parts.append(CodedGroup(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
     return parts
 
 
@@ -121,7 +121,7 @@ def _errors(task: Task, w: Params, memories: Sequence[Params]) -> Params:
     return found
 
 
-def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
+def _checked(task: Task, part: CodedGroup, limits: Tensor) -> CodedGroup:
     """Fail the clients whose message holds NaN or infinity, which cannot travel, and replace it by zeros."""
     failures = []
     codecs = {name: choose(quantized(part.uplink, task.trained), name, x[0]) for name, x in part.u.items()}
@@ -164,7 +164,7 @@ def _refusal(codec: Codec, x: Tensor) -> str:
     return NOT_FINITE
 
 
-def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Coded]:
+def _code(task: Task, uplink: Uplink, trained: Sequence[TrainedJob], parts: Sequence[CodedGroup]) -> list[CodedGroup]:
     """Encode and decode the clients of this uplink of all jobs at once; lengths of frames as far as they are known."""
     key = None
     if uplink.codec.quantizer.random:
@@ -198,7 +198,7 @@ def _longer(lengths: Tensor, codec: Codec, codes: Sequence[Tensor], bits: int) -
     return None if more is None else lengths + more
 
 
-def _arrived(task: Task, stack: Trained, parts: Sequence[Coded]) -> Arrived:
+def _arrived(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> DecodedJob:
     """Decode the uploads of a job and measure them."""
     start, layers, rule = stack.job.sent.params, stack.job.layers, stack.job.rule
     decoded = _decoded(stack, parts)
@@ -214,10 +214,12 @@ def _arrived(task: Task, stack: Trained, parts: Sequence[Coded]) -> Arrived:
     update = _norm([decoded[name] - start[name] for name in stack.w], error)
     beside = _norm(list(change.values()), error) if rule.extra == "sent" else torch.zeros_like(error)
     stats = torch.stack([*drifts, error, sane, update, beside, length], dim=1)
-    return Arrived(decoded, rule_memory, change, stats)
+    return DecodedJob(decoded, rule_memory, change, stats)
 
 
-def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, stats: Tensor) -> list[Upload]:
+def _job(
+    task: Task, stack: TrainedJob, parts: Sequence[CodedGroup], arrived: DecodedJob, stats: Tensor
+) -> list[Upload]:
     """Uploads of one job, in the order of its clients."""
     job, start, n = stack.job, stack.job.sent.params, len(stack.job.layers)
     rows = stats.tolist()
@@ -259,7 +261,7 @@ def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, s
     return [found[i] for i in range(len(job.clients))]
 
 
-def _decoded(stack: Trained, parts: Sequence[Coded]) -> Params:
+def _decoded(stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
     """Weights that the server reads: (K, ...)"""
     start, clients = stack.job.sent.params, len(stack.job.clients)
     changed = [part for part in parts if part.arrived or part.uplink.update or part.uplink.feedback]
@@ -270,7 +272,7 @@ def _decoded(stack: Trained, parts: Sequence[Coded]) -> Params:
     return decoded | {name: x.expand(clients, *x.shape) for name, x in start.items() if name not in decoded}
 
 
-def _finished(task: Task, stack: Trained, decoded: Params) -> tuple[Params, Params]:
+def _finished(task: Task, stack: TrainedJob, decoded: Params) -> tuple[Params, Params]:
     """New memory of the rule, and the change of its control that the server learns: (K, ...)"""
     rule, memory = stack.job.rule, stack.rule_memory
     if rule.extra == "none":
@@ -285,7 +287,7 @@ def _row(params: Params, i: int) -> Params:
     return {name: x[i] for name, x in params.items()}
 
 
-def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
+def _lengths(task: Task, part: CodedGroup, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
     """Length of each frame, and its estimate where there is one: both are the same unless frames are made."""
     if part.length is not None:
         return [(part.length, None)] * len(part.rows)

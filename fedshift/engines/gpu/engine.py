@@ -12,7 +12,7 @@ import torch
 from fedshift.algorithms.base import ClientRule
 from fedshift.core.tree import take
 from fedshift.core.types import Params
-from fedshift.engines.gpu.coding import Trained, uploads
+from fedshift.engines.gpu.coding import TrainedJob, uploads
 from fedshift.engines.gpu.stacked import stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
@@ -51,9 +51,9 @@ class Batched:
 
         return [uploads_of(place) for place in range(len(jobs))]
 
-    def _train(self, jobs: Sequence[Job]) -> list[Trained]:
+    def _train(self, jobs: Sequence[Job]) -> list[TrainedJob]:
         """Train the jobs of each rule as one stack."""
-        found: dict[int, Trained] = {}
+        found: dict[int, TrainedJob] = {}
         for rule in dict.fromkeys(job.rule for job in jobs):
             places = [place for place, job in enumerate(jobs) if job.rule == rule]
             alike = [jobs[place] for place in places]
@@ -70,10 +70,10 @@ class Batched:
                 raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
             for place, job, w, memory, rows in zip(places, alike, weights, memories, rule_memories, strict=True):
                 stack = {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
-                found[place] = Trained(job, w, memory, stack)
+                found[place] = TrainedJob(job, w, memory, stack)
         return [found[place] for place in range(len(jobs))]
 
-    def _uploads(self, trained: Sequence[Trained], begin: float) -> list[list[Upload]]:
+    def _uploads(self, trained: Sequence[TrainedJob], begin: float) -> list[list[Upload]]:
         self._wait()
         middle, clients = time.perf_counter(), sum(len(stack.job.clients) for stack in trained)
         made = uploads(self.task, trained)

@@ -68,9 +68,7 @@ def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Me
     if mean.ndim:
         raise ValueError(f"a loss must return one number, the mean over the batch, not shape {tuple(mean.shape)}")
     sums.append(mean)
-    if (
-        classes and isinstance(outputs, Tensor) and outputs.ndim == 2
-    ):  # predictions outside the labels of the data are not counted
+    if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # other labels are not counted
         sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=device)).sum(0).double()
     values = torch.stack(sums).tolist()  # one transfer, because each synchronizes with the GPU
     total = n * values[0] if metric is None else values.pop(0)

@@ -76,14 +76,14 @@ def outliers(norms: Sequence[float], bound: float, floor: float = 0.0) -> list[b
     return [not (math.isfinite(norm) and norm <= most) for norm in norms]
 
 
-def refusal(what: str, norm: float, typical: float, bound: float) -> str:
+def refusal(kind: str, norm: float, typical: float, bound: float) -> str:
     """Reason for leaving out an upload whose norm is an outlier; `typical` is the reference of the round.
 
     >>> refusal("update", 1.2e38, 3.0, 20)
     "update norm 1.2e+38 is 4e+37 times the round's typical norm 3; at most 20 times is allowed"
     """
     times = norm / typical if typical else math.inf
-    seen = f"{what} norm {norm:.3g} is {times:.3g} times the round's typical norm {typical:.3g}"
+    seen = f"{kind} norm {norm:.3g} is {times:.3g} times the round's typical norm {typical:.3g}"
     return f"{seen}; at most {bound:g} times is allowed"
 
 

@@ -105,7 +105,7 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
         table = table.view(torch.float64).flatten()
     index, values = torch.empty(0, dtype=torch.int32), table.new_empty(0)
 
-    def read(packed: NDArray[np.uint8]) -> Tensor:
+    def look_up(packed: NDArray[np.uint8]) -> Tensor:
         nonlocal index, values
         codes = unpack(packed, bits) if 8 % bits else packed
         if len(index) != len(codes):
@@ -114,7 +114,7 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
         index.numpy()[:] = codes
         return torch.index_select(table, 0, index, out=values).view(torch.float32).flatten()
 
-    return read
+    return look_up
 
 
 @cache

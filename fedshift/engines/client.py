@@ -74,7 +74,7 @@ class Client:
                 torch.autograd.grad(loss, self.weights, allow_unused=True)
         except Exception as problem:
             raise TrainingError(f"training: {describe(problem)}") from problem
-        self._check_held()
+        self._check_unsent()
         self.load(self.task.params)
 
     def train(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
@@ -107,8 +107,8 @@ class Client:
                 reset=reset,
             )
             if rule.extra != "none":
-                seen = sent.decoded if rule.extra == "derived" else w
-                rule_memory, change = rule.finish(seen, job.sent, rule_memory, travel(plan, self.task.momentum))
+                weights = sent.decoded if rule.extra == "derived" else w
+                rule_memory, change = rule.finish(weights, job.sent, rule_memory, travel(plan, self.task.momentum))
                 if not all(finite(change[name]) for name in change):
                     raise ValueError("its control is NaN or infinite")
                 extra = pack(EXACT, change) if rule.extra == "sent" else b""
@@ -163,12 +163,12 @@ class Client:
                     velocity = [g.clone() for g in adjusted] if task.momentum else adjusted  # a gradient may be a view
                 torch._foreach_add_(values, velocity, alpha=-rates[step])
         self.tensors = self._tensors() if self.changing else self.tensors
-        self._check_held()
+        self._check_unsent()
         return {name: x.detach().to("cpu", copy=True) for name, x in self.tensors.items()}
 
-    def _check_held(self) -> None:
+    def _check_unsent(self) -> None:
         """Raise ValueError if training changed a buffer that is not sent: the change would be lost."""
-        for name, problem in self.task.held.items():
+        for name, problem in self.task.unsent.items():
             if not same(self.private[name], self.task.model.get_buffer(name)):
                 raise ValueError(f"{name}: {problem}, so it cannot be sent, and training must not change it")
 

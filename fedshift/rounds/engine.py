@@ -49,8 +49,10 @@ class Task:
     augment: bool = False
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
     params: Params = field(init=False)  # initial values of the tensors that are sent: trained parameters and buffers
-    held: dict[str, str] = field(init=False)  # buffers of the state that cannot be sent, with the reason
-    unused: nn.Module = field(init=False)  # a copy that is never called: a forward pass may store what cannot be copied
+    unsent: dict[str, str] = field(init=False)  # buffers of the state that cannot be sent, with the reason
+    unused: nn.Module = field(
+        init=False
+    )  # a copy that is never called: a forward pass may store objects that cannot be copied
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()
@@ -79,11 +81,11 @@ class Task:
         object.__setattr__(self, "learners", learners)
         # frozen weights are not sent, and shared tensors are sent under their first name
         buffers = {name: state[name] for name, x in self.model.named_buffers() if name in state and x.numel()}
-        held = {name: problem for name, x in buffers.items() if (problem := obstacle(x))}
-        moving = {*self.trained, *buffers} - {*held}
-        params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in moving}
+        unsent = {name: problem for name, x in buffers.items() if (problem := obstacle(x))}
+        sent = {*self.trained, *buffers} - {*unsent}
+        params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in sent}
         object.__setattr__(self, "params", params)
-        object.__setattr__(self, "held", held)
+        object.__setattr__(self, "unsent", unsent)
         object.__setattr__(self, "unused", duplicate(self.model))
 
     @property

@@ -132,29 +132,29 @@ class RoundUploads:
     def _bounded(self, job: Job) -> list[CheckedUpload]:
         """The uploads whose norms are within the bound."""
         bound = self.fed.bound
-        for what in self.waiting[0].norms if self.waiting else ():
-            norms = [checked.norms[what] for checked in self.waiting]
+        for kind in self.waiting[0].norms if self.waiting else ():
+            norms = [checked.norms[kind] for checked in self.waiting]
             most = bound * median_low(norms)
             if not bound or all(x <= most for x in norms):
                 continue  # the usual case: floors, which take time, are not needed
             longer = self._longer(job)
             for k, checked in enumerate(self.waiting):
-                floor = self._floor(what, job, checked.place)
-                if what == UPDATE:
+                floor = self._floor(kind, job, checked.place)
+                if kind == UPDATE:
                     floor = max(floor, longer[k] * middle(norms))
                 if outliers(norms, bound, floor)[k]:
-                    why = refusal(what, norms[k], reference(norms, floor), bound)
+                    why = refusal(kind, norms[k], reference(norms, floor), bound)
                     self.failed.setdefault(checked.upload.client, why)
         return [checked for checked in self.waiting if checked.upload.client not in self.failed]
 
-    def _floor(self, what: str, job: Job, i: int) -> float:
+    def _floor(self, kind: str, job: Job, i: int) -> float:
         """Lower limit of the typical norm: see `update_floor`; for buffers, their own norm.
 
         A second upload is a change of a gradient; the corresponding change of the model is travel times as large.
         """
-        if what == UPDATE:
+        if kind == UPDATE:
             return update_floor(self._size, self.fed.bound, self._error(job.uplinks[i]))
-        if what == SECOND:
+        if kind == SECOND:
             distance = float(travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum))
             moved = self._size / distance if distance else 0.0
             return update_floor(moved + norm(self.sent.control.values()), self.fed.bound)

@@ -57,7 +57,7 @@ def named(name: str) -> Uplink:
 
 
 class Sent(NamedTuple):
-    """An encoded upload, and what the client needs of it."""
+    """An encoded upload, and the client's view of it."""
 
     frame: bytes
     coded: Params  # u + e: input of the codec

@@ -277,9 +277,9 @@ def _finished(task: Task, stack: TrainedJob, decoded: Params) -> tuple[Params, P
     rule, memory = stack.job.rule, stack.rule_memory
     if rule.extra == "none":
         return memory, {}
-    seen = take(decoded if rule.extra == "derived" else stack.w, task.trained)
-    distance = travel(stack.job.plan, task.momentum).to(_device(seen))
-    after, change = rule.finish(seen, stack.job.sent, memory, distance)
+    weights = take(decoded if rule.extra == "derived" else stack.w, task.trained)
+    distance = travel(stack.job.plan, task.momentum).to(_device(weights))
+    after, change = rule.finish(weights, stack.job.sent, memory, distance)
     return tmap(torch.Tensor.type_as, after, memory), tmap(torch.Tensor.type_as, change, memory)
 
 

@@ -52,7 +52,7 @@ class Task:
     unsent: dict[str, str] = field(init=False)  # buffers of the state that cannot be sent, with the reason
     unused: nn.Module = field(
         init=False
-    )  # a copy that is never called: a forward pass may store objects that cannot be copied
+    )  # never called: a forward pass may store objects that cannot be copied
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()

@@ -1,4 +1,4 @@
-"""What arrives in a round: an upload is checked whole, its second frame included, before any of it counts."""
+"""Uploads of a round: both frames of an upload are checked before any part of it is used."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,7 +15,7 @@ Edit = Callable[[Upload, Federation], Upload]
 
 
 class Edited(Sequential):
-    """One client of the cohort sends something else."""
+    """One client of the cohort sends another upload."""
 
     def __init__(self, fed: Federation, edit: Edit, all_of_them: bool = False) -> None:
         super().__init__(fed.task)
@@ -64,7 +64,7 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_upload_fails_and_leaves_no_trace(name: str) -> None:
+def test_a_hostile_upload_fails_and_has_no_effect(name: str) -> None:
     control, edit, why = HOSTILE[name]
     bounds = {"norm": 0} if "beyond float32" in name else {}  # which its weights would not pass
     fed = federation(algorithm={"name": "scaffold", "control": control}, train={"lr": 0.001}, bounds=bounds)
@@ -79,7 +79,7 @@ def test_a_hostile_upload_fails_and_leaves_no_trace(name: str) -> None:
     assert memory.held.keys() == remembered.held.keys()
 
 
-def test_controls_are_refused_where_their_sum_would_be_infinite() -> None:
+def test_controls_are_refused_if_their_sum_would_be_infinite() -> None:
     fed = federation(algorithm={"name": "scaffold", "control": "sent"})
     huge = full(fed.start().out.control, 3e38)
     state, (outcome,), _ = train(fed, 1, Edited(fed, lambda u, _: u._replace(extra=huge), all_of_them=True))

@@ -1,4 +1,4 @@
-"""Models with tensors that not every frame can carry: each is trained, or refused before anything is written."""
+"""Models with tensors that cannot all be sent: each is trained, or refused before anything is written."""
 
 import math
 import threading
@@ -53,7 +53,7 @@ def trained(model: nn.Module, engine: str, out: Path, algorithm: str = "fedavg")
 
 
 def refused(model: nn.Module, engine: str, out: Path) -> str:
-    """What is said of a model that is not trained; nothing is written."""
+    """Error message for a model that is refused; nothing is written."""
     with pytest.raises(SettingsError) as problem:
         run(settings(engine), out, model=model, data=points())
     assert not out.exists()
@@ -62,7 +62,7 @@ def refused(model: nn.Module, engine: str, out: Path) -> str:
 
 
 class Masked(nn.Module):
-    """Two layers, and a buffer that is added to what the first one puts out."""
+    """Two layers, and a buffer that is added to the output of the first."""
 
     mask: Tensor
 
@@ -97,7 +97,7 @@ BUFFERS = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_that_cannot_be_averaged_stays_as_it_is(name: str, engine: str, tmp_path: Path) -> None:
+def test_a_buffer_that_cannot_be_averaged_is_unchanged(name: str, engine: str, tmp_path: Path) -> None:
     model = Masked(BUFFERS[name])
     whole = trained(model, engine, tmp_path / "run")
     assert "mask" not in whole.params
@@ -108,7 +108,7 @@ def test_a_buffer_that_cannot_be_averaged_stays_as_it_is(name: str, engine: str,
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_a_sparse_buffer_must_not_be_of_the_state(engine: str, tmp_path: Path) -> None:
+def test_a_sparse_buffer_in_the_state_is_refused(engine: str, tmp_path: Path) -> None:
     mask = torch.tensor([0.0, 0.0, -8.0]).to_sparse()
     said = refused(Masked(mask), engine, tmp_path / "run")
     assert said == (
@@ -118,13 +118,13 @@ def test_a_sparse_buffer_must_not_be_of_the_state(engine: str, tmp_path: Path) -
     trained(Masked(mask, persistent=False), engine, tmp_path / "run")
 
 
-def test_what_a_file_cannot_hold_is_refused_before_training(tmp_path: Path) -> None:
+def test_tensors_that_cannot_be_stored_are_refused_before_training(tmp_path: Path) -> None:
     said = refused(Masked(torch.zeros(3, dtype=torch.complex128)), "sequential", tmp_path / "run")
     assert "mask: has dtype torch.complex128, which model.safetensors cannot store" in said
 
 
 class Seen(Masked):
-    """Keeps the least it has seen, as an observer of ranges does."""
+    """Stores the minimum of its inputs, as an observer of ranges does."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -134,7 +134,7 @@ class Seen(Masked):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_buffer_that_stays_must_not_change_in_training(engine: str, tmp_path: Path) -> None:
+def test_an_unsent_buffer_must_not_change_in_training(engine: str, tmp_path: Path) -> None:
     said = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
     why = "contains NaN, infinity or a number beyond 1e+30"
     assert said == f"model: mask: {why}, so it cannot be sent, and training must not change it"
@@ -144,7 +144,7 @@ def test_a_buffer_that_stays_must_not_change_in_training(engine: str, tmp_path: 
 
 
 class Late(Masked):
-    """Changes its buffer only after some steps, when no trial looks any more."""
+    """Changes its buffer only after some steps, when the trial is over."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps = getattr(self, "steps", 0) + self.training
@@ -155,7 +155,7 @@ class Late(Masked):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_a_change_of_a_buffer_that_stays_is_noticed_in_any_round(engine: str) -> None:
+def test_a_change_of_an_unsent_buffer_is_detected_in_any_round(engine: str) -> None:
     begun = run(settings(engine), model=Late(INFINITE), data=points())
     with pytest.raises(TrainingError, match=r"round 1, client \d: .*mask: contains .* training must not change it"):
         list(begun)
@@ -176,7 +176,7 @@ class Idle(Masked):
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])
-def test_a_parameter_without_elements_is_passed_over(
+def test_a_parameter_without_elements_is_skipped(
     shape: tuple[int, ...], engine: str, algorithm: str, tmp_path: Path
 ) -> None:
     whole = trained(Idle(*shape), engine, tmp_path / "run", algorithm)
@@ -195,7 +195,7 @@ def test_models_of_other_precisions_train(dtype: torch.dtype, engine: str, algor
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_precisions_differ_by_rounding_alone(engine: str) -> None:
+def test_precisions_differ_only_by_rounding(engine: str) -> None:
     exact = settings(engine).changed(uplink={"bits": 32}, shift={"on": False})
     found = {}
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
@@ -251,7 +251,7 @@ def test_a_lazy_model_is_refused(tmp_path: Path) -> None:
     assert said == "model: 0.weight: has no shape yet; call the lazy model on one batch before training"
 
 
-def test_a_model_that_is_not_for_stacked_clients_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_stacked_leaves_no_folder(tmp_path: Path) -> None:
     said = refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "batched", tmp_path / "run")
     assert said.startswith("engine.name = 'batched': Sequential cannot be trained for many clients at once: 1 (Batch")
 
@@ -281,7 +281,7 @@ def test_a_model_that_stores_a_computed_weight_is_trained_and_copied(by: str, en
 
 
 class Watched(Masked):
-    """Stores what its layers put out, for someone to look at."""
+    """Stores the outputs of its layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = super().forward(x)

@@ -1,4 +1,4 @@
-"""Frames that are refused, at pack and at unpack: each with a sentence, before anything is allocated for them."""
+"""Frames that pack and unpack refuse, with a reason and before memory is allocated for them."""
 
 import struct
 import tracemalloc
@@ -33,7 +33,7 @@ def test_nan_and_infinity_are_refused_by_name(codec: Codec, bad: float) -> None:
         pack(codec, {"fc.bias": torch.tensor([0.0, bad])})
 
 
-def test_what_cannot_travel_is_refused_at_pack() -> None:
+def test_tensors_that_cannot_be_sent_are_refused_by_pack() -> None:
     with pytest.raises(ValueError, match=r"z: tensors of torch\.complex64 cannot be sent"):
         pack(Codec(Identity()), {"z": torch.zeros(2, dtype=torch.complex64)})
     with pytest.raises(ValueError, match=r"f: tensors of torch\.float8_e4m3fn cannot be sent"):
@@ -60,7 +60,7 @@ def test_every_truncation_and_every_flipped_byte_is_refused(params: Params, code
                 unpack(frame[:at] + bytes([frame[at] ^ flip]) + frame[at + 1 :], params)
 
 
-def test_errors_say_what_was_wrong(params: Params) -> None:
+def test_errors_state_the_reason(params: Params) -> None:
     frame = pack(Codec(Uniform(4)), params)
     other = {**params, "fc.weight": torch.zeros(36, 10)}
     with pytest.raises(WireError, match=r"fc\.weight: shape \(10, 36\) instead of \(36, 10\)"):
@@ -81,8 +81,8 @@ def test_errors_say_what_was_wrong(params: Params) -> None:
         unpack(fuzz.mend(frame[:6] + b"\x00\x80" + frame[8:]), params)
 
 
-def test_a_frame_that_claims_terabytes_is_refused_without_allocating() -> None:
-    """The frame's shape is made 2^31 x 2^31, and its codes 2^62 bytes; the model's is 2 x 3."""
+def test_a_frame_that_declares_terabytes_is_refused_without_allocating() -> None:
+    """The frame declares a shape of 2^31 x 2^31 and 2^62 bytes of codes; the model's shape is 2 x 3."""
     frame = golden()
     for claim in (
         frame.replace(struct.pack("<II", 2, 3), struct.pack("<II", 1 << 31, 1 << 31)),
@@ -97,8 +97,8 @@ def test_a_frame_that_claims_terabytes_is_refused_without_allocating() -> None:
         tracemalloc.stop()
 
 
-def test_an_index_beyond_its_codebook_is_refused() -> None:
-    """Three values, so three means, and 2-bit codes: code 3 is beyond them."""
+def test_a_code_outside_its_codebook_is_refused() -> None:
+    """Three values, so three means, and 2-bit codes: code 3 has no mean."""
     params = {"x": torch.tensor([[5.0, 6.0, 7.0]])}
     frame = pack(Codec(KMeans(2)), params)
     codes = len(frame) - 5

@@ -1,4 +1,4 @@
-"""Packing: the layout by numpy.packbits, and the way back."""
+"""Packing: the layout equals numpy.packbits, and decoding is exact."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_round_trip_and_size(n: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_reader_looks_up_what_decode_unpacks(bits: int) -> None:
+def test_reader_and_decode_give_the_same_values(bits: int) -> None:
     codes, table = some(1000, bits), torch.randn(2**bits)
     packed = np.frombuffer(BitPack().encode(codes, bits), np.uint8)
     assert torch.equal(reader(table, bits)(packed)[:1000], table[codes.long()])

@@ -1,4 +1,4 @@
-"""Zstd and Range: exact, small, and unimpressed by what is not theirs."""
+"""Zstd and Range: exact round trips, small sizes, refused bytes."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_round_trip(coder: Zstd | Range, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6])
-def test_zstd_saves_a_good_part_of_uniform_codes(bits: int) -> None:
+def test_zstd_compresses_uniform_codes(bits: int) -> None:
     codes = uniform_codes(bits, 500_000)
     assert len(Zstd().encode(codes, bits)) < 0.85 * len(codes) * bits / 8
 
@@ -42,7 +42,7 @@ def test_a_zstd_bomb_is_refused_before_it_is_unpacked() -> None:
 
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("data", [b"", b"\x00", b"not a frame at all", bytes(100)])
-def test_nonsense_is_refused(coder: Zstd | Range, data: bytes) -> None:
+def test_bytes_of_another_format_are_refused(coder: Zstd | Range, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"zstd|range-coded|range coder|the bits after|codes of 3 bits"):
         coder.decode(data, 10, 3)
 

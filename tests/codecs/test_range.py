@@ -1,4 +1,4 @@
-"""The range coder: close to the entropy for any codes, as docs/wire.md says, and nothing that is not its own."""
+"""The range coder: size close to the entropy, format as in docs/wire.md, refused bytes."""
 
 import hashlib
 import tracemalloc
@@ -24,7 +24,7 @@ def drawn(share: Floats, n: int, seed: int = 0) -> Tensor:
 
 
 def steps(rate: float, bits: int = 8) -> Floats:
-    """Shares of the codes of a uniform step: p_q proportional to r^|q - middle|, of this entropy."""
+    """Shares of the codes of a uniform step with this entropy: p_q proportional to r^|q - middle|."""
     distance = abs(np.arange(2**bits) - 2 ** (bits - 1))
     low, high = 0.0, 1.0
     share = np.ones(2**bits)
@@ -36,7 +36,7 @@ def steps(rate: float, bits: int = 8) -> Floats:
 
 
 def entropy(counts: NDArray[np.int64] | Floats) -> float:
-    """Bits of one code, order 0."""
+    """Bits per code, order 0."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum())
 
@@ -46,7 +46,7 @@ def counts_of(codes: Tensor, bits: int = 8) -> Tensor:
 
 
 def distributions(n: int) -> Iterator[tuple[int, Tensor]]:
-    """(bits, codes): what quantizers make, and what they do not."""
+    """(bits, codes): typical codes of quantizers, and unusual ones."""
     for rate in (0.001, 0.02, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0):
         yield 8, drawn(steps(rate), n)
     for zeros in (0.5, 0.66, 0.67, 0.95, 0.99):
@@ -69,7 +69,7 @@ def distributions(n: int) -> Iterator[tuple[int, Tensor]]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 640, 10_000, 300_001])
-def test_codes_come_back_and_take_their_entropy_a_hundredth_of_it_and_64_bytes(n: int) -> None:
+def test_decoding_is_exact_and_the_size_is_within_one_percent_and_64_bytes_of_the_entropy(n: int) -> None:
     for bits, codes in distributions(n):
         data = Range().encode(codes, bits)
         assert torch.equal(Range().decode(data, n, bits), codes)
@@ -79,7 +79,7 @@ def test_codes_come_back_and_take_their_entropy_a_hundredth_of_it_and_64_bytes(n
         assert len(data) <= Range().most(n, bits) == 1 + BitPack().size(n, bits)
 
 
-def test_every_small_tensor_comes_back() -> None:
+def test_every_small_tensor_is_decoded_exactly() -> None:
     draw = np.random.default_rng(0)
     for n in range(400):
         codes = torch.from_numpy(np.where(draw.random(n) < draw.random(), draw.integers(0, 16, n), 3).astype(np.uint8))
@@ -187,7 +187,7 @@ def by_the_book(data: bytes, n: int, bits: int) -> list[int]:
     return codes
 
 
-def test_a_decoder_written_from_the_specification_reads_the_same() -> None:
+def test_a_decoder_written_from_the_specification_gives_the_same_codes() -> None:
     kinds = set()
     for bits, codes in distributions(3000):
         data = Range().encode(codes, bits)
@@ -273,7 +273,7 @@ STATE = WHOLE.to_bytes(4, "little")
         (bytes(12), "12 bytes|11 bytes"),
     ],
 )
-def test_what_no_encoder_writes_is_refused(data: bytes, why: str) -> None:
+def test_bytes_that_no_encoder_writes_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Range().decode(data, 40, 2)
 

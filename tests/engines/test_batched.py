@@ -1,4 +1,4 @@
-"""All clients at once: the draws of the reference, its weights within rounding, its codes on equal weights."""
+"""The batched engine: draws of the sequential engine, its weights within rounding, its codes for equal weights."""
 
 from typing import Any
 
@@ -20,15 +20,15 @@ from tests.federations import federation, points, same, settings, train
 
 
 def uploads(fed: Federation, engine: Sequential | Batched) -> list[Upload]:
-    """Of the first round."""
+    """Uploads of the first round."""
     opened = OpenRound(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home))
     assert opened.job is not None
     return list(engine.train([opened.job])[0])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_local_weights_are_those_of_the_reference(name: str) -> None:
-    """Before encoding: uploads of full precision show them."""
+def test_local_weights_are_those_of_the_sequential_engine(name: str) -> None:
+    """With exact uploads, which are the weights before encoding."""
     exact = {"uplink": {"bits": 32}} if "uplink" in CASES[name] else {}
     fed = federation(**CASES[name] | exact)
     for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
@@ -41,7 +41,7 @@ def test_local_weights_are_those_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rounds_are_those_of_the_reference_within_rounding(name: str) -> None:
+def test_rounds_equal_those_of_the_sequential_engine_within_rounding(name: str) -> None:
     fed = federation(**CASES[name])
     state, outcomes, memory = train(fed)
     mine, found, remembered = train(fed, engine=Batched(fed.task))
@@ -81,7 +81,7 @@ def test_the_papers_cnn_with_its_augmentation() -> None:
         assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
 
 
-def test_jobs_of_several_runs_come_out_as_they_do_alone() -> None:
+def test_jobs_of_several_runs_give_the_same_uploads_as_alone() -> None:
     feds = [federation(**CASES[name]) for name in ("fedavg", "fedprox", "scaffold", "fedpaq")]
     engine = Batched(feds[0].task)
     open_rounds = [OpenRound(fed, fed.start(), Ram()) for fed in feds]
@@ -95,14 +95,14 @@ def test_jobs_of_several_runs_come_out_as_they_do_alone() -> None:
 
 
 def test_a_client_with_one_example_stops_after_its_steps() -> None:
-    """Sizes from 1 to 60: what each learns is what it learns alone."""
+    """Sizes from 1 to 60; each client learns the same as alone."""
     fed = federation(data={"partition": "dirichlet", "alpha": 0.1, "least": 1, "clients": 8}, train={"cohort": 8})
     assert int(fed.partition.sizes.min()) * 10 < int(fed.partition.sizes.max())
     for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
         assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
 
 
-def test_scores_are_those_of_the_reference() -> None:
+def test_scores_are_those_of_the_sequential_engine() -> None:
     fed = federation(held=points(tests=4300))
     params = fed.start().out.params
     mine, its = Batched(fed.task).evaluate(params), Sequential(fed.task).evaluate(params)
@@ -110,7 +110,7 @@ def test_scores_are_those_of_the_reference() -> None:
     assert mine.loss == pytest.approx(its.loss, rel=1e-5)
 
 
-def test_a_loss_and_frozen_weights_of_ones_own() -> None:
+def test_a_custom_loss_and_frozen_weights() -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -132,7 +132,7 @@ def test_a_loss_and_frozen_weights_of_ones_own() -> None:
     assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
 
 
-def test_a_scalar_weight_is_a_weight() -> None:
+def test_a_scalar_weight_is_trained() -> None:
     class Warm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -150,8 +150,8 @@ def test_a_scalar_weight_is_a_weight() -> None:
 
 
 @pytest.mark.parametrize("bits", [32, 16, 4])
-def test_numbers_that_no_mean_can_hold_are_refused_like_the_references(bits: int) -> None:
-    """Each weight has become 1e38: two of them may be too many, and bfloat16 rounds some up to infinity."""
+def test_numbers_too_large_for_the_mean_are_refused_as_in_the_sequential_engine(bits: int) -> None:
+    """Every weight is about 1e38: the sum of two may overflow, and bfloat16 rounds some to infinity."""
 
     class Huge(nn.Linear):
         def __init__(self) -> None:
@@ -169,7 +169,7 @@ def test_numbers_that_no_mean_can_hold_are_refused_like_the_references(bits: int
     assert all(x.isfinite().all() for x in mine.out.params.values())
 
 
-def test_batch_norm_that_does_not_learn_is_no_hindrance() -> None:
+def test_batch_norm_in_evaluation_mode_can_be_stacked() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     model[1].eval()
     fed = federation(model)
@@ -178,7 +178,7 @@ def test_batch_norm_that_does_not_learn_is_no_hindrance() -> None:
 
 
 def test_clients_that_diverge_are_left_out_and_the_others_count() -> None:
-    """An example of 1e38 makes the client that holds it diverge, and no other."""
+    """An example of 1e38 makes only its client diverge."""
     held = points()
     held.x[0] = 1e38
     fed = federation(held=held, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
@@ -220,7 +220,7 @@ def test_the_same_jobs_give_the_same_bits() -> None:
     assert same(first.out.params, second.out.params)
 
 
-def test_what_a_model_raises_is_told() -> None:
+def test_an_exception_of_a_model_is_reported() -> None:
     calls = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:

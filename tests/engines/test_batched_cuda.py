@@ -1,4 +1,4 @@
-"""All clients at once on a GPU: the reference's weights, the same bits twice, and packs that stop and go on."""
+"""The batched engine on a GPU: weights of the sequential engine, reproducible bits, packs stopped and resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def papers(precision: str = "fp32", **changed: Any) -> Federation:
 
 
 def worst(fed: Federation, precision: str) -> float:
-    """How far a local weight is from the reference's, in the first round.
+    """Largest difference of a local weight from the sequential engine, in the first round.
 
     Few steps: where two inputs of a maximum are alike to the last bit or so, rounding decides which of them learns.
     """
@@ -54,7 +54,7 @@ def worst(fed: Federation, precision: str) -> float:
     return far
 
 
-def test_the_papers_cnn_has_kernels_of_its_own_and_they_are_right() -> None:
+def test_the_papers_cnn_is_trained_by_its_kernels_with_the_right_weights() -> None:
     fed = papers(train={"batch": 50})
     assert isinstance(Batched(fed.task, "fp32").net, PaperNet)
     assert worst(fed, "fp32") < 1e-4
@@ -74,7 +74,7 @@ def test_kernels_and_vmap_agree() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_case_is_the_references_within_rounding(name: str) -> None:
+def test_every_case_equals_the_sequential_engine_within_rounding(name: str) -> None:
     fed = federation(**merge(CASES[name], {"engine": {"device": "cuda", "precision": "fp32"}}))
     state, outcomes, memory = train(fed, engine=Sequential(fed.task, "fp32"))
     mine, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
@@ -98,7 +98,7 @@ def test_the_same_bits_twice(precision: str) -> None:
 
 
 @pytest.mark.parametrize("stops", [1, 3])
-def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> None:
+def test_a_stopped_pack_is_resumed_to_the_same_bits(stops: int, tmp_path: Path) -> None:
     raw = merge(GRID, CUDA | {"record": {"checkpoint": 4}})
     raw = merge(raw, {"engine": {"pack": 8, "deterministic": True}})
     trained(raw, tmp_path / "whole")
@@ -108,7 +108,7 @@ def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> 
         assert all(torch.equal(x, parts[name]) for name, x in whole.items())
 
 
-def test_a_sweep_goes_to_the_gpu_by_itself(tmp_path: Path) -> None:
+def test_a_sweep_uses_the_gpu_by_default(tmp_path: Path) -> None:
     raw = merge(GRID, {"engine": {"name": "auto"}})
     events = trained(raw, tmp_path / "grid")
     assert sum(event.kind == "done" for event in events) == 8
@@ -129,7 +129,7 @@ def test_estimated_bytes_are_those_of_real_frames_within_one_percent(
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_codes_are_counted_without_waiting_for_the_device(bits: int) -> None:
+def test_codes_are_counted_without_synchronization(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (20, 5000), dtype=torch.uint8)
     there = codes.cuda()
     torch.cuda.set_sync_debug_mode("error")

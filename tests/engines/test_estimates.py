@@ -39,7 +39,7 @@ def digits(frames: int, rounds: int = 3, seed: int = 0, engine: str = "batched",
 
 
 def decoded(fed: Federation, *, frames: bool) -> list[Decoded]:
-    """The uploads of the first round."""
+    """Uploads of the first round."""
     opened = OpenRound(fed, fed.start(), Ram(), frames=frames)
     assert opened.job is not None
     uploads = [upload.frame for upload in list(Batched(fed.task).train([opened.job])[0])]
@@ -49,8 +49,8 @@ def decoded(fed: Federation, *, frames: bool) -> list[Decoded]:
 
 @pytest.mark.parametrize("coder", [BitPack(), Range()])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-def test_an_estimate_is_the_length_of_what_the_coder_writes(coder: Coder, bits: int) -> None:
-    """Within two words of the range coder; exactly where each code takes as many bits."""
+def test_an_estimate_is_the_length_of_the_encoded_codes(coder: Coder, bits: int) -> None:
+    """Within two words for the range coder; exact for codes of equal length."""
     g = torch.Generator().manual_seed(bits)
     rows = [(torch.rand(n, generator=g) ** 3 * 2**bits).to(torch.uint8) for n in (1, 10, 640, 4096, 50_000)]
     for row in rows:
@@ -67,7 +67,7 @@ def test_zstd_has_no_estimate() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_a_gpus_way_of_counting_finds_the_same(bits: int, deterministic: bool) -> None:
+def test_counting_as_on_a_gpu_gives_the_same_counts(bits: int, deterministic: bool) -> None:
     """Rows longer and shorter than the lanes, and not a multiple of them."""
     g = torch.Generator().manual_seed(bits)
     with arithmetic("fp32", deterministic):
@@ -134,7 +134,7 @@ def test_a_length_is_computed_measured_or_estimated(coder: str) -> None:
         assert same(real.params, other.params)
 
 
-def test_jobs_of_one_stack_may_differ_in_whether_frames_are_made() -> None:
+def test_in_one_stack_some_jobs_may_make_frames_and_others_not() -> None:
     fed = federation(uplink={"bits": 1, "coder": "range"})
     open_rounds = [OpenRound(fed, fed.start(), Ram(), frames=frames) for frames in (True, False)]
     made = Batched(fed.task).train([opened.job for opened in open_rounds if opened.job])
@@ -155,7 +155,7 @@ def test_rounds_without_frames_learn_the_same_weights() -> None:
     assert len({tuple(outcome.bytes_estimated for outcome in some) for some in outcomes}) == 1
 
 
-def test_published_bytes_are_those_of_the_reference_within_one_percent(tmp_path: Path) -> None:
+def test_published_bytes_are_within_one_percent_of_the_sequential_engine(tmp_path: Path) -> None:
     real = digits(1, rounds=6, engine="sequential", bits=1)
     list(run(real, tmp_path / "real"))
     reference = summary.load(tmp_path / "real", real)
@@ -171,7 +171,7 @@ def test_published_bytes_are_those_of_the_reference_within_one_percent(tmp_path:
 
 
 def test_time_on_an_uplink_is_that_of_the_estimated_length() -> None:
-    """At a byte a second; encoding comes on top."""
+    """At one byte per second, plus the time of encoding."""
     experiment = digits(0, rounds=2, bandwidth=1.0).changed(**{"train.cohort": 1})
     for outcome in run(experiment):
         assert outcome.uplink_seconds is not None
@@ -194,8 +194,8 @@ def test_a_stopped_run_makes_its_frames_in_the_same_rounds(tmp_path: Path) -> No
     assert [line[head.index("bytes.framed") - places[0]] != "" for line in cells[0][1:]] == [True, False, True, False]
 
 
-def test_a_record_begun_without_estimates_resumes_with_real_frames_and_its_own_columns(tmp_path: Path) -> None:
-    """Settings, identity and record as they were before estimates: without `record.frames` and the two columns."""
+def test_a_record_begun_without_estimates_resumes_with_real_frames_and_the_same_columns(tmp_path: Path) -> None:
+    """Settings, identity and record as before estimates existed: without `record.frames` and the two columns."""
     always = [sum(outcome.bytes_up) for outcome in run(digits(1, rounds=4))]
     training = Run(digits(50, rounds=4), tmp_path)
     journal = training.journal

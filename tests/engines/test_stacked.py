@@ -1,4 +1,4 @@
-"""Which forward pass a stack gets, and models that are refused, with alternatives, before anything is trained."""
+"""Choice of the forward pass of a stack, and models that are refused, with alternatives, before training."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class LinearNet(Mapped):
 
 
 class LinearKernels:
-    """A second model's kernels, beside those of the library."""
+    """Kernels of a second model, in addition to those of the library."""
 
     def supports(self, task: Task) -> bool:
         return type(task.model) is nn.Linear
@@ -98,7 +98,7 @@ class Centred(nn.Linear):
         (nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten()), "padding_idx"),
     ],
 )
-def test_what_would_be_trained_wrongly_is_refused(module: nn.Module, why: str) -> None:
+def test_models_that_a_stack_would_train_wrongly_are_refused(module: nn.Module, why: str) -> None:
     with pytest.raises(StackError, match=why):
         Batched(federation(module, held=words() if "padding" in why else None).task)
 
@@ -108,14 +108,14 @@ def words() -> Dataset:
     return dataset(x, y, x[:20], y[:20])
 
 
-def test_a_loss_that_is_no_mean_over_examples_is_refused() -> None:
+def test_a_loss_that_is_not_a_mean_over_examples_is_refused() -> None:
     rare = torch.tensor([0.1, 1.0, 5.0, 20.0])
     fed = build(settings(), data=points(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets, weight=rare))
     with pytest.raises(StackError, match="must be the mean of the examples' losses"):
         Batched(fed.task)
 
 
-def test_dropout_of_the_functional_kind_is_refused_too() -> None:
+def test_functional_dropout_is_refused_too() -> None:
     class Sly(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return F.dropout(super().forward(x), training=self.training)

@@ -52,8 +52,8 @@ def settings(**changed: Any) -> Experiment:
     return Experiment(**base)
 
 
-def federation(model: nn.Module | None = None, held: Dataset | None = None, **changed: Any) -> Federation:
-    return build(settings(**changed), model, held or points())
+def federation(model: nn.Module | None = None, dataset: Dataset | None = None, **changed: Any) -> Federation:
+    return build(settings(**changed), model, dataset or points())
 
 
 def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tuple[State, list[Outcome], Ram]:

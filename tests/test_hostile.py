@@ -39,7 +39,7 @@ class Edited:
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [
-            (self.edit(one, self.fed) if i == self.place else one for i, one in enumerate(uploads))
+            (self.edit(upload, self.fed) if i == self.place else upload for i, upload in enumerate(uploads))
             for uploads in self.engine.train(jobs)
         ]
 
@@ -397,11 +397,11 @@ def test_patience_counts_rounds_with_infinite_results() -> None:
 
 def test_a_skipped_round_is_never_saved_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     experiment = small(DERIVED, {"train": {"rounds": 5}})
-    told: list[str] = []
-    whole = Run(experiment, data=digits(), tell=told.append)
+    lines: list[str] = []
+    whole = Run(experiment, data=digits(), tell=lines.append)
     whole.fed = overflowing(whole.fed, "fc1.bias", 3)
     assert [outcome.arrived for outcome in whole] == [4, 4, 0, 4, 4]
-    assert sum("round 3: client" in line and "made fc1.bias NaN" in line for line in told) == 4
+    assert sum("round 3: client" in line and "made fc1.bias NaN" in line for line in lines) == 4
     stopped = Run(experiment, tmp_path / "run", data=digits())
     stopped.fed = overflowing(stopped.fed, "fc1.bias", 3)
     assert [next(stopped).arrived for _ in range(3)] == [4, 4, 0]
@@ -419,10 +419,10 @@ def test_a_skipped_round_is_never_saved_and_the_run_resumes_to_the_same_bits(tmp
 
 def test_in_a_pack_only_the_run_with_an_infinite_result_skips_the_round() -> None:
     experiment = small({"engine": {"name": "batched"}, "train": {"rounds": 3}})
-    one = Run(experiment, data=digits())
-    other = Run(experiment.changed(seed=1), data=digits(), on=lambda _: Seat(one.engine))
-    one.fed = overflowing(one.fed, "fc1.bias", 2)
+    broken = Run(experiment, data=digits())
+    other = Run(experiment.changed(seed=1), data=digits(), on=lambda _: Seat(broken.engine))
+    broken.fed = overflowing(broken.fed, "fc1.bias", 2)
     arrived: list[list[int]] = [[], []]
-    for place, outcome in run_rounds([one, other], one.engine):
+    for place, outcome in run_rounds([broken, other], broken.engine):
         arrived[place].append(outcome.arrived)  # type: ignore[union-attr]
     assert arrived == [[4, 0, 4], [4, 4, 4]]

@@ -92,7 +92,7 @@ def poisoned(huge: float = 1e30) -> Dataset:
 
 
 def test_a_client_that_diverges_is_left_out_and_counted() -> None:
-    fed = federation(held=poisoned(), train={"cohort": 12}, algorithm={"name": "scaffold"})
+    fed = federation(dataset=poisoned(), train={"cohort": 12}, algorithm={"name": "scaffold"})
     state, outcomes, memory = train(fed)
     assert [outcome.arrived for outcome in outcomes] == [11, 11, 11]
     assert all(list(outcome.failed) == [0] and "NaN or infinity" in outcome.failed[0] for outcome in outcomes)

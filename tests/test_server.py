@@ -23,7 +23,7 @@ class Edited(Sequential):
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [
-            (self.edit(one, self.fed) if i == 2 or self.all else one for i, one in enumerate(uploads))
+            (self.edit(upload, self.fed) if i == 2 or self.all else upload for i, upload in enumerate(uploads))
             for uploads in super().train(jobs)
         ]
 
@@ -66,13 +66,13 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_upload_fails_and_has_no_effect(name: str) -> None:
     control, edit, why = HOSTILE[name]
-    bounds = {"norm": 0} if "beyond float32" in name else {}  # which its weights would not pass
+    bounds = {"norm": 0} if "beyond float32" in name else {}  # its weights exceed the bound
     fed = federation(algorithm={"name": "scaffold", "control": control}, train={"lr": 0.001}, bounds=bounds)
     reference, expected, remembered = train(fed, 2, Edited(fed, lambda u, _: u._replace(failure="x")))
     state, outcomes, memory = train(fed, 2, Edited(fed, edit))
     for outcome, other in zip(outcomes, expected, strict=True):
         assert list(outcome.failed) == list(other.failed)
-        assert all(why in said for said in outcome.failed.values())
+        assert all(why in reason for reason in outcome.failed.values())
         assert (outcome.bytes_up, outcome.arrived, outcome.layers) == (other.bytes_up, other.arrived, other.layers)
     assert same(state.out.params, reference.out.params)
     assert same(state.out.control, reference.out.control)

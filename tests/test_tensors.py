@@ -47,7 +47,7 @@ def settings(engine: str = "sequential", algorithm: str = "fedavg") -> Experimen
 def trained(model: nn.Module, engine: str, out: Path, algorithm: str = "fedavg") -> Run:
     """A run of two rounds in which every upload could be used."""
     whole = run(settings(engine, algorithm), out, model=model, data=points())
-    assert [(one.arrived, one.failed) for one in whole] == [(4, {}), (4, {})]
+    assert [(outcome.arrived, outcome.failed) for outcome in whole] == [(4, {}), (4, {})]
     assert (out / "model.safetensors").exists()
     return whole
 
@@ -110,8 +110,8 @@ def test_a_buffer_that_cannot_be_averaged_is_unchanged(name: str, engine: str, t
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 def test_a_sparse_buffer_in_the_state_is_refused(engine: str, tmp_path: Path) -> None:
     mask = torch.tensor([0.0, 0.0, -8.0]).to_sparse()
-    said = refused(Masked(mask), engine, tmp_path / "run")
-    assert said == (
+    message = refused(Masked(mask), engine, tmp_path / "run")
+    assert message == (
         "model: mask: has layout torch.sparse_coo, which model.safetensors cannot store; "
         "make it dense and of another dtype, or a buffer with persistent=False"
     )
@@ -119,8 +119,8 @@ def test_a_sparse_buffer_in_the_state_is_refused(engine: str, tmp_path: Path) ->
 
 
 def test_tensors_that_cannot_be_stored_are_refused_before_training(tmp_path: Path) -> None:
-    said = refused(Masked(torch.zeros(3, dtype=torch.complex128)), "sequential", tmp_path / "run")
-    assert "mask: has dtype torch.complex128, which model.safetensors cannot store" in said
+    message = refused(Masked(torch.zeros(3, dtype=torch.complex128)), "sequential", tmp_path / "run")
+    assert "mask: has dtype torch.complex128, which model.safetensors cannot store" in message
 
 
 class Seen(Masked):
@@ -135,9 +135,9 @@ class Seen(Masked):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_unsent_buffer_must_not_change_in_training(engine: str, tmp_path: Path) -> None:
-    said = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
+    message = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
     why = "contains NaN, infinity or a number beyond 1e+30"
-    assert said == f"model: mask: {why}, so it cannot be sent, and training must not change it"
+    assert message == f"model: mask: {why}, so it cannot be sent, and training must not change it"
     if engine != "batched":  # as any buffer that changes, it would not be for stacked clients
         whole = trained(Seen(torch.tensor(1e6)), engine, tmp_path / "run")
         assert float(whole.params["mask"]) < 0
@@ -242,18 +242,20 @@ def broken(of: str) -> nn.Module:
     ],
 )
 def test_a_parameter_that_cannot_be_trained_is_refused(of: str, why: str, engine: str, tmp_path: Path) -> None:
-    said = refused(broken(of), engine, tmp_path / "run")
-    assert said == f"model: second.weight: {why}; such a parameter cannot be trained"
+    message = refused(broken(of), engine, tmp_path / "run")
+    assert message == f"model: second.weight: {why}; such a parameter cannot be trained"
 
 
 def test_a_lazy_model_is_refused(tmp_path: Path) -> None:
-    said = refused(nn.Sequential(nn.LazyLinear(2)), "sequential", tmp_path / "run")
-    assert said == "model: 0.weight: has no shape yet; call the lazy model on one batch before training"
+    message = refused(nn.Sequential(nn.LazyLinear(2)), "sequential", tmp_path / "run")
+    assert message == "model: 0.weight: has no shape yet; call the lazy model on one batch before training"
 
 
 def test_a_model_that_cannot_be_stacked_leaves_no_folder(tmp_path: Path) -> None:
-    said = refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "batched", tmp_path / "run")
-    assert said.startswith("engine.name = 'batched': Sequential cannot be trained for many clients at once: 1 (Batch")
+    message = refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "batched", tmp_path / "run")
+    assert message.startswith(
+        "engine.name = 'batched': Sequential cannot be trained for many clients at once: 1 (Batch"
+    )
 
 
 def computed(by: str) -> nn.Module:
@@ -298,5 +300,5 @@ def test_a_model_that_stores_its_outputs_is_trained_and_copied(engine: str, tmp_
 def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     model = Masked(torch.zeros(3))
     model.lock = threading.Lock()  # type: ignore[assignment]
-    said = refused(model, "sequential", tmp_path / "run")
-    assert said.startswith("model: Masked cannot be copied: TypeError: cannot pickle '_thread.lock' object")
+    message = refused(model, "sequential", tmp_path / "run")
+    assert message.startswith("model: Masked cannot be copied: TypeError: cannot pickle '_thread.lock' object")

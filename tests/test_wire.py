@@ -73,9 +73,9 @@ def test_golden_bytes() -> None:
 
 
 def test_golden_bytes_are_decoded() -> None:
-    read = unpack(golden(), golden_params())
-    assert torch.equal(read["w"], golden_params()["w"])
-    assert torch.equal(read["b"], golden_params()["b"])
+    decoded = unpack(golden(), golden_params())
+    assert torch.equal(decoded["w"], golden_params()["w"])
+    assert torch.equal(decoded["b"], golden_params()["b"])
 
 
 def test_the_specification_walks_through_the_golden_bytes() -> None:
@@ -96,12 +96,12 @@ def test_size_is_exact_and_only_the_quantizer_loses_precision(
     params = {"x": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
     frame = pack(codec, params, key=KEY)
     assert len(frame) == size(codec, params)
-    read = unpack(frame, params)["x"]
+    decoded = unpack(frame, params)["x"]
     if codec.covers(params["x"]):
         key = rng.fold(KEY, zlib.crc32(b"x"))[None]
-        assert torch.equal(read, codec.decode(codec.encode(params["x"][None], key), 1, shape)[0])
+        assert torch.equal(decoded, codec.decode(codec.encode(params["x"][None], key), 1, shape)[0])
     else:
-        assert torch.equal(read, params["x"])
+        assert torch.equal(decoded, params["x"])
 
 
 @pytest.mark.parametrize("quantizer", [Uniform(5), KMeans(4), Identity(), Cast("bfloat16")])
@@ -125,23 +125,23 @@ def test_a_large_tensor_spans_many_chunks() -> None:
     for bits in range(1, 9):
         for grouped in PerTensor(), PerChannel(), PerBlock(1000):
             codec = Codec(Uniform(bits), groups=grouped)
-            read = unpack(pack(codec, params), params)["w"]
-            assert torch.equal(read, codec.decode(codec.encode(params["w"][None]), 1, (3, 100_003))[0])
+            decoded = unpack(pack(codec, params), params)["w"]
+            assert torch.equal(decoded, codec.decode(codec.encode(params["w"][None]), 1, (3, 100_003))[0])
 
 
 def test_small_and_integer_tensors_are_sent_exactly(params: Params) -> None:
-    read = unpack(pack(Codec(KMeans(1)), params), params)
+    decoded = unpack(pack(Codec(KMeans(1)), params), params)
     for name, x in params.items():
-        assert read[name].dtype == x.dtype
-        assert torch.equal(read[name], x) == (name not in ("conv.weight", "fc.weight", "half.weight")), name
+        assert decoded[name].dtype == x.dtype
+        assert torch.equal(decoded[name], x) == (name not in ("conv.weight", "fc.weight", "half.weight")), name
 
 
 def test_small_and_integer_tensors_can_be_quantized_on_request(params: Params) -> None:
     codec = {"*.bias": Codec(Uniform(1), min_axes=1), "conv.*": Codec(KMeans(2))}
-    read = unpack(pack(codec, params), params)
-    assert len(set(read["fc.bias"].tolist())) == 2
-    assert len(set(read["conv.weight"].flatten().tolist())) == 4
-    assert torch.equal(read["fc.weight"], params["fc.weight"])
+    decoded = unpack(pack(codec, params), params)
+    assert len(set(decoded["fc.bias"].tolist())) == 2
+    assert len(set(decoded["conv.weight"].flatten().tolist())) == 4
+    assert torch.equal(decoded["fc.weight"], params["fc.weight"])
     assert len(pack(codec, params)) == size(codec, params)
     counts = {"n": torch.tensor([[0, 10, 19, 30]], dtype=torch.int16)}
     assert unpack(pack(Codec(Uniform(2), integers=True), counts), counts)["n"].tolist() == [[0, 10, 20, 30]]
@@ -150,9 +150,9 @@ def test_small_and_integer_tensors_can_be_quantized_on_request(params: Params) -
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool])
 def test_every_dtype_is_sent_exactly(dtype: torch.dtype) -> None:
     params = {"x": torch.tensor([0, 1, 1, 0]).to(dtype)}
-    read = unpack(pack(Codec(Identity()), params), params)["x"]
-    assert read.dtype == dtype
-    assert torch.equal(read, params["x"])
+    decoded = unpack(pack(Codec(Identity()), params), params)["x"]
+    assert decoded.dtype == dtype
+    assert torch.equal(decoded, params["x"])
 
 
 def test_uploads_of_the_papers_cnn_have_the_documented_sizes() -> None:

@@ -15,7 +15,7 @@ from tests.runs import ended, fork, linux
 @linux
 def test_busy_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     def parent() -> None:
-        for place in range(3):  # each later fork holds copies of what earlier ones are told by
+        for place in range(3):  # each later fork has copies of the pipes of earlier ones
             workers.start(_busy, tmp_path / f"{place}", daemon=False)
         time.sleep(3600)
 

@@ -62,12 +62,12 @@ def test_rules_work_on_stacked_clients_as_on_one() -> None:
         new, change = rule.finish(w, sent, memory, travel)
         direction = rule.adjust(grad, w, sent, memory)
 
-        def one(tree: Params, k: int) -> Params:
+        def row(tree: Params, k: int) -> Params:
             return {name: x[k] for name, x in tree.items()}
 
         for k in range(4):
-            new_k, change_k = rule.finish(one(w, k), sent, one(memory, k), travel[k])
-            direction_k = rule.adjust(one(grad, k), one(w, k), sent, one(memory, k))
+            new_k, change_k = rule.finish(row(w, k), sent, row(memory, k), travel[k])
+            direction_k = rule.adjust(row(grad, k), row(w, k), sent, row(memory, k))
             for stacked, alone in ((new, new_k), (change, change_k), (direction, direction_k)):
                 assert all(torch.equal(stacked[name][k], alone[name]) for name in alone)
 
@@ -138,7 +138,7 @@ def test_a_chain_is_flat_and_keeps_the_state_of_each_rule_apart() -> None:
 
     rule = chain(Average(), chain(Counts(), Shift()), Counts())
     assert isinstance(rule, Chain)
-    assert [type(one).__name__ for one in rule.rules] == ["Average", "Counts", "Shift", "Counts"]
+    assert [type(part).__name__ for part in rule.rules] == ["Average", "Counts", "Shift", "Counts"]
     state = rule.init({})
     assert set(state) == {"1/n", "3/n"}
     _, state = rule.apply(Broadcast(tree(1.0), {}), state, a_round(tree(1.0)))

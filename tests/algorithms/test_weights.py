@@ -158,7 +158,7 @@ def test_weights_are_only_those_of_layers(name: str) -> None:
 
 def test_a_shared_tensor_has_one_name_in_a_run_and_all_of_them_in_a_state() -> None:
     class Late(nn.Module):
-        """Holds a layer's weight under a name of its own, before the layer."""
+        """Has the weight of a layer under another name, before the layer."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -88,8 +88,8 @@ def test_a_row_is_coded_alike_alone_and_in_a_stack() -> None:
     for quantizer in (Step(step=3.0), Step(rate=0.4)):
         codes, side = quantizer.encode(stack)
         for r in range(3):
-            own, alone = quantizer.encode(stack[r : r + 1])
-            assert torch.equal(own[0], codes[r])
+            row_codes, alone = quantizer.encode(stack[r : r + 1])
+            assert torch.equal(row_codes[0], codes[r])
             assert torch.equal(alone[0], side[r])
 
 
@@ -157,8 +157,8 @@ def test_many_short_rows_are_coded_like_each_alone() -> None:
     x = torch.randn(300, 50, generator=torch.Generator().manual_seed(7))
     codes, side = Step(rate=1.0).encode(x)
     for r in (0, 127, 128, 299):
-        own, alone = Step(rate=1.0).encode(x[r : r + 1])
-        assert torch.equal(own[0], codes[r])
+        row_codes, alone = Step(rate=1.0).encode(x[r : r + 1])
+        assert torch.equal(row_codes[0], codes[r])
         assert torch.equal(alone[0], side[r])
 
 

@@ -31,21 +31,21 @@ def test_local_weights_are_those_of_the_sequential_engine(name: str) -> None:
     """With exact uploads, which are the weights before encoding."""
     exact = {"uplink": {"bits": 32}} if "uplink" in CASES[name] else {}
     fed = federation(**CASES[name] | exact)
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
         start = fed.start().out.params
-        w, reference = read(mine.frame, start), read(its.frame, start)
-        assert mine.client == its.client
+        w, reference = read(batched.frame, start), read(expected.frame, start)
+        assert batched.client == expected.client
         assert max(float((w[k] - reference[k]).abs().max()) for k in reference) < 1e-4
-        assert len(mine.frame) == len(its.frame)
-        assert len(mine.extra) == len(its.extra)
+        assert len(batched.frame) == len(expected.frame)
+        assert len(batched.extra) == len(expected.extra)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_equal_those_of_the_sequential_engine_within_rounding(name: str) -> None:
     fed = federation(**CASES[name])
     state, outcomes, memory = train(fed)
-    mine, found, remembered = train(fed, engine=Batched(fed.task))
-    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    batched, found, remembered = train(fed, engine=Batched(fed.task))
+    assert max(float((batched.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
     assert memory.held.keys() == remembered.held.keys()
     for client, kept in memory.held.items():
         assert kept.keys() == remembered.held[client].keys()
@@ -77,8 +77,8 @@ def test_the_papers_cnn_with_its_augmentation() -> None:
         data={"clients": 6, "partition": "iid", "augment": True},
         train={"cohort": 3, "epochs": 2, "batch": 4, "lr": 0.01, "momentum": 0.9},
     )
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
 
 
 def test_jobs_of_several_runs_give_the_same_uploads_as_alone() -> None:
@@ -98,16 +98,20 @@ def test_a_client_with_one_example_stops_after_its_steps() -> None:
     """Sizes from 1 to 60; each client learns the same as alone."""
     fed = federation(data={"partition": "dirichlet", "alpha": 0.1, "least": 1, "clients": 8}, train={"cohort": 8})
     assert int(fed.partition.sizes.min()) * 10 < int(fed.partition.sizes.max())
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
 
 
 def test_scores_are_those_of_the_sequential_engine() -> None:
-    fed = federation(held=points(tests=4300))
+    fed = federation(dataset=points(tests=4300))
     params = fed.start().out.params
-    mine, its = Batched(fed.task).evaluate(params), Sequential(fed.task).evaluate(params)
-    assert (mine.examples, mine.metric, mine.predicted) == (its.examples, its.metric, its.predicted)
-    assert mine.loss == pytest.approx(its.loss, rel=1e-5)
+    batched, expected = Batched(fed.task).evaluate(params), Sequential(fed.task).evaluate(params)
+    assert (batched.examples, batched.metric, batched.predicted) == (
+        expected.examples,
+        expected.metric,
+        expected.predicted,
+    )
+    assert batched.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
 def test_a_custom_loss_and_frozen_weights() -> None:
@@ -128,8 +132,8 @@ def test_a_custom_loss_and_frozen_weights() -> None:
 
     fed = build(settings(uplink={"bits": "32+4"}), Partly(), points(), loss=loss)
     state, _, _ = train(fed)
-    mine, _, _ = train(fed, engine=Batched(fed.task))
-    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    batched, _, _ = train(fed, engine=Batched(fed.task))
+    assert max(float((batched.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
 
 
 def test_a_scalar_weight_is_trained() -> None:
@@ -145,8 +149,8 @@ def test_a_scalar_weight_is_trained() -> None:
 
     fed = federation(Warm(), train={"clip": 0.5})
     state, _, _ = train(fed)
-    mine, _, _ = train(fed, engine=Batched(fed.task))
-    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    batched, _, _ = train(fed, engine=Batched(fed.task))
+    assert max(float((batched.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
 
 
 @pytest.mark.parametrize("bits", [32, 16, 4])
@@ -163,37 +167,37 @@ def test_numbers_too_large_for_the_mean_are_refused_as_in_the_sequential_engine(
     fed = federation(Huge(), uplink={"bits": bits}, train={"lr": 1e-6})
     fed.task.params["weight"].copy_(torch.linspace(-1.2e38, 1.2e38, 24).view(4, 6))
     _, (outcome,), _ = train(fed, rounds=1)
-    mine, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    batched, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
     assert found.arrived == outcome.arrived
     assert found.failed == outcome.failed
-    assert all(x.isfinite().all() for x in mine.out.params.values())
+    assert all(x.isfinite().all() for x in batched.out.params.values())
 
 
 def test_batch_norm_in_evaluation_mode_can_be_stacked() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     model[1].eval()
     fed = federation(model)
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
 
 
 def test_clients_that_diverge_are_left_out_and_the_others_count() -> None:
     """An example of 1e38 makes only its client diverge."""
-    held = points()
-    held.x[0] = 1e38
-    fed = federation(held=held, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
+    data = points()
+    data.x[0] = 1e38
+    fed = federation(dataset=data, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
     _, (outcome,), _ = train(fed, rounds=1)
-    mine, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    batched, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
     assert outcome.failed
     assert found.failed == outcome.failed
     assert found.arrived == outcome.arrived
-    assert all(x.isfinite().all() for x in mine.out.params.values())
+    assert all(x.isfinite().all() for x in batched.out.params.values())
 
 
 def test_entropy_coded_uploads_have_the_size_of_real_frames() -> None:
     fed = federation(uplink={"bits": "32+4", "coder": "zstd"})
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert abs(len(mine.frame) - len(its.frame)) <= 2  # a code at a border may differ
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert abs(len(batched.frame) - len(expected.frame)) <= 2  # a code at a border may differ
 
 
 @pytest.mark.parametrize("send", ["weights", "updates"])
@@ -204,11 +208,11 @@ def test_an_error_from_a_coarser_uplink_is_fed_back_by_an_exact_one(send: str) -
     name = fed.layers[0]
     error = torch.full_like(fed.task.params[name], 0.25)
     job = opened.job._replace(recall=lambda client: {"error/" + name: error})
-    plain, mine, its = (
+    plain, batched, expected = (
         [read(upload.frame, job.sent.params)[name] for upload in engine.train([each])[0]]
         for engine, each in ((Sequential(fed.task), opened.job), (Batched(fed.task), job), (Sequential(fed.task), job))
     )
-    for before, a, b in zip(plain, mine, its, strict=True):
+    for before, a, b in zip(plain, batched, expected, strict=True):
         torch.testing.assert_close(b, before + error, rtol=0, atol=1e-6)
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 

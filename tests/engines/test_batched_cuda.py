@@ -48,8 +48,8 @@ def worst(fed: Federation, precision: str) -> float:
     """
     start, far = fed.start().out.params, 0.0
     theirs = uploads(fed, Sequential(fed.task, "fp32"))
-    for mine, its in zip(uploads(fed, Batched(fed.task, precision)), theirs, strict=True):
-        w, reference = read(mine.frame, start), read(its.frame, start)
+    for batched, expected in zip(uploads(fed, Batched(fed.task, precision)), theirs, strict=True):
+        w, reference = read(batched.frame, start), read(expected.frame, start)
         far = max(far, *(float((w[k].cpu() - reference[k].cpu()).abs().max()) for k in reference))
     return far
 
@@ -67,8 +67,8 @@ def test_kernels_and_vmap_agree() -> None:
     engine = Batched(fed.task, "fp32")
     mapped = Batched(fed.task, "fp32")
     mapped.net = Mapped(fed.task, "fp32")
-    for mine, its in zip(uploads(fed, engine), uploads(fed, mapped), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, engine), uploads(fed, mapped), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
     params = fed.start().out.params
     assert abs(engine.evaluate(params).metric - mapped.evaluate(params).metric) <= 2
 
@@ -77,9 +77,9 @@ def test_kernels_and_vmap_agree() -> None:
 def test_every_case_equals_the_sequential_engine_within_rounding(name: str) -> None:
     fed = federation(**merge(CASES[name], {"engine": {"device": "cuda", "precision": "fp32"}}))
     state, outcomes, memory = train(fed, engine=Sequential(fed.task, "fp32"))
-    mine, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
+    batched, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
     for k, x in state.out.params.items():
-        torch.testing.assert_close(mine.out.params[k].cpu(), x, rtol=0, atol=1e-3)
+        torch.testing.assert_close(batched.out.params[k].cpu(), x, rtol=0, atol=1e-3)
     assert memory.held.keys() == remembered.held.keys()
     assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in found]
 
@@ -131,10 +131,10 @@ def test_estimated_bytes_are_those_of_real_frames_within_one_percent(
 @pytest.mark.parametrize("bits", [1, 4, 8])
 def test_codes_are_counted_without_synchronization(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (20, 5000), dtype=torch.uint8)
-    there = codes.cuda()
+    on_device = codes.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        counted = counts([there], 20, bits)
+        counted = counts([on_device], 20, bits)
         estimate = Range().estimate(counted, bits)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -102,7 +102,7 @@ def test_batch_norm_is_averaged_exactly_and_its_counter_is_the_first_clients() -
         mean = torch.stack([w[name] for w in seen]).mean(0)
         torch.testing.assert_close(state.out.params[name], mean, rtol=1e-6, atol=1e-7)
     assert state.out.params["norm.num_batches_tracked"] == seen[0]["norm.num_batches_tracked"] > 0
-    assert "frozen" not in state.out.params  # it does not travel
+    assert "frozen" not in state.out.params  # it is not sent
 
 
 def test_tied_weights_are_sent_once_and_frozen_ones_never() -> None:
@@ -168,7 +168,7 @@ def test_modules_in_evaluation_mode_stay_in_it_unless_it_is_the_whole_model() ->
 
 
 def test_labels_that_the_data_does_not_have_are_not_counted() -> None:
-    fed = federation(nn.Linear(6, 9), held=points(tests=4300))
+    fed = federation(nn.Linear(6, 9), dataset=points(tests=4300))
     _, (outcome,), _ = train(fed, rounds=1)
     assert outcome.score is not None
     assert len(outcome.score.predicted) == 4

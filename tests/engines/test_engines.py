@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
     model = None if name == "examples" else Normed()  # batch norm does not take a batch of one
     fed = federation(model, **CASES[name])
-    reference, told, remembered = train(fed)
+    reference, expected, remembered = train(fed)
     for workers in (1, 2, 3):
         engine = processes(fed.task, workers)
         state, outcomes, memory = train(fed, engine=engine)
@@ -44,7 +44,7 @@ def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
         assert memory.held.keys() == remembered.held.keys()
         assert all(same(memory.held[k], remembered.held[k]) for k in memory.held)
         plain = [outcome._replace(seconds={}, uplink_seconds=None) for outcome in outcomes]
-        assert plain == [outcome._replace(seconds={}, uplink_seconds=None) for outcome in told]
+        assert plain == [outcome._replace(seconds={}, uplink_seconds=None) for outcome in expected]
 
 
 def test_centred_weights_have_filters_of_mean_zero_in_the_record() -> None:
@@ -59,7 +59,7 @@ def test_centred_weights_have_filters_of_mean_zero_in_the_record() -> None:
 
 
 def test_all_engines_give_a_large_test_set_the_same_score() -> None:
-    fed = federation(held=points(tests=4300))
+    fed = federation(dataset=points(tests=4300))
     params = fed.start().out.params
     engine = processes(fed.task, 2)
     assert engine.evaluate(params) == Sequential(fed.task).evaluate(params)

@@ -148,8 +148,8 @@ def test_in_one_stack_some_jobs_may_make_frames_and_others_not() -> None:
 
 def test_rounds_without_frames_learn_the_same_weights() -> None:
     runs = [Run(digits(frames, bits="32+2", send="updates", feedback=True)) for frames in (0, 1, 2)]
-    outcomes = [list(one) for one in runs]
-    assert all(same(runs[0].params, one.params) for one in runs[1:])
+    outcomes = [list(training) for training in runs]
+    assert all(same(runs[0].params, other.params) for other in runs[1:])
     framed = [[outcome.bytes_framed is not None for outcome in some] for some in outcomes]
     assert framed == [[False, False, False], [True, True, True], [True, True, False]]
     assert len({tuple(outcome.bytes_estimated for outcome in some) for some in outcomes}) == 1
@@ -211,10 +211,10 @@ def test_a_record_begun_without_estimates_resumes_with_real_frames_and_the_same_
     next(training)
     next(training)
     training.close()
-    said: list[str] = []
-    again = resume(tmp_path, tell=said.append)
+    lines: list[str] = []
+    again = resume(tmp_path, tell=lines.append)
     assert [sum(outcome.bytes_up) for outcome in again] == always[2:]
-    assert said == []
+    assert lines == []
     assert "bytes.estimated" not in record.read_text()
     assert len({line.count(",") for line in record.read_text().splitlines()}) == 1
     found = summary.load(tmp_path, digits(50, rounds=4))
@@ -223,8 +223,8 @@ def test_a_record_begun_without_estimates_resumes_with_real_frames_and_the_same_
 
 def test_the_terminal_says_that_bytes_are_estimated(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(digits(2, bits=1).toml())
-    said = fedshift("run", tmp_path / "run.toml", "--out", tmp_path / "run", "-q")
-    assert said.exit_code == 0, said.output
-    text = " ".join(said.stdout.split())  # as wide as the terminal
+    result = fedshift("run", tmp_path / "run.toml", "--out", tmp_path / "run", "-q")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())  # as wide as the terminal
     assert "Uploaded bytes of 1 of 3 rounds are estimated from counts of codes, times " in text
     assert "the ratio of real frames to estimates measured in 2 rounds." in text

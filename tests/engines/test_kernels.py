@@ -28,9 +28,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = torch.device("cuda" if NATIVE and not INTERPRETED else "cpu")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-running = pytest.mark.skipif(not NATIVE and not INTERPRETED, reason="in a process of its own: test_in_the_interpreter")
+running = pytest.mark.skipif(not NATIVE and not INTERPRETED, reason="in a separate process: test_in_the_interpreter")
 
-if INTERPRETED:  # it takes bfloat16 for the whole numbers that hold its bits
+if INTERPRETED:  # it treats bfloat16 as the integers of the same bits
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -212,11 +212,11 @@ def test_images_are_those_of_crop_and_flip(dtype: torch.dtype, channels: int) ->
     keys = rng.key(0, "crop", torch.arange(15)).view(3, 5)
     steps = (rng.uniform(keys.flatten(), 3) * 2**24).long().view(3, 5, 3)
     offsets = torch.cat([(steps[..., :2] * 9 >> 24) - 4, steps[..., 2:] >> 23], -1).int()
-    there = [t.to(HERE) for t in (x, index, offsets, levels(data, dtype))]
-    out = images(*there).cpu()
+    on_device = [t.to(HERE) for t in (x, index, offsets, levels(data, dtype))]
+    out = images(*on_device).cpu()
     assert out.is_contiguous()
     assert torch.equal(out, data.inputs(crop_and_flip(x[index], keys)).movedim(2, -1).to(dtype))
-    still = images(there[0], there[1], None, there[3]).cpu()
+    still = images(on_device[0], on_device[1], None, on_device[3]).cpu()
     assert torch.equal(still, data.inputs(x[index]).movedim(2, -1).to(dtype))
 
 

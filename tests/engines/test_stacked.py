@@ -100,7 +100,7 @@ class Centred(nn.Linear):
 )
 def test_models_that_a_stack_would_train_wrongly_are_refused(module: nn.Module, why: str) -> None:
     with pytest.raises(StackError, match=why):
-        Batched(federation(module, held=words() if "padding" in why else None).task)
+        Batched(federation(module, dataset=words() if "padding" in why else None).task)
 
 
 def words() -> Dataset:

@@ -50,9 +50,7 @@ class Task:
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
     params: Params = field(init=False)  # initial values of the tensors that are sent: trained parameters and buffers
     unsent: dict[str, str] = field(init=False)  # buffers of the state that cannot be sent, with the reason
-    unused: nn.Module = field(
-        init=False
-    )  # never called: a forward pass may store objects that cannot be copied
+    unused: nn.Module = field(init=False)  # a copy that is never called, so that it can be copied
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()

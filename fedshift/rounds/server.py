@@ -251,7 +251,7 @@ class RoundUploads:
     def outcome(
         self, number: int, score: Score | None, layers: dict[str, Layer], dropped: int, seconds: dict[str, float]
     ) -> Outcome:
-        """The record of the round."""
+        """Outcome of the round."""
         return self.stats.outcome(
             number, score, layers, seconds, self.mean.share, self.mean.count, dropped, self.failed, self.capped
         )

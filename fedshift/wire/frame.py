@@ -25,7 +25,7 @@ class WireError(ValueError):
     >>> from fedshift import header
     >>> header(b"GARBAGE" * 9)
     Traceback (most recent call last):
-    fedshift.wire.frame.WireError: the frame begins with b'GARB', instead of b'FEDS'
+    fedshift.wire.frame.WireError: the frame begins with b'GARB' instead of b'FEDS'
     """
 
 

@@ -38,7 +38,7 @@ from fedshift.wire.frame import Header, TensorRecord, build, describe
 from fedshift.wire.reader import code_count, side_numbers
 from fedshift.wire.registry import numbers_of
 
-Coded = Callable[[int, int], bytes]  # codes, bits of each -> what stands for them in a frame
+Coded = Callable[[int, int], bytes]  # number of codes, bits per code -> bytes of codes in a frame
 
 RAW, RLE, COMPRESSED = 0, 1, 2  # blocks of Zstandard
 

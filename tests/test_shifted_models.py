@@ -137,7 +137,7 @@ def test_a_model_trains_as_well_with_the_shift_as_without(make: type[nn.Module])
         models.append(training.params)
     assert scores[0] > 0.5
     assert min(scores[1:]) > scores[0] - TOLERANCE
-    for name in {"token", "scale"} & models[0].keys():  # 1 at the start, and not taken apart since
+    for name in {"token", "scale"} & models[0].keys():  # 1 at the start, and not shifted since
         assert [float(model[name].mean()) for model in models[1:]] == pytest.approx(
             [float(models[0][name].mean())] * 2, abs=0.2
         )

@@ -138,7 +138,7 @@ def test_an_unsent_buffer_must_not_change_in_training(engine: str, tmp_path: Pat
     message = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
     why = "contains NaN, infinity or a number beyond 1e+30"
     assert message == f"model: mask: {why}, so it cannot be sent, and training must not change it"
-    if engine != "batched":  # as any buffer that changes, it would not be for stacked clients
+    if engine != "batched":  # a model with a changing buffer cannot be stacked
         whole = trained(Seen(torch.tensor(1e6)), engine, tmp_path / "run")
         assert float(whole.params["mask"]) < 0
 

@@ -47,7 +47,7 @@ def test_the_floor_is_the_gap_of_the_best_weights_with_mean_zero_for_any_share(q
 
 
 UNIFORM = {"quantizer": "uniform"}  # K-means keeps the mean, and that of the output layer would decay into rounding
-SHARES: list[tuple[float, int, dict[str, Any]]] = [  # I/K that counts, rounds until it does, settings
+SHARES: list[tuple[float, int, dict[str, Any]]] = [  # effective I/K, rounds of warmup, settings
     (0.5, 0, {"uplink": {"bits": {32: 0.5, 5: 0.5}} | UNIFORM, "shift": {"per": "layer"}}),
     (0.2, 0, {"uplink": {"bits": {32: 0.8, 4: 0.2}} | UNIFORM, "shift": {"per": "layer"}}),
     (0.8, 0, {"uplink": {"bits": {32: 0.2, 6: 0.8}} | UNIFORM, "shift": {"max_share": 1.0}}),

@@ -165,7 +165,7 @@ def test_random_rounding_takes_one_of_the_two_neighbouring_codes(row: np.ndarray
         between = (side[r][None] > torch.minimum(x[r], y[r])[:, None]) & (
             side[r][None] < torch.maximum(x[r], y[r])[:, None]
         )
-        assert not between.any()  # no code lies between a value and what it became
+        assert not between.any()  # no code lies between a value and its decoded value
     exact = (x[:, :, None] == side[:, None, :]).any(2)
     assert torch.equal(y[exact], x[exact])
 

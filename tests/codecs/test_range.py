@@ -74,7 +74,7 @@ def test_decoding_is_exact_and_the_size_is_within_one_percent_and_64_bytes_of_th
         data = Range().encode(codes, bits)
         assert torch.equal(Range().decode(data, n, bits), codes)
         counts = counts_of(codes, bits).numpy()
-        table = 2 * max(0, int((counts > 0).sum()) - 20)  # 64 bytes hold the table of 20 codes
+        table = 2 * max(0, int((counts > 0).sum()) - 20)  # 64 bytes include the table of 20 codes
         assert len(data) <= 1.01 * n * entropy(counts) / 8 + 64 + table
         assert len(data) <= Range().most(n, bits) == 1 + BitPack().size(n, bits)
 
@@ -106,7 +106,7 @@ def test_estimates_take_stacks_of_counts_of_any_integer_type(kind: torch.dtype) 
     estimate = Range().estimate(counts, 2)
     assert (estimate.dtype, estimate.shape) == (torch.float64, (2, 2))
     assert estimate[0, 0] < 16
-    assert estimate.flatten()[1:].tolist() == [1, 4, 27]  # packed, and the byte that says so
+    assert estimate.flatten()[1:].tolist() == [1, 4, 27]  # packed codes, and one byte for their kind
     other: Coder = Zstd()
     assert other.estimate(counts, 2) is None
 
@@ -238,7 +238,7 @@ def test_damaged_bytes_are_refused(codes: Tensor) -> None:
     for extra in (b"\0", b"\1", bytes(4), b"\1\0\0\0", data):
         with pytest.raises(ValueError, match=r"^[^\n]+$"):
             Range().decode(data + extra, n, 8)
-    for at in range(len(data)) if data[0] else (0,):  # packed codes have nothing to check them by
+    for at in range(len(data)) if data[0] else (0,):  # packed codes have no redundancy to check
         for bit in range(8):
             with pytest.raises(ValueError, match=r"^[^\n]+$"):
                 Range().decode(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], n, 8)

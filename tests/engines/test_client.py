@@ -26,7 +26,7 @@ def test_local_training_is_torchs_sgd(momentum: float) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(fed.task.data.x[chosen]), fed.task.data.y[chosen]).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-        for p in model.parameters():  # decay after clipping, as SGD's own weight_decay would have it
+        for p in model.parameters():  # decay after clipping, like the weight_decay of SGD
             assert p.grad is not None
             p.grad += 0.02 * p.detach()
         optimizer.step()

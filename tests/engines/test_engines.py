@@ -53,7 +53,7 @@ def test_centred_weights_have_filters_of_mean_zero_in_the_record() -> None:
         assert state.out.params[name].mean(1).abs().max() < 1e-7
         for outcome in outcomes:
             layer = outcome.layers[name]
-            assert layer.filters_before > 1e-4 or name == "unused.weight"  # nothing trains it
+            assert layer.filters_before > 1e-4 or name == "unused.weight"  # it is not trained
             assert max(layer.filters_after, abs(layer.mean_after)) < 1e-7
     assert state.out.params["norm.weight"].mean() > 0.5
 
@@ -68,7 +68,7 @@ def test_all_engines_give_a_large_test_set_the_same_score() -> None:
 
 def failing(problem: Exception) -> Federation:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # in training, that is
+        if torch.is_grad_enabled():  # only in training
             raise problem
         return outputs.mean()
 

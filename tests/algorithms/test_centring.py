@@ -94,7 +94,7 @@ def test_each_centred_gate_of_a_recurrent_layer_ignores_constant_input_and_state
     cell = seeded(lambda: nn.LSTMCell(5, 4, bias=False))
     cell.load_state_dict(centre(parameters(cell), filters=filters(cell)))
     c = randn(1, 4)
-    h, new = cell(torch.full((1, 5), 2.0), (torch.full((1, 4), 0.5), c))  # all gates are 1/2, and the new cell input is 0
+    h, new = cell(torch.full((1, 5), 2.0), (torch.full((1, 4), 0.5), c))  # all gates are 1/2, and the cell input is 0
     assert torch.allclose(new, c / 2, atol=1e-6)
     assert torch.allclose(h, torch.tanh(c / 2) / 2, atol=1e-6)
 

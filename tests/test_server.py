@@ -43,7 +43,7 @@ def flipped(frame: bytes) -> bytes:
 
 HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "no control": ("sent", lambda u, fed: u._replace(extra=b""), "0 bytes are too few for a frame"),
-    "cut control": ("sent", lambda u, fed: u._replace(extra=raw(u.extra)[:-3]), "the frame says it has"),
+    "cut control": ("sent", lambda u, fed: u._replace(extra=raw(u.extra)[:-3]), "the length in its header"),
     "damaged control": (
         "sent",
         lambda u, fed: u._replace(extra=flipped(raw(u.extra))),
@@ -59,7 +59,7 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
         lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
         "the control computed from the upload is NaN or infinite",
     ),
-    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the frame says it has"),
+    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the length in its header"),
 }
 
 

@@ -235,8 +235,8 @@ def broken(of: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("of", "why"),
     [
-        ("complex", "is of torch.complex64"),
-        ("float8", "is of torch.float8_e4m3fn"),
+        ("complex", "has dtype torch.complex64"),
+        ("float8", "has dtype torch.float8_e4m3fn"),
         ("infinite", "contains NaN, infinity or a number beyond 1e+30"),
         ("large", "contains NaN, infinity or a number beyond 1e+30"),
     ],

@@ -16,7 +16,7 @@ from tests.flower.left import alive
 pytestmark = pytest.mark.slow
 
 LIES = {  # in rounds 1, 2, ...: expected reasons
-    "truncated": "the frame says it has",
+    "truncated": "the length in its header",
     "nan": "one.bias: contains NaN or infinity",
     "wrong-shape": r"one.weight: shape \(30, 40\) instead of \(40, 30\)",
     "oversized": "the frame has 50001232 bytes instead of ",

@@ -15,7 +15,7 @@ from fedshift.rounds.loop import Ended, Ram, Training, run_rounds
 
 
 def points(n: int = 240, tests: int = 60, features: int = 6, classes: int = 4) -> Dataset:
-    """Clouds around the corners of a cube, one a class."""
+    """Clouds of points around the corners of a cube, one per class."""
     g = torch.Generator().manual_seed(0)
     y, test_y = (torch.arange(size) % classes for size in (n, tests))
     corners = torch.randn(classes, features, generator=g)
@@ -24,7 +24,7 @@ def points(n: int = 240, tests: int = 60, features: int = 6, classes: int = 4) -
 
 
 class Normed(nn.Module):
-    """Everything that makes a round hard to repeat: batch norm's buffers, dropout's draws, a frozen weight."""
+    """Features that make a round hard to reproduce: batch norm, dropout, a frozen weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ def settings(**changed: Any) -> Experiment:
     return Experiment(**base)
 
 
-def federation(model: nn.Module | None = None, held: Dataset | None = None, **changed: Any) -> Federation:
-    return build(settings(**changed), model, held or points())
+def federation(model: nn.Module | None = None, dataset: Dataset | None = None, **changed: Any) -> Federation:
+    return build(settings(**changed), model, dataset or points())
 
 
 def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tuple[State, list[Outcome], Ram]:

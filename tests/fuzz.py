@@ -53,7 +53,7 @@ def model() -> Params:
 
 
 def seeds(params: Params) -> list[bytes]:
-    """One honest frame of each kind."""
+    """One valid frame of each kind."""
     quantizers: list[Quantizer] = [Uniform(1), Uniform(4), Uniform(8), KMeans(2), KMeans(4), KMeans(8), Stochastic(3)]
     quantizers += [Step(), Step(5), Ternary()]
     quantizers += [Identity(), Cast("float16"), Cast("bfloat16")]
@@ -93,7 +93,7 @@ def mutate(frame: bytes, frames: list[bytes], draw: random.Random) -> bytes:
 
 
 def mend(data: bytes) -> bytes:
-    """The same with the length and the checksum it should have, to get at what lies behind them."""
+    """The same bytes with the right length and checksum, so that later checks are reached."""
     body = bytearray(data[:-4])
     if len(body) >= LENGTH.stop:
         body[LENGTH] = struct.pack("<Q", len(data))
@@ -118,7 +118,7 @@ def check(data: bytes, like: Params) -> str:
 
 
 def run(seed: int, mutations: int | None = None, seconds: float = float("inf")) -> Counter[str]:
-    """Every mutation as it is and mended; how many were refused and how many could be read."""
+    """Check every mutation, as it is and with the right checksum; return the numbers of refused and decoded frames."""
     draw, like = random.Random(seed), model()
     frames, seen, end = seeds(like), Counter[str](), time.monotonic() + seconds
     while (mutations is None or seen.total() < mutations) and time.monotonic() < end:

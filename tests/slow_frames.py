@@ -1,4 +1,4 @@
-"""Frames built to be slow to read, beside the slowest honest ones: CPU seconds of `Mean.add` and of `unpack`.
+"""Frames built to be slow to decode, and the slowest honest ones: CPU seconds of `Mean.add` and of `unpack`.
 
 python -m tests.slow_frames
 """
@@ -38,13 +38,13 @@ from fedshift.wire.frame import Header, TensorRecord, build, describe
 from fedshift.wire.reader import code_count, side_numbers
 from fedshift.wire.registry import numbers_of
 
-Coded = Callable[[int, int], bytes]  # codes, bits of each -> what stands for them in a frame
+Coded = Callable[[int, int], bytes]  # number of codes, bits per code -> bytes of codes in a frame
 
 RAW, RLE, COMPRESSED = 0, 1, 2  # blocks of Zstandard
 
 
 def frame_of(like: Params, codec: Codec, coded: Coded, side: float = 1.0) -> bytes:
-    """A frame whose codes are what `coded(n, bits)` says, whether or not its coder would write that."""
+    """A frame with the codes `coded(n, bits)`, which its coder may never write."""
     records, buffers = [], []
     for name, x in like.items():
         n, bits = code_count(codec, x.dtype, x.shape)
@@ -60,7 +60,7 @@ def packed(n: int, bits: int) -> bytes:
 
 
 def zstd(content: int, blocks: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """A Zstandard frame of these blocks: (kind, size that its header states, bytes)."""
+    """A Zstandard frame of these blocks: (type, size in its header, bytes)."""
     frame = bytearray(b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", content))  # one segment, four bytes of content size
     end = bytearray()
     for kind, size, data in blocks:
@@ -75,19 +75,19 @@ def content(n: int, bits: int) -> int:
 
 
 def empty_blocks(n: int, bits: int, each: int = 16) -> bytes:
-    """Every sixteen bytes, an empty block."""
+    """An empty block after every sixteen bytes."""
     size = content(n, bits)
     return zstd(size, ((RAW, len(b), b) for at in range(0, size, each) for b in (bytes(min(each, size - at)), b"")))
 
 
 def short_blocks(n: int, bits: int, each: int = 1) -> bytes:
-    """Blocks of so many bytes each."""
+    """Blocks of `each` bytes."""
     size = content(n, bits)
     return zstd(size, ((RLE, min(each, size - at), b"\0") for at in range(0, size, each)))
 
 
 def tables(n: int, bits: int) -> bytes:
-    """Short compressed blocks, of which each has Huffman and FSE tables of its own."""
+    """Short compressed blocks, each with its Huffman and FSE tables."""
     size = content(n, bits)
     draw = np.random.default_rng(0)
     sample = bytes(draw.integers(0, 4, 600, np.uint8))
@@ -101,7 +101,7 @@ def tables(n: int, bits: int) -> bytes:
 
 
 def one_code(n: int, bits: int, level: int, others: int) -> bytes:
-    """One code again and again, coded one by one, with a table of these levels; as bytes, 0.747."""
+    """The same code repeatedly, coded one by one, with a table of these levels; as bytes, 0.747."""
     code = min(2**bits - 1, 0x3F)
     levels = np.full(2**bits, others)
     levels[code] = level
@@ -119,7 +119,7 @@ def certain(n: int, bits: int) -> bytes:
 
 
 def gaps(n: int, bits: int) -> bytes:
-    """As many gaps as the range coder takes, and every code in use."""
+    """As many gaps as the range coder accepts, with every code in use."""
     codes = torch.full((n,), min(2**bits - 1, 0x3F), dtype=torch.uint8)
     codes[2::3] = torch.arange(len(codes[2::3])) % 2**bits
     return Range().encode(codes, bits)
@@ -130,7 +130,7 @@ def denormal(n: int, bits: int) -> bytes:
 
 
 def hostile() -> dict[str, tuple[Codec, Coded]]:
-    """Each kind of slow frame: its codec, and what stands in place of honest codes."""
+    """Each kind of slow frame: its codec, and a function for its codes."""
     frames: dict[str, tuple[Codec, Coded]] = {}
     for quantizer in (Uniform(8), Uniform(1), KMeans(8), KMeans(1)):
         for n in (1, 2, 7, 16):
@@ -159,7 +159,7 @@ def honest() -> dict[str, Codec]:
 
 
 def seconds(work: Callable[[], object], least: int = 3) -> float:
-    """The least CPU time of some repeats."""
+    """Minimum CPU time of several repetitions."""
     best, spent = float("inf"), 0.0
     for _ in range(least):
         begin = time.process_time()
@@ -172,7 +172,7 @@ def seconds(work: Callable[[], object], least: int = 3) -> float:
 
 
 def measured(frame: bytes, like: Params) -> tuple[float, float, bool]:
-    """CPU seconds of `Mean.add` and of `unpack`, and whether the frame was refused."""
+    """CPU seconds of `Mean.add` and of `unpack`, and True if the frame was refused."""
     mean, refused = Mean(like, base=like), False
     mean.add(pack(Codec(Identity()), like))
     try:

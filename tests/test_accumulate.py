@@ -1,4 +1,4 @@
-"""The running mean: hand-worked, order-free, small, and unmoved by what it refuses."""
+"""The running mean: hand-worked numbers, independence of order, memory, and refused frames."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from fedshift import Codec, Identity, KMeans, Mean, Params, PerChannel, Uniform,
 
 
 def stacked(codecs: list[Codec], weights: list[float], params: list[Params]) -> Params:
-    """The same mean the plain way, in float64."""
+    """The same mean of stacked tensors, in float64."""
     decoded = [unpack(pack(codec, p), p) for codec, p in zip(codecs, params, strict=True)]
     total = sum(weights)
     return {
@@ -51,7 +51,7 @@ def test_updates_are_added_to_their_base() -> None:
     mean.add(pack(exact, {"x": torch.tensor([2.0])}, update=True))
     mean.add(pack(exact, {"x": torch.tensor([20.0])}))
     assert mean.result()["x"].tolist() == [16.0]
-    with pytest.raises(WireError, match="an update, and no base"):
+    with pytest.raises(WireError, match="an update, but the mean has no base"):
         Mean(like).add(pack(exact, {"x": torch.tensor([2.0])}, update=True))
 
 
@@ -62,7 +62,7 @@ def test_integers_come_from_the_first_frame() -> None:
     assert mean.result()["n"] == 7
 
 
-def test_a_refused_frame_leaves_no_trace() -> None:
+def test_a_refused_frame_has_no_effect() -> None:
     params = models(2)
     good, bad = pack(Codec(KMeans(4)), params[0]), bytearray(pack(Codec(KMeans(4)), params[1]))
     bad[len(bad) // 2] ^= 1
@@ -88,7 +88,7 @@ def test_a_frame_that_would_overflow_the_sum_is_refused() -> None:
         based.add(pack(Codec(Identity()), {"x": torch.tensor([3e38])}, update=True))
 
 
-def test_nothing_infinite_can_come_out() -> None:
+def test_the_mean_is_never_infinite() -> None:
     double = {"x": torch.tensor([[3e38, -3e38]]).double()}
     mean = Mean(double)
     mean.add(pack(Codec(Uniform(4)), double), weight=10.0)  # beyond float32, not beyond float64
@@ -101,8 +101,8 @@ def test_nothing_infinite_can_come_out() -> None:
         Mean(top).add(pack(Codec(Identity()), top), weight=0.04)
 
 
-def test_short_floats_are_added_up_in_float32() -> None:
-    """2048 + 1 is not a float16: adding up in one would stay at 2048."""
+def test_short_floats_are_summed_in_float32() -> None:
+    """2048 + 1 is not a float16: a sum in float16 would stay at 2048."""
     like = {"x": torch.zeros(1, dtype=torch.float16)}
     mean = Mean(like)
     for value in (2048.0, 1.0, 1.0, 1.0):
@@ -110,7 +110,7 @@ def test_short_floats_are_added_up_in_float32() -> None:
     assert mean.result()["x"].tolist() == [513.0]
 
 
-def test_misuse_gets_a_sentence() -> None:
+def test_misuse_raises_an_error_that_states_the_reason() -> None:
     like = {"x": torch.zeros(1)}
     frame = pack(Codec(Identity()), like)
     for weight in (0, -1.0, float("nan"), float("inf"), 1e39, 1e-46):
@@ -125,9 +125,9 @@ def test_misuse_gets_a_sentence() -> None:
     mean = Mean(like)
     mean.add(frame)
     mean.result()
-    with pytest.raises(ValueError, match="taken already"):
+    with pytest.raises(ValueError, match="already taken"):
         mean.add(frame)
-    with pytest.raises(ValueError, match="taken already"):
+    with pytest.raises(ValueError, match="already taken"):
         mean.result()
 
 
@@ -151,7 +151,7 @@ print(digest.hexdigest())
 """
 
 
-def test_same_input_same_bytes_whatever_the_threads() -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_threads() -> None:
     runs = [
         subprocess.run([sys.executable, "-c", PROGRAM, threads], capture_output=True, text=True, check=True).stdout
         for threads in ("1", "2", "1")

@@ -1,4 +1,4 @@
-"""Bounds on one client's influence: a minority cannot move them, whatever it sends."""
+"""Bounds on one client's influence: a minority cannot move them."""
 
 import math
 
@@ -20,7 +20,7 @@ def test_a_minority_cannot_move_the_reference_beyond_the_honest_norms(honest: li
 
 
 @given(st.lists(NORMS, min_size=2, max_size=9), st.lists(HOSTILE, max_size=8))
-def test_what_a_minority_gets_through_is_within_the_bound(honest: list[float], others: list[float]) -> None:
+def test_accepted_uploads_of_a_minority_are_within_the_bound(honest: list[float], others: list[float]) -> None:
     others = others[: len(honest) - 1]
     norms = honest + others
     if len(norms) < 3:
@@ -40,7 +40,7 @@ def test_hand_worked_outliers() -> None:
     assert outliers([1.0, 2.0, math.nan, math.inf, 1.0], 20) == [False, False, True, True, False]
 
 
-def test_where_most_norms_are_zero_the_floor_counts_and_then_the_others() -> None:
+def test_if_most_norms_are_zero_the_floor_is_used_and_then_the_other_norms() -> None:
     assert outliers([0.0, 0.0, 0.0, 1e38], 20, floor=0.5) == [False, False, False, True]
     assert outliers([0.0, 0.0, 0.0, 9.0], 20, floor=0.5) == [False] * 4
     assert outliers([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 50.0], 20) == [False] * 6 + [True]

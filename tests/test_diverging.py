@@ -19,7 +19,7 @@ def test_where_every_client_diverges_the_run_stops_and_says_why(tmp_path: Path) 
     experiment = small(DERIVED, {"train": {"lr": 1e30, "patience": 3, "rounds": 50}})
     done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", tmp_path / "run")
     assert done.exit_code == 1, done.output
-    assert "no usable upload in 3 rounds in a row; the last: " in done.stderr
+    assert "no usable upload in 3 rounds in a row; last reason: " in done.stderr
     with open(tmp_path / "run" / "rounds.csv", newline="") as file:
         rounds = list(csv.DictReader(file))
     skipped = [line for line in rounds if line["arrived"] == "0"]

@@ -1,4 +1,4 @@
-"""Hostile clients: what one of them sends, well-formed and finite, cannot take over the model."""
+"""Hostile clients: a well-formed and finite upload of one of them cannot dominate the model."""
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from fedshift.engines import Batched, Engine, Job, Sequential, Upload
 from fedshift.rounds import server as server_side
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import DivergedError, Ram, Turn, run_rounds
+from fedshift.rounds.loop import DivergedError, OpenRound, Ram, run_rounds
 from fedshift.rounds.uplink import read
 from fedshift.runs.packs import Seat
 from fedshift.runs.run import Run, resume
@@ -31,7 +31,7 @@ Edit = Callable[[Upload, Federation], Upload]
 
 
 class Edited:
-    """An engine of which one client of each cohort sends something else."""
+    """An engine in which one client of each cohort sends another upload."""
 
     def __init__(self, engine: Engine, fed: Federation, edit: Edit, place: int = 2) -> None:
         self.engine, self.fed, self.edit, self.place = engine, fed, edit, place
@@ -39,7 +39,7 @@ class Edited:
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [
-            (self.edit(one, self.fed) if i == self.place else one for i, one in enumerate(uploads))
+            (self.edit(upload, self.fed) if i == self.place else upload for i, upload in enumerate(uploads))
             for uploads in self.engine.train(jobs)
         ]
 
@@ -78,7 +78,7 @@ def engine_of(name: str, fed: Federation) -> Engine:
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_an_upload_of_huge_numbers_is_left_out_as_if_it_had_not_come(engine: str, algorithm: str) -> None:
+def test_an_upload_of_huge_numbers_is_left_out_as_if_it_had_not_arrived(engine: str, algorithm: str) -> None:
     fed = federation(train={"cohort": 10}, algorithm={"name": algorithm}, uplink={"bits": "32+4"})
     hostile = Edited(engine_of(engine, fed), fed, sends(filled(everything(fed), 3e38)))
     expected, honest, remembered = train(fed, 2, Edited(Sequential(fed.task), fed, absent))
@@ -105,7 +105,7 @@ def test_the_bound_can_be_switched_off() -> None:
 
 
 def loud(huge: float = 1e12) -> Dataset:
-    """Points of which client 0's, and only its, make a linear model's update huge and yet finite."""
+    """Points of which only those of client 0 make the update of a linear model huge, but finite."""
     data = points()
     x = data.x.clone()
     x[federation().partition.of(0)] = huge
@@ -116,7 +116,7 @@ def loud(huge: float = 1e12) -> Dataset:
 @pytest.mark.parametrize(
     "uplink", [{}, {"bits": 4}, {"bits": 4, "send": "updates", "feedback": True}], ids=["exact", "4 bits", "updates"]
 )
-def test_a_client_that_trains_into_the_huge_is_left_out_on_every_engine(engine: str, uplink: dict[str, Any]) -> None:
+def test_a_client_whose_update_is_huge_is_left_out_on_every_engine(engine: str, uplink: dict[str, Any]) -> None:
     fed = federation(nn.Linear(6, 4), loud(), train={"cohort": 12}, uplink=uplink)
     using = Batched(fed.task) if engine == "batched" else engine_of(engine, fed)
     state, outcomes, memory = train(fed, 2, using)
@@ -170,7 +170,7 @@ def test_one_negative_variance_does_not_reach_the_mean(
         return upload._replace(frame=pack(EXACT, change if uplink else w, update=bool(uplink)))
 
     state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, negative))
-    assert list(outcome.failed.values()) == ["norm.running_var: holds a negative variance"]
+    assert list(outcome.failed.values()) == ["norm.running_var: contains a negative variance"]
     assert outcome.arrived == 9
     assert bool((state.out.params["norm.running_var"] > 0).all())
 
@@ -213,12 +213,12 @@ def test_hand_worked_cap_of_a_weight() -> None:
     """Values 1, 2, 3, 4 of weights 1, 1, 1 and 10^15, capped at ten: (1 + 2 + 3 + 10 * 4) / 13."""
     for cap, expected in ((10, 46 / 13), (0, 4.0)):
         fed = federation(train={"cohort": 4}, algorithm={"weights": "examples"}, bounds={"weight": cap, "norm": 0})
-        turn = Turn(fed, fed.start(), Ram())
-        assert turn.job is not None
-        turn.job = turn.job._replace(examples=[1, 1, 1, 10**15])
-        uploads = Sequential(fed.task).train([turn.job])[0]
-        turn.take(sends(filled(everything(fed), i + 1.0))(upload, fed) for i, upload in enumerate(uploads))
-        state, outcome = turn.end(None)
+        opened = OpenRound(fed, fed.start(), Ram())
+        assert opened.job is not None
+        opened.job = opened.job._replace(examples=[1, 1, 1, 10**15])
+        uploads = Sequential(fed.task).train([opened.job])[0]
+        opened.take(sends(filled(everything(fed), i + 1.0))(upload, fed) for i, upload in enumerate(uploads))
+        state, outcome = opened.end(None)
         assert outcome.capped == bool(cap)
         for x in state.out.params.values():
             assert torch.allclose(x, torch.full_like(x, expected))
@@ -243,7 +243,7 @@ def test_with_two_uploads_there_is_no_majority_and_no_bound() -> None:
     assert not outcome.failed
 
 
-def test_among_clients_that_do_not_move_the_model_says_what_is_far() -> None:
+def test_if_most_clients_do_not_move_the_norm_of_the_model_is_the_reference() -> None:
     fed = federation(train={"lr": 1e-30})
     start = fed.start().out.params
     state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 1e6))))
@@ -279,14 +279,14 @@ def test_honest_runs_are_the_same_with_and_without_bounds(name: str, engine: typ
 
 
 def unequal(fed: Federation, first: int) -> Federation:
-    """Client 0 has so many of 240 examples, and the other eleven share the rest."""
+    """Client 0 has `first` of 240 examples, and the other eleven share the rest."""
     rest = (240 - first) // 11
     start = torch.tensor([0, *(240 - rest * k for k in range(11, -1, -1))])
     return replace(fed, partition=Partition(fed.partition.order, start))
 
 
-def test_an_honest_client_of_far_more_steps_than_the_others_is_not_left_out() -> None:
-    """A linear model from zero: one client takes 2290 steps and the others ten each, and the steps are long."""
+def test_an_honest_client_with_far_more_steps_than_the_others_is_not_left_out() -> None:
+    """A linear model from zero: one client takes 2290 steps and the others ten each, with a large learning rate."""
     model = nn.Linear(6, 4)
     model.load_state_dict({name: torch.zeros_like(x) for name, x in model.state_dict().items()})
     long = {"cohort": 12, "epochs": 10, "batch": 1, "lr": 3.0, "momentum": 0.0}
@@ -297,8 +297,8 @@ def test_an_honest_client_of_far_more_steps_than_the_others_is_not_left_out() ->
     assert [list(outcome.failed) for outcome in train(fed, 2, hostile)[1]] == [[2], [2]]
 
 
-def test_what_coding_alone_changes_is_no_update() -> None:
-    """Nobody moves: exact clients send w, and those with one bit per weight Q(w)."""
+def test_a_quantization_error_is_not_an_outlier() -> None:
+    """No client moves: exact clients send w, and those with one bit per weight Q(w)."""
     fed = federation(uplink={"bits": "32+1", "quantizer": "stochastic"}, train={"lr": 1e-30, "cohort": 12})
     _, (outcome,), _ = train(fed, 1)
     assert not outcome.failed
@@ -309,7 +309,7 @@ def test_what_coding_alone_changes_is_no_update() -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_honest_clients_with_batch_norm_are_never_left_out(scale: float) -> None:
-    """Of any scale of the inputs, which running means and variances follow from the first round on."""
+    """For any scale of the inputs, which running means and variances adopt in the first round."""
     data = points()
     scaled = dataset(scale * data.x, data.y, scale * data.test_x, data.test_y)
     fed = federation(Normed(), scaled, data={"partition": "labels", "labels": 1, "clients": 12}, train={"cohort": 12})
@@ -319,15 +319,15 @@ def test_honest_clients_with_batch_norm_are_never_left_out(scale: float) -> None
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold, sent", "feedback"])
 def test_frames_that_are_opened_twice_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of large models are, of which nothing decoded is kept."""
+    """As for large models, whose decoded uploads are not stored."""
     fed = federation(**HONEST[name])
     small_ones, _, _ = train(fed)
     monkeypatch.setattr(server_side, "SMALL", 0)
-    turn = Turn(fed, fed.start(), Ram())
-    assert turn.job is not None
-    for i, upload in enumerate(Sequential(fed.task).train([turn.job])[0]):
-        turn.uploads.take(upload, turn.job, i)
-    assert all(one.frame is None and one.change is None for one in turn.uploads.waiting)
+    opened = OpenRound(fed, fed.start(), Ram())
+    assert opened.job is not None
+    for i, upload in enumerate(Sequential(fed.task).train([opened.job])[0]):
+        opened.uploads.take(upload, opened.job, i)
+    assert all(upload.frame is None and upload.change is None for upload in opened.uploads.waiting)
     large_ones, _, _ = train(fed)
     assert same(small_ones.out.params, large_ones.out.params)
     assert same(small_ones.out.control, large_ones.out.control)
@@ -347,7 +347,7 @@ def test_decoded_uploads_without_norms_are_measured() -> None:
 
 @dataclass(frozen=True)
 class Overflowing:
-    """A server rule that makes something infinite in some rounds; what was infinite before may stay so."""
+    """A server rule that makes a tensor infinite in some rounds; tensors that were infinite before may stay so."""
 
     what: str
     rounds: tuple[int, ...]
@@ -389,7 +389,7 @@ def test_a_round_that_the_servers_rules_make_infinite_is_skipped(what: str) -> N
     assert (third.skipped, last.arrived) == (0, 5)
 
 
-def test_patience_counts_rounds_that_were_made_infinite() -> None:
+def test_patience_counts_rounds_with_infinite_results() -> None:
     fed = overflowing(federation(train={"patience": 3}), "fc1.bias", 1, 2, 3)
     with pytest.raises(DivergedError, match=r"round 3: no usable upload in 3 rounds .* made fc1.bias NaN or infinite"):
         train(fed)
@@ -397,11 +397,11 @@ def test_patience_counts_rounds_that_were_made_infinite() -> None:
 
 def test_a_skipped_round_is_never_saved_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     experiment = small(DERIVED, {"train": {"rounds": 5}})
-    told: list[str] = []
-    whole = Run(experiment, data=digits(), tell=told.append)
+    lines: list[str] = []
+    whole = Run(experiment, data=digits(), tell=lines.append)
     whole.fed = overflowing(whole.fed, "fc1.bias", 3)
     assert [outcome.arrived for outcome in whole] == [4, 4, 0, 4, 4]
-    assert sum("round 3: client" in line and "made fc1.bias NaN" in line for line in told) == 4
+    assert sum("round 3: client" in line and "made fc1.bias NaN" in line for line in lines) == 4
     stopped = Run(experiment, tmp_path / "run", data=digits())
     stopped.fed = overflowing(stopped.fed, "fc1.bias", 3)
     assert [next(stopped).arrived for _ in range(3)] == [4, 4, 0]
@@ -417,12 +417,12 @@ def test_a_skipped_round_is_never_saved_and_the_run_resumes_to_the_same_bits(tmp
         assert [len(line["failed"].split()) for line in csv.DictReader(file)] == [0, 0, 4, 0, 0]
 
 
-def test_in_a_pack_only_the_run_that_became_infinite_skips_the_round() -> None:
+def test_in_a_pack_only_the_run_with_an_infinite_result_skips_the_round() -> None:
     experiment = small({"engine": {"name": "batched"}, "train": {"rounds": 3}})
-    one = Run(experiment, data=digits())
-    other = Run(experiment.changed(seed=1), data=digits(), on=lambda _: Seat(one.engine))
-    one.fed = overflowing(one.fed, "fc1.bias", 2)
+    broken = Run(experiment, data=digits())
+    other = Run(experiment.changed(seed=1), data=digits(), on=lambda _: Seat(broken.engine))
+    broken.fed = overflowing(broken.fed, "fc1.bias", 2)
     arrived: list[list[int]] = [[], []]
-    for place, outcome in run_rounds([one, other], one.engine):
+    for place, outcome in run_rounds([broken, other], broken.engine):
         arrived[place].append(outcome.arrived)  # type: ignore[union-attr]
     assert arrived == [[4, 0, 4], [4, 4, 4]]

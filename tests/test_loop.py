@@ -23,7 +23,7 @@ def test_bytes_are_those_of_the_frames() -> None:
     assert outcome.bytes_down == 4 * exact
 
 
-def test_a_control_that_is_sent_is_counted_and_one_that_is_derived_costs_nothing() -> None:
+def test_the_bytes_of_a_sent_control_are_counted_and_a_derived_one_has_none() -> None:
     up = {}
     for control in ("derived", "sent"):
         fed = federation(algorithm={"name": "scaffold", "control": control})
@@ -47,7 +47,7 @@ def test_the_share_follows_the_weights() -> None:
     assert equal.share == pytest.approx(sum(k % 2 for k in clients) / len(clients))
 
 
-def test_the_shift_follows_the_mean_and_the_record_tells_both() -> None:
+def test_the_record_has_the_mean_before_and_after_the_shift() -> None:
     plain = train(federation(uplink={"bits": 4}), rounds=1)[0].out.params
     fed = federation(uplink={"bits": 4}, shift={"on": True, "max_share": 0.25})
     state, (outcome,), _ = train(fed, rounds=1)
@@ -84,7 +84,7 @@ def test_scores_are_those_of_the_test_set() -> None:
 
 
 def poisoned(huge: float = 1e30) -> Dataset:
-    """Points of which client 0's, and only its, make training overflow."""
+    """Points of which only those of client 0 make training overflow."""
     data = points()
     x = data.x.clone()
     x[federation().partition.of(0)] = huge
@@ -92,7 +92,7 @@ def poisoned(huge: float = 1e30) -> Dataset:
 
 
 def test_a_client_that_diverges_is_left_out_and_counted() -> None:
-    fed = federation(held=poisoned(), train={"cohort": 12}, algorithm={"name": "scaffold"})
+    fed = federation(dataset=poisoned(), train={"cohort": 12}, algorithm={"name": "scaffold"})
     state, outcomes, memory = train(fed)
     assert [outcome.arrived for outcome in outcomes] == [11, 11, 11]
     assert all(list(outcome.failed) == [0] and "NaN or infinity" in outcome.failed[0] for outcome in outcomes)
@@ -109,18 +109,18 @@ def test_rounds_without_a_usable_upload_are_skipped_until_patience_ends() -> Non
     assert (first.arrived, second.arrived, len(first.failed)) == (0, 0, 5)
     assert first.layers == {}
     assert same(state.out.params, start)
-    with pytest.raises(DivergedError, match=r"round 3: no usable upload in 3 rounds in a row; the last: .*NaN"):
+    with pytest.raises(DivergedError, match=r"round 3: no usable upload in 3 rounds in a row; last reason: .*NaN"):
         train(fed, rounds=3)
 
 
-def test_lost_clients_are_counted_and_the_round_goes_on() -> None:
+def test_lost_clients_are_counted_and_the_round_continues() -> None:
     _, outcomes, _ = train(federation(train={"dropout": 0.5}), rounds=8)
     assert all(outcome.arrived + outcome.dropped == 5 for outcome in outcomes)
     assert sum(outcome.dropped for outcome in outcomes) > 5
 
 
 def test_a_hundred_rounds_with_every_client_quantized_stay_finite_and_accurate() -> None:
-    """The bare rule takes the whole mean out of every layer and collapses; the cap keeps what it learnt."""
+    """Without the cap, the rule subtracts the whole mean of every layer, and the model collapses."""
     fed = federation(
         uplink={"bits": 4},
         shift={"on": True},

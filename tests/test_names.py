@@ -17,7 +17,7 @@ from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Job, Upload, describe
-from fedshift.rounds.loop import Ram, Turn
+from fedshift.rounds.loop import OpenRound, Ram
 from fedshift.runs.progress import Bars, Json, LineDisplay, Silent, strict_json
 from fedshift.track.loading import sentence
 from tests.runs import COMMAND, SMALL, digits, fedshift, file_of, small
@@ -49,11 +49,11 @@ def test_errors_of_user_code_are_reported_as_printable_text() -> None:
 
 def test_failures_of_clients_are_recorded_as_printable_text() -> None:
     fed = build(small(), data=digits())
-    turn = Turn(fed, fed.start(), Ram())
-    assert isinstance(turn.job, Job)
-    failures = [Upload(client, b"", b"", {}, [], 0.0, (0.0, 0.0), HOSTILE) for client in turn.job.clients]
-    turn.take(failures)
-    _, outcome = turn.end(None)
+    opened = OpenRound(fed, fed.start(), Ram())
+    assert isinstance(opened.job, Job)
+    failures = [Upload(client, b"", b"", {}, [], 0.0, (0.0, 0.0), HOSTILE) for client in opened.job.clients]
+    opened.take(failures)
+    _, outcome = opened.end(None)
     assert set(outcome.failed.values()) == {SHOWN}
 
 

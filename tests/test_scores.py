@@ -69,7 +69,7 @@ def printed(of: object) -> str:
 def test_a_loss_that_is_no_mean_is_refused_before_anything_is_written(metric: Any, tmp_path: Path) -> None:
     loss = nn.MSELoss(reduction="none")
     with pytest.raises(
-        SettingsError, match=r"a loss must give one number, the mean over the batch, not shape \(20, 1\)"
+        SettingsError, match=r"a loss must return one number, the mean over the batch, not shape \(20, 1\)"
     ):
         run(Experiment(**SMALL), tmp_path / "run", model=nn.Linear(4, 1), data=sums(1), loss=loss, metric=metric)
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""What arrives in a round: an upload is checked whole, its second frame included, before any of it counts."""
+"""Uploads of a round: both frames of an upload are checked before any part of it is used."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,7 +15,7 @@ Edit = Callable[[Upload, Federation], Upload]
 
 
 class Edited(Sequential):
-    """One client of the cohort sends something else."""
+    """One client of the cohort sends another upload."""
 
     def __init__(self, fed: Federation, edit: Edit, all_of_them: bool = False) -> None:
         super().__init__(fed.task)
@@ -23,7 +23,7 @@ class Edited(Sequential):
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [
-            (self.edit(one, self.fed) if i == 2 or self.all else one for i, one in enumerate(uploads))
+            (self.edit(upload, self.fed) if i == 2 or self.all else upload for i, upload in enumerate(uploads))
             for uploads in super().train(jobs)
         ]
 
@@ -43,7 +43,7 @@ def flipped(frame: bytes) -> bytes:
 
 HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "no control": ("sent", lambda u, fed: u._replace(extra=b""), "0 bytes are too few for a frame"),
-    "cut control": ("sent", lambda u, fed: u._replace(extra=raw(u.extra)[:-3]), "the frame says it has"),
+    "cut control": ("sent", lambda u, fed: u._replace(extra=raw(u.extra)[:-3]), "the length in its header"),
     "damaged control": (
         "sent",
         lambda u, fed: u._replace(extra=flipped(raw(u.extra))),
@@ -57,29 +57,29 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "derived control beyond float32": (
         "derived",
         lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
-        "the control that follows from the upload is NaN or infinite",
+        "the control computed from the upload is NaN or infinite",
     ),
-    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the frame says it has"),
+    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the length in its header"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_upload_fails_and_leaves_no_trace(name: str) -> None:
+def test_a_hostile_upload_fails_and_has_no_effect(name: str) -> None:
     control, edit, why = HOSTILE[name]
-    bounds = {"norm": 0} if "beyond float32" in name else {}  # which its weights would not pass
+    bounds = {"norm": 0} if "beyond float32" in name else {}  # its weights exceed the bound
     fed = federation(algorithm={"name": "scaffold", "control": control}, train={"lr": 0.001}, bounds=bounds)
     reference, expected, remembered = train(fed, 2, Edited(fed, lambda u, _: u._replace(failure="x")))
     state, outcomes, memory = train(fed, 2, Edited(fed, edit))
     for outcome, other in zip(outcomes, expected, strict=True):
         assert list(outcome.failed) == list(other.failed)
-        assert all(why in said for said in outcome.failed.values())
+        assert all(why in reason for reason in outcome.failed.values())
         assert (outcome.bytes_up, outcome.arrived, outcome.layers) == (other.bytes_up, other.arrived, other.layers)
     assert same(state.out.params, reference.out.params)
     assert same(state.out.control, reference.out.control)
     assert memory.held.keys() == remembered.held.keys()
 
 
-def test_controls_are_refused_where_their_sum_would_be_infinite() -> None:
+def test_controls_are_refused_if_their_sum_would_be_infinite() -> None:
     fed = federation(algorithm={"name": "scaffold", "control": "sent"})
     huge = full(fed.start().out.control, 3e38)
     state, (outcome,), _ = train(fed, 1, Edited(fed, lambda u, _: u._replace(extra=huge), all_of_them=True))

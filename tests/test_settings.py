@@ -200,7 +200,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"uplink": {"rate": 3.0, "bits": 2}},
-        "uplink.quantizer = 'step' with bits = 2: Step(rate=3.0): rate must be between 0.001 and 1 bits a value",
+        "uplink.quantizer = 'step' with bits = 2: Step(rate=3.0): rate must be between 0.001 and 1 bits per value",
     ),
     (
         {"uplink": {"group": {"a": {"share": 0.5, "keep": 0.1, "bits": 4}}}},
@@ -308,7 +308,10 @@ BUILT: list[tuple[dict[str, Any], str]] = [
         "inputs or more: fc1.weight, fc2.weight",
     ),
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
-    ({"train": {"metric": "tests.test_settings:single"}}, "a metric must give one number for each of 60 examples"),
+    (
+        {"train": {"metric": "tests.test_settings:single"}},
+        "a metric must return a tensor with one number for each of 60 examples",
+    ),
     ({"train": {"loss": "unreadable:f"}}, "train.loss = 'unreadable:f': SyntaxError"),
     ({"data": {"partition": "dirichlet", "least": 300}}, "least=300"),
 ]

@@ -32,7 +32,7 @@ class Scaled(nn.Sequential):
 
 
 class Token(nn.Module):
-    """A class token beside the rows of an image."""
+    """A class token and the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def planes() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    """Every weight is a magnitude and a direction."""
+    """Every weight is parametrised by a magnitude and a direction."""
     return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 32)), nn.ReLU(), weight_norm(nn.Linear(32, 10)))
 
 
@@ -137,13 +137,13 @@ def test_a_model_trains_as_well_with_the_shift_as_without(make: type[nn.Module])
         models.append(training.params)
     assert scores[0] > 0.5
     assert min(scores[1:]) > scores[0] - TOLERANCE
-    for name in {"token", "scale"} & models[0].keys():  # 1 at the start, and not taken apart since
+    for name in {"token", "scale"} & models[0].keys():  # 1 at the start, and not shifted since
         assert [float(model[name].mean()) for model in models[1:]] == pytest.approx(
             [float(models[0][name].mean())] * 2, abs=0.2
         )
 
 
-def test_filter_centring_learns_digits_where_every_upload_has_4_bits() -> None:
+def test_filter_centring_learns_digits_if_every_upload_has_4_bits() -> None:
     training = run(
         Experiment(
             data={"clients": 20},
@@ -157,8 +157,8 @@ def test_filter_centring_learns_digits_where_every_upload_has_4_bits() -> None:
     assert sum(last) / 5 > 0.8
 
 
-def test_a_shift_is_given_the_names_of_the_models_weights_wherever_it_comes_from() -> None:
-    """BatchNorm's statistics, a frozen matrix and biases are none."""
+def test_every_shift_gets_the_names_of_the_models_weights() -> None:
+    """Statistics of BatchNorm, a frozen matrix and biases are not weights."""
     expected = ["first.weight", "last.weight", "unused.weight"]
     built = federation(Normed(), shift={"on": True, "per": "layer"})
     plain = federation(Normed())
@@ -194,7 +194,7 @@ def test_the_record_names_the_shifted_tensors(tmp_path: Path) -> None:
         assert json.loads((tmp_path / how / "about.json").read_text())["shifted"] == names
 
 
-def test_a_model_without_weights_of_layers_trains_and_the_user_is_told() -> None:
+def test_a_model_without_weights_of_layers_trains_and_the_user_is_informed() -> None:
     sentences: list[str] = []
     experiment = Experiment(
         data={"clients": 12, "partition": "iid"}, train={"rounds": 1}, engine={"name": "sequential"}
@@ -207,7 +207,7 @@ def test_a_model_without_weights_of_layers_trains_and_the_user_is_told() -> None
     ]
 
 
-def test_a_model_of_few_inputs_trains_and_the_user_is_told_how_to_shift_it() -> None:
+def test_a_model_of_few_inputs_trains_and_a_note_explains_how_to_shift_it() -> None:
     sentences: list[str] = []
     for shift in ({}, {"per": "layer"}, {"tensors": ["fc1.weight"]}):
         experiment = Experiment(data={"clients": 12}, model={"args": {"hidden": 8}}, shift=shift)

@@ -1,4 +1,4 @@
-"""Models with tensors that not every frame can carry: each is trained, or refused before anything is written."""
+"""Models with tensors that cannot all be sent: each is trained, or refused before anything is written."""
 
 import math
 import threading
@@ -47,13 +47,13 @@ def settings(engine: str = "sequential", algorithm: str = "fedavg") -> Experimen
 def trained(model: nn.Module, engine: str, out: Path, algorithm: str = "fedavg") -> Run:
     """A run of two rounds in which every upload could be used."""
     whole = run(settings(engine, algorithm), out, model=model, data=points())
-    assert [(one.arrived, one.failed) for one in whole] == [(4, {}), (4, {})]
+    assert [(outcome.arrived, outcome.failed) for outcome in whole] == [(4, {}), (4, {})]
     assert (out / "model.safetensors").exists()
     return whole
 
 
 def refused(model: nn.Module, engine: str, out: Path) -> str:
-    """What is said of a model that is not trained; nothing is written."""
+    """Error message for a model that is refused; nothing is written."""
     with pytest.raises(SettingsError) as problem:
         run(settings(engine), out, model=model, data=points())
     assert not out.exists()
@@ -62,7 +62,7 @@ def refused(model: nn.Module, engine: str, out: Path) -> str:
 
 
 class Masked(nn.Module):
-    """Two layers, and a buffer that is added to what the first one puts out."""
+    """Two layers, and a buffer that is added to the output of the first."""
 
     mask: Tensor
 
@@ -97,7 +97,7 @@ BUFFERS = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer_that_cannot_be_averaged_stays_as_it_is(name: str, engine: str, tmp_path: Path) -> None:
+def test_a_buffer_that_cannot_be_averaged_is_unchanged(name: str, engine: str, tmp_path: Path) -> None:
     model = Masked(BUFFERS[name])
     whole = trained(model, engine, tmp_path / "run")
     assert "mask" not in whole.params
@@ -108,23 +108,23 @@ def test_a_buffer_that_cannot_be_averaged_stays_as_it_is(name: str, engine: str,
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_a_sparse_buffer_must_not_be_of_the_state(engine: str, tmp_path: Path) -> None:
+def test_a_sparse_buffer_in_the_state_is_refused(engine: str, tmp_path: Path) -> None:
     mask = torch.tensor([0.0, 0.0, -8.0]).to_sparse()
-    said = refused(Masked(mask), engine, tmp_path / "run")
-    assert said == (
-        "model: mask: is of torch.sparse_coo, which model.safetensors cannot hold; "
+    message = refused(Masked(mask), engine, tmp_path / "run")
+    assert message == (
+        "model: mask: has layout torch.sparse_coo, which model.safetensors cannot store; "
         "make it dense and of another dtype, or a buffer with persistent=False"
     )
     trained(Masked(mask, persistent=False), engine, tmp_path / "run")
 
 
-def test_what_a_file_cannot_hold_is_refused_before_training(tmp_path: Path) -> None:
-    said = refused(Masked(torch.zeros(3, dtype=torch.complex128)), "sequential", tmp_path / "run")
-    assert "mask: is of torch.complex128, which model.safetensors cannot hold" in said
+def test_tensors_that_cannot_be_stored_are_refused_before_training(tmp_path: Path) -> None:
+    message = refused(Masked(torch.zeros(3, dtype=torch.complex128)), "sequential", tmp_path / "run")
+    assert "mask: has dtype torch.complex128, which model.safetensors cannot store" in message
 
 
 class Seen(Masked):
-    """Keeps the least it has seen, as an observer of ranges does."""
+    """Stores the minimum of its inputs, as an observer of ranges does."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -134,17 +134,17 @@ class Seen(Masked):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_buffer_that_stays_must_not_change_in_training(engine: str, tmp_path: Path) -> None:
-    said = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
-    why = "holds NaN, infinity or a number beyond 1e+30"
-    assert said == f"model: mask: {why}, so it cannot travel, and training must not change it"
-    if engine != "batched":  # as any buffer that changes, it would not be for stacked clients
+def test_an_unsent_buffer_must_not_change_in_training(engine: str, tmp_path: Path) -> None:
+    message = refused(Seen(torch.tensor(math.inf)), engine, tmp_path / "run")
+    why = "contains NaN, infinity or a number beyond 1e+30"
+    assert message == f"model: mask: {why}, so it cannot be sent, and training must not change it"
+    if engine != "batched":  # a model with a changing buffer cannot be stacked
         whole = trained(Seen(torch.tensor(1e6)), engine, tmp_path / "run")
         assert float(whole.params["mask"]) < 0
 
 
 class Late(Masked):
-    """Changes its buffer only after some steps, when no trial looks any more."""
+    """Changes its buffer only after some steps, when the trial is over."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps = getattr(self, "steps", 0) + self.training
@@ -155,9 +155,9 @@ class Late(Masked):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_a_change_of_a_buffer_that_stays_is_noticed_in_any_round(engine: str) -> None:
+def test_a_change_of_an_unsent_buffer_is_detected_in_any_round(engine: str) -> None:
     begun = run(settings(engine), model=Late(INFINITE), data=points())
-    with pytest.raises(TrainingError, match=r"round 1, client \d: .*mask: holds .* training must not change it"):
+    with pytest.raises(TrainingError, match=r"round 1, client \d: .*mask: contains .* training must not change it"):
         list(begun)
 
 
@@ -176,7 +176,7 @@ class Idle(Masked):
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])
-def test_a_parameter_without_elements_is_passed_over(
+def test_a_parameter_without_elements_is_skipped(
     shape: tuple[int, ...], engine: str, algorithm: str, tmp_path: Path
 ) -> None:
     whole = trained(Idle(*shape), engine, tmp_path / "run", algorithm)
@@ -195,7 +195,7 @@ def test_models_of_other_precisions_train(dtype: torch.dtype, engine: str, algor
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_precisions_differ_by_rounding_alone(engine: str) -> None:
+def test_precisions_differ_only_by_rounding(engine: str) -> None:
     exact = settings(engine).changed(uplink={"bits": 32}, shift={"on": False})
     found = {}
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
@@ -235,25 +235,27 @@ def broken(of: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("of", "why"),
     [
-        ("complex", "is of torch.complex64"),
-        ("float8", "is of torch.float8_e4m3fn"),
-        ("infinite", "holds NaN, infinity or a number beyond 1e+30"),
-        ("large", "holds NaN, infinity or a number beyond 1e+30"),
+        ("complex", "has dtype torch.complex64"),
+        ("float8", "has dtype torch.float8_e4m3fn"),
+        ("infinite", "contains NaN, infinity or a number beyond 1e+30"),
+        ("large", "contains NaN, infinity or a number beyond 1e+30"),
     ],
 )
 def test_a_parameter_that_cannot_be_trained_is_refused(of: str, why: str, engine: str, tmp_path: Path) -> None:
-    said = refused(broken(of), engine, tmp_path / "run")
-    assert said == f"model: second.weight: {why}, and a parameter like that cannot be trained"
+    message = refused(broken(of), engine, tmp_path / "run")
+    assert message == f"model: second.weight: {why}; such a parameter cannot be trained"
 
 
 def test_a_lazy_model_is_refused(tmp_path: Path) -> None:
-    said = refused(nn.Sequential(nn.LazyLinear(2)), "sequential", tmp_path / "run")
-    assert said == "model: 0.weight: has no shape yet; call a lazy model on one batch before it is trained"
+    message = refused(nn.Sequential(nn.LazyLinear(2)), "sequential", tmp_path / "run")
+    assert message == "model: 0.weight: has no shape yet; call the lazy model on one batch before training"
 
 
-def test_a_model_that_is_not_for_stacked_clients_leaves_no_folder(tmp_path: Path) -> None:
-    said = refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "batched", tmp_path / "run")
-    assert said.startswith("engine.name = 'batched': Sequential cannot be trained for many clients at once: 1 (Batch")
+def test_a_model_that_cannot_be_stacked_leaves_no_folder(tmp_path: Path) -> None:
+    message = refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), "batched", tmp_path / "run")
+    assert message.startswith(
+        "engine.name = 'batched': Sequential cannot be trained for many clients at once: 1 (Batch"
+    )
 
 
 def computed(by: str) -> nn.Module:
@@ -281,7 +283,7 @@ def test_a_model_that_stores_a_computed_weight_is_trained_and_copied(by: str, en
 
 
 class Watched(Masked):
-    """Stores what its layers put out, for someone to look at."""
+    """Stores the outputs of its layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = super().forward(x)
@@ -298,5 +300,5 @@ def test_a_model_that_stores_its_outputs_is_trained_and_copied(engine: str, tmp_
 def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     model = Masked(torch.zeros(3))
     model.lock = threading.Lock()  # type: ignore[assignment]
-    said = refused(model, "sequential", tmp_path / "run")
-    assert said.startswith("model: Masked cannot be copied: TypeError: cannot pickle '_thread.lock' object")
+    message = refused(model, "sequential", tmp_path / "run")
+    assert message.startswith("model: Masked cannot be copied: TypeError: cannot pickle '_thread.lock' object")

@@ -21,19 +21,19 @@ def gaps(c: float, quantized: float = 0.5, shift: bool = True) -> Tensor:
 
 
 def floor(c: float, quantized: float = 0.5) -> float:
-    """What the shift costs in the end, less the noise that is left in both runs."""
+    """Final gap caused by the shift, without the noise that remains in both runs."""
     return float((gaps(c, quantized) - gaps(0.0, quantized))[-20:].mean())
 
 
-def test_the_gap_falls_as_1_over_t_where_the_optimum_has_mean_zero() -> None:
+def test_the_gap_falls_as_1_over_t_if_the_optimum_has_mean_zero() -> None:
     assert slope(gaps(0.0)) == pytest.approx(-1, abs=0.2)
 
 
-def test_without_the_shift_the_gap_falls_as_1_over_t_whatever_the_mean() -> None:
+def test_without_the_shift_the_gap_falls_as_1_over_t_for_any_mean() -> None:
     assert slope(gaps(0.2, shift=False)) == pytest.approx(-1, abs=0.2)
 
 
-def test_with_the_shift_the_gap_stops_where_the_optimum_has_a_mean() -> None:
+def test_with_the_shift_the_gap_stops_falling_if_the_optimum_has_a_mean() -> None:
     assert abs(slope(gaps(0.2))) < 0.1
 
 
@@ -42,12 +42,12 @@ def test_the_floor_grows_with_the_square_of_the_mean() -> None:
 
 
 @pytest.mark.parametrize("quantized", [0.25, 0.5, 0.75])
-def test_the_floor_is_the_gap_of_the_best_weights_with_mean_zero_whatever_the_share(quantized: float) -> None:
+def test_the_floor_is_the_gap_of_the_best_weights_with_mean_zero_for_any_share(quantized: float) -> None:
     assert floor(0.1, quantized) == pytest.approx(D * 0.1**2, rel=0.1)
 
 
 UNIFORM = {"quantizer": "uniform"}  # K-means keeps the mean, and that of the output layer would decay into rounding
-SHARES: list[tuple[float, int, dict[str, Any]]] = [  # I/K that counts, rounds until it does, settings
+SHARES: list[tuple[float, int, dict[str, Any]]] = [  # effective I/K, rounds of warmup, settings
     (0.5, 0, {"uplink": {"bits": {32: 0.5, 5: 0.5}} | UNIFORM, "shift": {"per": "layer"}}),
     (0.2, 0, {"uplink": {"bits": {32: 0.8, 4: 0.2}} | UNIFORM, "shift": {"per": "layer"}}),
     (0.8, 0, {"uplink": {"bits": {32: 0.2, 6: 0.8}} | UNIFORM, "shift": {"max_share": 1.0}}),
@@ -57,7 +57,7 @@ SHARES: list[tuple[float, int, dict[str, Any]]] = [  # I/K that counts, rounds u
 
 
 @pytest.mark.parametrize(("full", "warmup", "settings"), SHARES)
-def test_the_step_is_as_much_shorter_as_theorem_2_says_and_the_fence_tells_which(
+def test_the_difference_in_step_length_and_its_sign_are_those_of_theorem_2(
     full: float, warmup: int, settings: dict[str, Any]
 ) -> None:
     train = {"rounds": 15, "selection": "stratified", "epochs": 5, "batch": 15, "lr": 0.1}

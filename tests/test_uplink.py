@@ -1,4 +1,4 @@
-"""What a client sends, and what it keeps."""
+"""The upload of a client, and its memory."""
 
 from collections.abc import Callable
 
@@ -24,14 +24,14 @@ def upload(uplink: Uplink, w: Params, start: Params, error: Params | None = None
     return send(uplink, w, start, error or {}, trained, number=3, examples=7, key=rng.key(0, "upload"))
 
 
-def test_exact_weights_come_back_as_they_are(params: Params) -> None:
+def test_exact_weights_are_decoded_exactly(params: Params) -> None:
     sent = upload(Uplink(), params, model(1, params))
     assert all(torch.equal(sent.decoded[name], x) for name, x in params.items())
     assert sent.error == {}
     assert header(sent.frame)[:3] == (False, 3, 7)
 
 
-def test_both_ends_read_the_same_weights(params: Params) -> None:
+def test_client_and_server_decode_the_same_weights(params: Params) -> None:
     start = model(1, params)
     for update in (False, True):
         for codec in (Codec(KMeans(4)), Codec(Stochastic(2)), Uplink().codec):
@@ -40,7 +40,7 @@ def test_both_ends_read_the_same_weights(params: Params) -> None:
             assert all(torch.equal(server[name], x) for name, x in sent.decoded.items())
 
 
-def test_an_update_is_the_change_and_integers_travel_as_they_are(params: Params) -> None:
+def test_an_update_is_the_change_and_integers_are_sent_exactly(params: Params) -> None:
     start = model(1, params)
     sent = upload(Uplink(Codec(Uniform(8)), update=True), params, start)
     frame = unpack(sent.frame, like=params)
@@ -49,14 +49,14 @@ def test_an_update_is_the_change_and_integers_travel_as_they_are(params: Params)
     assert (sent.decoded["fc.weight"] - params["fc.weight"]).abs().max() < 0.05
 
 
-def test_only_what_is_trained_is_quantized(params: Params) -> None:
+def test_only_trained_tensors_are_quantized(params: Params) -> None:
     sent = send(Uplink(Codec(KMeans(1))), params, params, {}, ["fc.weight"], number=1, examples=1, key=rng.key(0, "u"))
     assert list(sent.error) == ["fc.weight"]
     assert torch.equal(sent.decoded["conv.weight"], params["conv.weight"])
 
 
 def test_error_feedback_telescopes(params: Params) -> None:
-    """sum_t Q(u_t + e_t) = sum_t u_t - e_T, on weights and on updates: what is lost is sent later."""
+    """sum_t Q(u_t + e_t) = sum_t u_t - e_T, on weights and on updates: errors are sent later."""
     like = {name: x.double() for name, x in params.items() if name in ("conv.weight", "fc.weight")}
     for update in (False, True):
         uplink, error = Uplink(Codec(Uniform(2)), update, feedback=True), dict[str, torch.Tensor]()
@@ -72,7 +72,7 @@ def test_error_feedback_telescopes(params: Params) -> None:
             torch.testing.assert_close(arrived[name], meant[name] - error[name], rtol=0, atol=1e-9)
 
 
-def test_without_feedback_an_error_is_forgotten(params: Params) -> None:
+def test_without_feedback_the_error_is_not_stored(params: Params) -> None:
     plain, again = (
         upload(Uplink(Codec(KMeans(2))), params, params, error) for error in ({}, {"fc.weight": params["fc.weight"]})
     )
@@ -89,7 +89,7 @@ FORMULAS: dict[str, Callable[[Params, Params, Params], Params]] = {
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
-def test_stacked_clients_get_the_bits_of_each_alone(formula: str, params: Params) -> None:
+def test_stacked_clients_have_the_same_bits_as_each_alone(formula: str, params: Params) -> None:
     """Scalars and half precision as well."""
     start = take(params, ["conv.weight", "half.weight", "fc.weight", "fc.bias"]) | {"scale": torch.tensor(0.3)}
     clients = [(model(k, start), model(k + 10, start)) for k in range(5)]

@@ -72,10 +72,10 @@ def test_golden_bytes() -> None:
     assert header(frame) == Header(update=True, base=7, examples=1000, reset=False, lossy=True)
 
 
-def test_golden_bytes_are_read() -> None:
-    read = unpack(golden(), golden_params())
-    assert torch.equal(read["w"], golden_params()["w"])
-    assert torch.equal(read["b"], golden_params()["b"])
+def test_golden_bytes_are_decoded() -> None:
+    decoded = unpack(golden(), golden_params())
+    assert torch.equal(decoded["w"], golden_params()["w"])
+    assert torch.equal(decoded["b"], golden_params()["b"])
 
 
 def test_the_specification_walks_through_the_golden_bytes() -> None:
@@ -86,7 +86,7 @@ def test_the_specification_walks_through_the_golden_bytes() -> None:
 
 @settings(max_examples=300)
 @given(shapes, quantizers, groups, st.integers(0, 2))
-def test_size_is_exact_and_the_round_trip_is_the_quantizers(
+def test_size_is_exact_and_only_the_quantizer_loses_precision(
     shape: list[int],
     quantizer: Uniform | KMeans | Stochastic | Step | Ternary | Identity | Cast,
     groups: PerTensor | PerChannel | PerBlock,
@@ -96,18 +96,18 @@ def test_size_is_exact_and_the_round_trip_is_the_quantizers(
     params = {"x": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
     frame = pack(codec, params, key=KEY)
     assert len(frame) == size(codec, params)
-    read = unpack(frame, params)["x"]
+    decoded = unpack(frame, params)["x"]
     if codec.covers(params["x"]):
         key = rng.fold(KEY, zlib.crc32(b"x"))[None]
-        assert torch.equal(read, codec.decode(codec.encode(params["x"][None], key), 1, shape)[0])
+        assert torch.equal(decoded, codec.decode(codec.encode(params["x"][None], key), 1, shape)[0])
     else:
-        assert torch.equal(read, params["x"])
+        assert torch.equal(decoded, params["x"])
 
 
 @pytest.mark.parametrize("quantizer", [Uniform(5), KMeans(4), Identity(), Cast("bfloat16")])
 @pytest.mark.parametrize("coder", [Zstd(), Range()])
 @pytest.mark.parametrize("groups", [PerTensor(), PerChannel(), PerBlock(16)])
-def test_entropy_coders_give_what_packing_gives(
+def test_entropy_coders_decode_to_the_same_values_as_packing(
     params: Params,
     quantizer: Uniform | KMeans | Identity | Cast,
     coder: Zstd | Range,
@@ -125,37 +125,37 @@ def test_a_large_tensor_spans_many_chunks() -> None:
     for bits in range(1, 9):
         for grouped in PerTensor(), PerChannel(), PerBlock(1000):
             codec = Codec(Uniform(bits), groups=grouped)
-            read = unpack(pack(codec, params), params)["w"]
-            assert torch.equal(read, codec.decode(codec.encode(params["w"][None]), 1, (3, 100_003))[0])
+            decoded = unpack(pack(codec, params), params)["w"]
+            assert torch.equal(decoded, codec.decode(codec.encode(params["w"][None]), 1, (3, 100_003))[0])
 
 
-def test_small_and_integer_tensors_travel_exactly(params: Params) -> None:
-    read = unpack(pack(Codec(KMeans(1)), params), params)
+def test_small_and_integer_tensors_are_sent_exactly(params: Params) -> None:
+    decoded = unpack(pack(Codec(KMeans(1)), params), params)
     for name, x in params.items():
-        assert read[name].dtype == x.dtype
-        assert torch.equal(read[name], x) == (name not in ("conv.weight", "fc.weight", "half.weight")), name
+        assert decoded[name].dtype == x.dtype
+        assert torch.equal(decoded[name], x) == (name not in ("conv.weight", "fc.weight", "half.weight")), name
 
 
-def test_the_user_may_choose_otherwise(params: Params) -> None:
+def test_small_and_integer_tensors_can_be_quantized_on_request(params: Params) -> None:
     codec = {"*.bias": Codec(Uniform(1), min_axes=1), "conv.*": Codec(KMeans(2))}
-    read = unpack(pack(codec, params), params)
-    assert len(set(read["fc.bias"].tolist())) == 2
-    assert len(set(read["conv.weight"].flatten().tolist())) == 4
-    assert torch.equal(read["fc.weight"], params["fc.weight"])
+    decoded = unpack(pack(codec, params), params)
+    assert len(set(decoded["fc.bias"].tolist())) == 2
+    assert len(set(decoded["conv.weight"].flatten().tolist())) == 4
+    assert torch.equal(decoded["fc.weight"], params["fc.weight"])
     assert len(pack(codec, params)) == size(codec, params)
     counts = {"n": torch.tensor([[0, 10, 19, 30]], dtype=torch.int16)}
     assert unpack(pack(Codec(Uniform(2), integers=True), counts), counts)["n"].tolist() == [[0, 10, 20, 30]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool])
-def test_every_dtype_travels_exactly(dtype: torch.dtype) -> None:
+def test_every_dtype_is_sent_exactly(dtype: torch.dtype) -> None:
     params = {"x": torch.tensor([0, 1, 1, 0]).to(dtype)}
-    read = unpack(pack(Codec(Identity()), params), params)["x"]
-    assert read.dtype == dtype
-    assert torch.equal(read, params["x"])
+    decoded = unpack(pack(Codec(Identity()), params), params)["x"]
+    assert decoded.dtype == dtype
+    assert torch.equal(decoded, params["x"])
 
 
-def test_uploads_of_the_papers_cnn_have_the_promised_sizes() -> None:
+def test_uploads_of_the_papers_cnn_have_the_documented_sizes() -> None:
     like = {name: torch.empty(x.shape) for name, x in PaperCNN().state_dict().items()}
     assert size(Codec(KMeans(4)), like) <= 1_077_936 + 256 + 512
     assert size(Codec(KMeans(8)), like) <= 2_155_872 + 4_096 + 512

@@ -1,4 +1,4 @@
-"""Frames that are refused, at pack and at unpack: each with a sentence, before anything is allocated for them."""
+"""Frames that pack and unpack refuse, with a reason and before memory is allocated for them."""
 
 import struct
 import tracemalloc
@@ -27,20 +27,20 @@ from tests.test_wire import golden, golden_params
 @pytest.mark.parametrize("codec", [Codec(KMeans(4)), Codec(Uniform(3)), Codec(Identity()), Codec(Cast("float16"))])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_and_infinity_are_refused_by_name(codec: Codec, bad: float) -> None:
-    with pytest.raises(ValueError, match=r"fc\.weight: holds NaN"):
+    with pytest.raises(ValueError, match=r"fc\.weight: contains NaN"):
         pack(codec, {"fc.weight": torch.tensor([[0.0, bad]])})
-    with pytest.raises(ValueError, match=r"fc\.bias: holds NaN"):
+    with pytest.raises(ValueError, match=r"fc\.bias: contains NaN"):
         pack(codec, {"fc.bias": torch.tensor([0.0, bad])})
 
 
-def test_what_cannot_travel_is_refused_at_pack() -> None:
-    with pytest.raises(ValueError, match=r"z: tensors of torch\.complex64 cannot travel"):
+def test_tensors_that_cannot_be_sent_are_refused_by_pack() -> None:
+    with pytest.raises(ValueError, match=r"z: tensors of torch\.complex64 cannot be sent"):
         pack(Codec(Identity()), {"z": torch.zeros(2, dtype=torch.complex64)})
-    with pytest.raises(ValueError, match=r"f: tensors of torch\.float8_e4m3fn cannot travel"):
+    with pytest.raises(ValueError, match=r"f: tensors of torch\.float8_e4m3fn cannot be sent"):
         pack(Codec(Identity()), {"f": torch.zeros(2, 2).to(torch.float8_e4m3fn)})
-    with pytest.raises(ValueError, match="d: holds NaN or infinity"):
+    with pytest.raises(ValueError, match="d: contains NaN or infinity"):
         pack(Codec(Uniform(3)), {"d": torch.full((2, 2), 1e300, dtype=torch.float64)})
-    with pytest.raises(ValueError, match="n: holds an integer beyond 2"):
+    with pytest.raises(ValueError, match="n: contains an integer beyond 2"):
         pack(Codec(Uniform(4), integers=True), {"n": torch.tensor([[1 << 40]])})
     with pytest.raises(ValueError, match="base=-1"):
         pack(Codec(Identity()), {}, base=-1)
@@ -52,7 +52,7 @@ def test_what_cannot_travel_is_refused_at_pack() -> None:
 def test_every_truncation_and_every_flipped_byte_is_refused(params: Params, codec: Codec) -> None:
     frame = pack(codec, params)
     for end in range(len(frame)):
-        with pytest.raises(WireError, match=r"too few|bytes, but"):
+        with pytest.raises(WireError, match=r"too few|bytes instead of"):
             unpack(frame[:end], params)
     for at in range(len(frame)):
         for flip in (0x01, 0x80, 0xFF):
@@ -60,14 +60,14 @@ def test_every_truncation_and_every_flipped_byte_is_refused(params: Params, code
                 unpack(frame[:at] + bytes([frame[at] ^ flip]) + frame[at + 1 :], params)
 
 
-def test_errors_say_what_was_wrong(params: Params) -> None:
+def test_errors_state_the_reason(params: Params) -> None:
     frame = pack(Codec(Uniform(4)), params)
     other = {**params, "fc.weight": torch.zeros(36, 10)}
-    with pytest.raises(WireError, match=r"fc\.weight: shape \(10, 36\) where \(36, 10\) is expected"):
+    with pytest.raises(WireError, match=r"fc\.weight: shape \(10, 36\) instead of \(36, 10\)"):
         unpack(frame, other)
-    with pytest.raises(WireError, match=r"fc\.bias: dtype torch\.float32 where torch\.float64"):
+    with pytest.raises(WireError, match=r"fc\.bias: dtype torch\.float32 instead of torch\.float64"):
         unpack(frame, {**params, "fc.bias": params["fc.bias"].double()})
-    with pytest.raises(WireError, match="the frame has 9 tensors, the model 10"):
+    with pytest.raises(WireError, match="the frame has 9 tensors, the model has 10"):
         unpack(frame, {**params, "extra": torch.zeros(1)})
     with pytest.raises(WireError, match=r"missing \['extra'\]"):
         unpack(frame, {"extra" if name == "mask" else name: x for name, x in params.items()})
@@ -81,8 +81,8 @@ def test_errors_say_what_was_wrong(params: Params) -> None:
         unpack(fuzz.mend(frame[:6] + b"\x00\x80" + frame[8:]), params)
 
 
-def test_a_frame_that_claims_terabytes_is_refused_without_allocating() -> None:
-    """The frame's shape is made 2^31 x 2^31, and its codes 2^62 bytes; the model's is 2 x 3."""
+def test_a_frame_that_declares_terabytes_is_refused_without_allocating() -> None:
+    """The frame declares a shape of 2^31 x 2^31 and 2^62 bytes of codes; the model's shape is 2 x 3."""
     frame = golden()
     for claim in (
         frame.replace(struct.pack("<II", 2, 3), struct.pack("<II", 1 << 31, 1 << 31)),
@@ -97,13 +97,13 @@ def test_a_frame_that_claims_terabytes_is_refused_without_allocating() -> None:
         tracemalloc.stop()
 
 
-def test_an_index_beyond_its_codebook_is_refused() -> None:
-    """Three values, so three means, and 2-bit codes: code 3 is beyond them."""
+def test_a_code_outside_its_codebook_is_refused() -> None:
+    """Three values, so three means, and 2-bit codes: code 3 has no mean."""
     params = {"x": torch.tensor([[5.0, 6.0, 7.0]])}
     frame = pack(Codec(KMeans(2)), params)
     codes = len(frame) - 5
     assert frame[codes] == 0b10_01_00
-    with pytest.raises(WireError, match="x: code 3 is beyond a codebook of 3"):
+    with pytest.raises(WireError, match="x: code 3 is outside a codebook of 3"):
         unpack(fuzz.mend(frame[:codes] + bytes([0b11_01_00]) + frame[codes + 1 :]), params)
     with pytest.raises(WireError, match="x: the bits after the last code are not zero"):
         unpack(fuzz.mend(frame[:codes] + bytes([0b01_10_01_00]) + frame[codes + 1 :]), params)
@@ -122,7 +122,7 @@ def test_a_cast_integer_that_is_not_finite_is_refused() -> None:
     params = {"n": torch.tensor([[1, 2]])}
     frame = pack(Codec(Cast("float16"), integers=True), params)
     assert torch.equal(unpack(frame, params)["n"], params["n"])
-    with pytest.raises(WireError, match="n: holds NaN"):
+    with pytest.raises(WireError, match="n: contains NaN"):
         unpack(fuzz.mend(frame[:-8] + b"\x00\x7e\x00\x7c" + frame[-4:]), params)
 
 
@@ -131,7 +131,7 @@ def test_numbers_that_are_not_finite_are_refused(bits: int) -> None:
     for codec in Codec(KMeans(1)), Codec(Identity()):
         params = {"x": torch.tensor([[0.5, 1.5]])}
         frame = pack(codec, params).replace(struct.pack("<f", 1.5), struct.pack("<I", bits))
-        with pytest.raises(WireError, match="x: holds NaN, infinity"):
+        with pytest.raises(WireError, match="x: contains NaN, infinity"):
             unpack(fuzz.mend(frame), params)
 
 

@@ -1,4 +1,4 @@
-"""Frames built to be slow: each is refused by what it says of itself, or is read in work that its values bound."""
+"""Frames that are slow to decode are refused by their headers, or their work is bounded by the number of values."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ LIKE = {"w": torch.zeros(300, 400), "b": torch.zeros(7)}
 
 
 class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, and the numbers they make."""
+    """Counts operations and the sizes of their results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def test_short_blocks_take_work_in_proportion_to_the_values(quantizer: Lookup) -
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
 @pytest.mark.parametrize("n", [1, 2, 5, 255, 256, 300])
-def test_rows_of_every_length_decode_as_the_format_says(bits: int, n: int) -> None:
+def test_rows_of_every_length_are_decoded_as_specified(bits: int, n: int) -> None:
     g = torch.Generator().manual_seed(0)
     codes = torch.randint(2**bits, (50, n), generator=g, dtype=torch.uint8)
     for size in 1.0, 1e-38, 3e38:
@@ -86,12 +86,12 @@ def test_rows_of_every_length_decode_as_the_format_says(bits: int, n: int) -> No
 def test_padded_and_chopped_zstd_frames_are_refused(codec: Codec) -> None:
     for make in (slow_frames.empty_blocks, slow_frames.short_blocks, lambda n, b: slow_frames.short_blocks(n, b, 5)):
         frame = slow_frames.frame_of({"w": LIKE["w"]}, codec, make)
-        with pytest.raises(WireError, match=r"w: (a zstd frame of more than|\d+ bytes of codes where no more than)"):
+        with pytest.raises(WireError, match=r"w: (a zstd frame of more than|\d+ bytes of codes instead of at most)"):
             Mean({"w": LIKE["w"]}).add(frame)
 
 
 @pytest.mark.parametrize("extra", [b"\x50\x2a\x4d\x18\x08\0\0\0" + bytes(8), bytes(9)])  # a skippable frame, and none
-def test_what_follows_or_precedes_a_zstd_frame_is_refused(extra: bytes) -> None:
+def test_bytes_before_or_after_a_zstd_frame_are_refused(extra: bytes) -> None:
     codec = Codec(Uniform(4), Zstd())
     whole = Zstd().encode(torch.zeros(300 * 400, dtype=torch.uint8), 4)
     for data in (whole + extra, extra + whole):
@@ -110,16 +110,16 @@ def test_a_zstd_frame_that_needs_a_dictionary_is_refused() -> None:
             unpack(frame, {"w": LIKE["w"]})
 
 
-def test_codes_longer_than_their_coder_makes_them_are_refused() -> None:
+def test_codes_longer_than_their_coder_writes_are_refused() -> None:
     for codec in (Codec(Uniform(8), Range(), min_axes=0), Codec(Uniform(1), Range(), min_axes=0)):
         frame = slow_frames.frame_of(LIKE, codec, slow_frames.rarest)
-        with pytest.raises(WireError, match=r"w: \d+ bytes of codes where no more than \d+ are expected"):
+        with pytest.raises(WireError, match=r"w: \d+ bytes of codes instead of at most \d+"):
             unpack(frame, LIKE)
 
 
 @pytest.mark.parametrize("coder", [BitPack(), Zstd(1), Zstd(3), Zstd(22), Range()])
 @pytest.mark.parametrize("bits", [1, 3, 4, 5, 8])
-def test_what_an_honest_coder_writes_is_within_its_bounds(coder: Coder, bits: int) -> None:
+def test_honest_coders_stay_within_their_bounds(coder: Coder, bits: int) -> None:
     draw = np.random.default_rng(0)
     top = 2**bits - 1
     for n in 1, 2, 9, 300, 5_000, 200_000:
@@ -138,8 +138,8 @@ def test_what_an_honest_coder_writes_is_within_its_bounds(coder: Coder, bits: in
             assert torch.equal(coder.decode(data, n, bits), codes)
 
 
-def test_a_zstd_frame_has_blocks_to_spare_at_every_level() -> None:
-    """Parts that are unlike each other, for which the encoder splits its blocks most."""
+def test_honest_zstd_frames_have_fewer_blocks_than_allowed_at_every_level() -> None:
+    """Content with different parts, for which the encoder splits blocks most often."""
     draw = np.random.default_rng(0)
     kinds = (lambda n: draw.integers(0, 3, n), lambda n: draw.integers(200, 256, n), lambda n: np.zeros(n))
     for length in 512, 1_000, 8_192:
@@ -149,7 +149,7 @@ def test_a_zstd_frame_has_blocks_to_spare_at_every_level() -> None:
             assert torch.equal(Zstd(level).decode(Zstd(level).encode(codes, 8), len(codes), 8), codes)
 
 
-def test_a_server_that_knows_the_codec_refuses_others_and_takes_exact_ones() -> None:
+def test_a_server_that_knows_the_codec_refuses_others_and_accepts_exact_frames() -> None:
     g = torch.Generator().manual_seed(0)
     params = {"w": torch.randn(8, 9, generator=g), "b": torch.randn(8, generator=g)}
     expected = {"w": Codec(KMeans(4, exact=True), Zstd(19))}
@@ -167,7 +167,7 @@ def test_a_server_that_knows_the_codec_refuses_others_and_takes_exact_ones() -> 
     for other in slower:
         frame = pack({"w": other}, params)
         mean = Mean(params)
-        with pytest.raises(WireError, match=r"w: coded by .* where KMeans\(bits=4, .*Zstd.* is expected"):
+        with pytest.raises(WireError, match=r"w: coded by .* instead of KMeans\(bits=4, .*Zstd"):
             unpack(frame, params, expected)
         with pytest.raises(WireError, match="w: coded by"):
             mean.add(frame, codec=expected)

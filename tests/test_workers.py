@@ -1,4 +1,4 @@
-"""Worker processes end with whoever started them, whatever they are doing."""
+"""Worker processes end with the process that started them."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ from tests.runs import ended, fork, linux
 
 
 @linux
-def test_workers_in_the_middle_of_something_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_busy_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     def parent() -> None:
-        for place in range(3):  # each later fork holds copies of what earlier ones are told by
+        for place in range(3):  # each later fork has copies of the pipes of earlier ones
             workers.start(_busy, tmp_path / f"{place}", daemon=False)
         time.sleep(3600)
 

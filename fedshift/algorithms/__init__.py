@@ -1,4 +1,4 @@
-"""One paper, one file."""
+"""Algorithms: client rules and server rules, one module per paper."""
 
 from fedshift.algorithms.base import Algorithm, Chain, ClientRule, ServerRule, chain
 from fedshift.algorithms.centring import centre

@@ -1,4 +1,4 @@
-"""The contracts of an algorithm: what a client does besides SGD, and what the server does with the mean."""
+"""Contracts of an algorithm: the client rule in addition to SGD, and the server rules after averaging."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -9,38 +9,38 @@ from fedshift.core.types import Broadcast, Params, Round
 
 
 class ClientRule(Protocol):
-    """Works on one client, or on K of them stacked on a leading axis."""
+    """Rule of clients in addition to SGD, for one client or for K stacked on a leading axis."""
 
     @property
     def extra(self) -> str:
-        """What goes up beside the model: 'none', 'sent', or 'derived' by the server from the decoded upload."""
+        """Second upload beside the model: 'none', 'sent', or 'derived' by the server from the decoded upload."""
 
     def init(self, params: Params) -> Params:
-        """The memory of a client that has not trained yet, {} for none; params are those that are trained."""
+        """Memory of a client before its first round, {} for none; params are the trained ones."""
 
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
-        """The direction of one step in place of the gradient."""
+        """Direction of one step instead of the gradient."""
 
     def finish(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> tuple[Params, Params]:
-        """After training: new memory, and what else the server learns.
+        """After training: new memory, and the second upload.
 
-        w is the client's decoded upload where `extra` is derived, its own weights otherwise;
-        travel () or (K,) is how far a unit gradient would have taken it.
+        w is the client's decoded upload if `extra` is 'derived', its weights before coding otherwise;
+        travel () or (K,) is the distance that a unit gradient would have moved the client.
         """
 
 
 class ServerRule(Protocol):
-    """One line of the server's pseudocode."""
+    """Rule of the server after averaging: one line of its pseudocode."""
 
     def init(self, params: Params) -> Params:
         """State before the first round, {} for none."""
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        """What is sent next, given what the rules before this one would send."""
+        """Return the next broadcast and state; `out` is the broadcast after the preceding rules."""
 
 
 class Algorithm(NamedTuple):
-    """What clients do besides SGD, and what the server makes of their mean: `shifted(fedprox())` is one.
+    """Client rule and server rule: `shifted(fedprox())`, for example.
 
     >>> from fedshift import fedavg
     >>> fedavg()
@@ -53,7 +53,7 @@ class Algorithm(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Rules one after another; the state of the i-th is kept under 'i/'."""
+    """Server rules in sequence; the state of the i-th has the prefix 'i/'."""
 
     rules: tuple[ServerRule, ...]
 
@@ -63,14 +63,14 @@ class Chain:
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         after: Params = {}
         for i, rule in enumerate(self.rules):
-            own = {name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")}
-            out, own = rule.apply(out, own, rnd)
-            after |= {f"{i}/{name}": x for name, x in own.items()}
+            rule_state = {name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")}
+            out, rule_state = rule.apply(out, rule_state, rnd)
+            after |= {f"{i}/{name}": x for name, x in rule_state.items()}
         return out, after
 
 
 def chain(*rules: ServerRule) -> Chain:
-    """The rules in the order of the paper's pseudocode; chains in it are laid flat.
+    """Chain of server rules, in the order of the paper's pseudocode; nested chains are flattened.
 
     >>> from fedshift.algorithms import Average, Control, Shift
     >>> [type(rule).__name__ for rule in chain(chain(Average(), Control()), Shift()).rules]

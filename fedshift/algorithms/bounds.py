@@ -8,8 +8,8 @@
     n = lower median of n_k, element by element, for integer tensors
 
 Medians are those of honest clients as long as more than half of a round's uploads are honest. With fewer than
-`QUORUM` uploads there is no majority to compare with, and nothing is bounded. A bound limits what one upload can do
-to the mean; it is no defence against many small poisoned updates.
+`QUORUM` uploads there is no majority to compare with, and nothing is bounded. A bound limits the effect of one upload
+on the mean; it is no defence against many small poisoned updates.
 """
 
 import math
@@ -21,12 +21,12 @@ from torch import Tensor
 
 BOUND = 50.0  # default of `bound`
 CAP = 10.0  # default of `cap`
-QUORUM = 3  # uploads that it takes to have a majority
+QUORUM = 3  # number of uploads from which there is a majority
 VARIANCES = "*running_var"  # names of buffers that are never negative
 
 
 def middle(norms: Sequence[float]) -> float:
-    """Lower median of the finite norms, 0 where there are none.
+    """Lower median of the finite norms, 0 without any.
 
     >>> middle([1.0, 2.0, 4.0, math.inf]), middle([math.nan])
     (2.0, 0.0)
@@ -35,9 +35,9 @@ def middle(norms: Sequence[float]) -> float:
 
 
 def reference(norms: Sequence[float], floor: float = 0.0) -> float:
-    """Typical norm of a round: max(lower median, floor), or the lower median of the norms that are not zero.
+    """Typical norm of a round: max(lower median, floor), or the lower median of the nonzero norms.
 
-    The latter where both are zero, and 0 where all norms are. Norms that are NaN or infinite do not count.
+    The latter if both are zero; 0 if all norms are zero. NaN and infinite norms do not count.
 
     >>> reference([1.0, 2.0, 4.0, 1e38]), reference([1.0, 2.0, 4.0], floor=3.0)
     (2.0, 3.0)
@@ -50,9 +50,9 @@ def reference(norms: Sequence[float], floor: float = 0.0) -> float:
 def update_floor(model: float, bound: float, error: float = 0.0) -> float:
     """Floor of updates to a model of norm |w|: max(|w| / bound, error).
 
-    So an update that is no larger than the model is never left out, however little the others move. `error` is
-    |Q(w) - w| for clients that send weights through a lossy codec Q: their uploads differ from w by that much
-    even where they have not moved, and by far more than those of exact clients where learning rates are small.
+    An update that is no larger than the model is thus never left out, however small the others are. `error` is
+    |Q(w) - w| for clients that send weights with a lossy codec Q: their uploads differ from w by that much even
+    without training, and with small learning rates by far more than those of exact clients.
 
     >>> update_floor(8.0, bound=20), update_floor(8.0, bound=20, error=3.0), update_floor(8.0, bound=0)
     (0.4, 3.0, 0.0)
@@ -61,9 +61,9 @@ def update_floor(model: float, bound: float, error: float = 0.0) -> float:
 
 
 def outliers(norms: Sequence[float], bound: float, floor: float = 0.0) -> list[bool]:
-    """d_k > bound * reference(d) for each upload; NaN and infinity are beyond every bound.
+    """d_k > bound * reference(d) for each upload; NaN and infinity exceed every bound.
 
-    None is with `bound` 0, which switches it off, or with fewer than `QUORUM` uploads.
+    All are False with `bound` 0, which switches it off, or with fewer than `QUORUM` uploads.
 
     >>> outliers([1.0, 2.0, 41.0], bound=20), outliers([1.0, 2.0, 39.0], bound=20)
     ([False, False, True], [False, False, False])
@@ -76,14 +76,14 @@ def outliers(norms: Sequence[float], bound: float, floor: float = 0.0) -> list[b
     return [not (math.isfinite(norm) and norm <= most) for norm in norms]
 
 
-def refusal(what: str, norm: float, typical: float, bound: float) -> str:
+def refusal(kind: str, norm: float, typical: float, bound: float) -> str:
     """Reason for leaving out an upload whose norm is an outlier; `typical` is the reference of the round.
 
     >>> refusal("update", 1.2e38, 3.0, 20)
     "update norm 1.2e+38 is 4e+37 times the round's typical norm 3; at most 20 times is allowed"
     """
     times = norm / typical if typical else math.inf
-    seen = f"{what} norm {norm:.3g} is {times:.3g} times the round's typical norm {typical:.3g}"
+    seen = f"{kind} norm {norm:.3g} is {times:.3g} times the round's typical norm {typical:.3g}"
     return f"{seen}; at most {bound:g} times is allowed"
 
 
@@ -102,7 +102,7 @@ def shortened(norms: Sequence[float], bound: float) -> list[float]:
 def capped(weights: Sequence[float], cap: float) -> list[float]:
     """min(p_k, cap * lower median of p) for each upload; unchanged with `cap` 0 or fewer than `QUORUM` uploads.
 
-    Where most weights are zero, the median is that of the others.
+    If most weights are zero, the median is that of the others.
 
     >>> capped([3.0, 1.0, 2.0, 1e18], cap=10)
     [3.0, 1.0, 2.0, 20.0]
@@ -118,7 +118,7 @@ def capped(weights: Sequence[float], cap: float) -> list[float]:
 
 
 def median_integers(stack: Tensor) -> Tensor:
-    """Lower median over the first axis (K, ...) of integers; of booleans the majority, False where both are as many.
+    """Lower median over the first axis (K, ...) of integers; of booleans the majority, False in a tie.
 
     >>> median_integers(torch.tensor([[7, 1], [9, 2], [900, 3], [8, 4]]))
     tensor([8, 2])

@@ -16,7 +16,7 @@ from fedshift.core.types import Broadcast, Params, Round
 
 @dataclass(frozen=True)
 class Plain:
-    """SGD and nothing else."""
+    """Plain SGD."""
 
     extra = "none"
 

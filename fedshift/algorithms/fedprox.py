@@ -35,7 +35,7 @@ class Prox(Plain):
 
 
 def fedprox(mu: float = 0.01) -> Algorithm:
-    """Clients follow grad + mu (w - w_t), the server averages.
+    """Clients follow grad + mu (w - w_t); the server averages.
 
     >>> fedprox(0.1)
     Algorithm(client=Prox(mu=0.1), server=Average())

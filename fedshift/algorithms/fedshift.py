@@ -1,18 +1,18 @@
 """FedShift: Seo, Kim, Rong, Robust Federated Learning Aggregation via Weight Shifting.
 
-    server:  w = sum_k p_k w_k                     whatever algorithm came before
-             w_hat = w - share * mean(w)           for every layer on its own
+    server:  w = sum_k p_k w_k                     or the result of another algorithm
+             w_hat = w - share * mean(w)           for each layer separately
 
-`share` is the weight of the quantized uploads, I/K when all weigh the same. Quantized weights pull
-a layer's mean away from zero; the shift takes out the part of the mean they are answerable for. It
-costs nothing on the wire, nothing on the clients, and one pass over the model on the server.
+`share` is the aggregation weight of the quantized uploads, I/K with equal weights. Quantized weights
+move a layer's mean away from zero; the shift subtracts their part of the mean. It adds nothing to an
+upload, no work for clients, and one pass over the model on the server.
 
-The bare rule collapses when nearly every upload is quantized (share near one), so the share is
-capped at `max_share`; the paper's rule is `max_share=1`, safe then with some rounds of `warmup`.
-Only weights of layers are shifted: a bias, the scale of a normalisation, a class token or a positional
-table has a mean that means something. `weights` decides which tensors of a module are weights, and a
-federation hands their names to the rule as `tensors`; the rule itself only knows names. Where there are
-arrays and no module, and no `tensors`, names and shapes decide.
+Without a limit, the model collapses when nearly every upload is quantized (share near one), so the share
+is capped at `max_share`; the paper's rule is `max_share=1`, which then needs some rounds of `warmup`.
+Only weights of layers are shifted: the mean of a bias, the scale of a normalisation, a class token or a
+positional table is part of the function of the model. `weights` decides which tensors of a module are
+weights, and a federation passes their names to the rule as `tensors`. For arrays without a module and
+without `tensors`, names and shapes decide.
 
 `Shift(per="filter")` subtracts the mean of each filter instead: see `fedshift.algorithms.centring`.
 """
@@ -35,7 +35,7 @@ Share = float | Literal["uploads"]
 
 
 def layers(params: Params, tensors: Sequence[str] | None = None) -> list[str]:
-    """The tensors to shift: likely weights, or those whose names are given or match a pattern; never integers."""
+    """Names of the tensors to shift: likely weights, or floating point tensors that match a name or pattern."""
     if tensors is None:
         return likely(params)
     floats = [name for name, w in params.items() if w.is_floating_point()]
@@ -43,12 +43,12 @@ def layers(params: Params, tensors: Sequence[str] | None = None) -> list[str]:
 
 
 def mean(w: Tensor) -> Tensor:
-    """The mean of a layer, added up in float64 so that it is the same on every device to the last digit or so."""
+    """Mean of a layer, summed in float64 so that it is nearly the same on every device."""
     return w.mean(dtype=torch.float64)
 
 
 def shift(params: Params, share: float, tensors: Sequence[str] | None = None) -> Params:
-    """w - share * mean(w) for each layer; everything else as it is.
+    """w - share * mean(w) for each layer; other tensors are unchanged.
 
     >>> shift({"weight": torch.tensor([[1.0, 3.0]]), "bias": torch.tensor([5.0])}, share=0.5)
     {'weight': tensor([[0., 2.]]), 'bias': tensor([5.])}
@@ -67,16 +67,16 @@ class Shift:
 
         w_hat = w - share * min(1, t / warmup) * mean(w)      for every layer, or for every filter
 
-    `share` is a number, or "uploads" for the share of the quantized uploads, at most `max_share`; not given, it is
-    "uploads" per layer and 1 per filter. `tensors` are names or patterns of what is shifted; without them, the weights
-    of layers, of at least `FAN_IN` inputs where it is per filter. `filters` tells where the filters of a weight are;
-    without it, names and shapes do. Tensors without filters of two inputs, like biases, are never centred.
+    `share` is a number, or "uploads" for the share of the quantized uploads, at most `max_share` (default:
+    "uploads" per layer, 1 per filter). `tensors` are names or patterns of tensors to shift (default: the weights of
+    layers; per filter, those with at least `FAN_IN` inputs). `filters` are the positions of the filters in each weight
+    (default: from names and shapes). Tensors with fewer than two inputs per filter, like biases, are never centred.
     """
 
     per: Per = "layer"
     share: Share | None = None
     max_share: float = 0.5
-    warmup: int = 0  # rounds until the whole share is taken
+    warmup: int = 0  # rounds until the whole share is subtracted
     tensors: tuple[str, ...] | None = None
     filters: Mapping[str, Filters] | None = field(default=None, repr=False, hash=False)
 
@@ -94,7 +94,7 @@ class Shift:
         if self.warmup < 0:
             raise ValueError(f"Shift(warmup={self.warmup}): warmup must be 0 or more rounds")
         if self.tensors is not None and not all(isinstance(name, str) for name in self.tensors):
-            raise TypeError(f"Shift(tensors={self.tensors!r}): needs names of tensors or patterns, like 'fc*.weight'")
+            raise TypeError(f"Shift(tensors={self.tensors!r}): tensors must be names or patterns, such as 'fc*.weight'")
 
     def share_in(self, rnd: Round) -> float:
         """The share of the mean that is subtracted in a round."""
@@ -133,7 +133,7 @@ def shifted(
     tensors: Sequence[str] | None = None,
     share: Share = "uploads",
 ) -> Algorithm:
-    """The algorithm, and then the paper's shift per layer.
+    """The algorithm, followed by the paper's shift per layer.
 
     >>> from fedshift.algorithms.fedprox import fedprox
     >>> shifted(fedprox(0.01)).server.rules
@@ -144,7 +144,7 @@ def shifted(
 
 
 def centred(algorithm: Algorithm, share: Share = 1.0, tensors: Sequence[str] | None = None) -> Algorithm:
-    """The algorithm, and then filter centring.
+    """The algorithm, followed by filter centring.
 
     >>> from fedshift.algorithms.fedavg import fedavg
     >>> centred(fedavg()).server.rules[-1].share
@@ -154,7 +154,7 @@ def centred(algorithm: Algorithm, share: Share = 1.0, tensors: Sequence[str] | N
 
 
 def patterns(tensors: Sequence[str] | None) -> tuple[str, ...] | None:
-    """As a rule keeps them; one pattern may stand alone.
+    """Names or patterns as a tuple; a single string is one pattern.
 
     >>> patterns("fc*"), patterns(["a", "b"]), patterns(None)
     (('fc*',), ('a', 'b'), None)
@@ -163,16 +163,16 @@ def patterns(tensors: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def shorter(share: float, before: float | Tensor, after: float | Tensor) -> bool:
-    """Theorem 2, corrected: whether the shift makes the step from w^t to w^{t+1} the shorter one.
+    """Theorem 2, corrected: True if the shift makes the step from w^t to w^{t+1} shorter.
 
         |w^{t+1} - w^t|^2 - |w_hat^{t+1} - w^t|^2 = share P m' ((2 - share) m' - 2 m)
 
     for a layer of P weights with mean m = m^t before and m' = m^{t+1} after aggregation, so exactly
-    when (2 - share) / 2 > m / m', which the paper writes (K + S) / 2K > m^t / m^{t+1}. The same holds for every filter
+    if (2 - share) / 2 > m / m', which the paper writes (K + S) / 2K > m^t / m^{t+1}. The same holds for every filter
     with its own mean, and a layer whose filters are centred has the sum over them: `before` and `after` are then
     tensors, one mean per filter.
 
-    >>> shorter(0.5, before=1.0, after=1.3), shorter(0.5, before=1.0, after=1.4)  # the fence is at 4/3
+    >>> shorter(0.5, before=1.0, after=1.3), shorter(0.5, before=1.0, after=1.4)  # the limit is 4/3
     (False, True)
     >>> shorter(0.5, before=torch.tensor([1.0, 0.0]), after=torch.tensor([1.3, 1.0]))
     True

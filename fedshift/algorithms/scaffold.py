@@ -5,11 +5,11 @@
     server:  w = sum_k p_k w_k
              c = c + K/N * mean_k (c_i+ - c_i)
 
-`travel` is how far a unit gradient would have moved the client. The paper's steps * lr is that
-without momentum; under momentum m it is sum_j lr (1 - m^j) / (1 - m), and dividing by less makes
-controls several times too large and training collapses.
+`travel` is the distance that a unit gradient would have moved the client: steps * lr in the paper,
+without momentum; with momentum m, sum_j lr (1 - m^j) / (1 - m). Dividing by less makes controls
+several times too large, and training collapses.
 
-A worked step: one client of two (N = 2, K = 1), w_t = 1, c = 0.5, c_i = 2, gradient 3 throughout,
+Example: one client of two (N = 2, K = 1), w_t = 1, c = 0.5, c_i = 2, gradient 3 throughout,
 two steps of lr 0.1 without momentum. Each step follows 3 - 2 + 0.5 = 1.5, so w_k = 0.7;
 travel = 0.2; c_i+ = 2 - 0.5 + 0.3 / 0.2 = 3 (the gradient, as it should be); c = 0.5 + (3 - 2) / 2 = 1.
 """
@@ -29,9 +29,9 @@ from fedshift.core.types import Broadcast, Params, Round
 class Controlled:
     """SGD along grad - c_i + c.
 
-    The change of c_i depends only on what the server has, if the client works it out from its own
-    decoded upload: 'derived' sends nothing for it, and c = mean(c_i) still holds. 'sent' is the
-    authors' way: from the weights before coding, in a second upload of full precision.
+    With 'derived', the client computes the change of c_i from its decoded upload, so the server can
+    compute it too: nothing is sent for it, and c = mean(c_i) still holds. With 'sent', as in the
+    original, the change is computed from the weights before coding and sent exactly in a second upload.
     """
 
     extra: Literal["derived", "sent"] = "derived"
@@ -66,7 +66,7 @@ class Control:
 def scaffold(control: Literal["derived", "sent"] = "derived") -> Algorithm:
     """Clients follow grad - c_i + c, and c stays the mean of all c_i.
 
-    The worked step above, from which c_i+ = 3 and a change of 1 follow:
+    The example above, with c_i+ = 3 and a change of 1:
 
     >>> import torch
     >>> sent = Broadcast({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.5)})

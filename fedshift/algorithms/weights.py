@@ -1,15 +1,15 @@
 """Weights of a model: the tensors that a shift may change.
 
-A layer's weights are many numbers around a mean that carries no meaning of its own. The scale of a
-normalisation, a class token, a positional table or the magnitude of a reparametrised weight are not:
-taking out a part of their mean changes what the model computes. The number of axes does not tell them
-apart (`LayerNorm([8, 8])`, a token of shape (1, 1, 16)), the module that holds a tensor does.
+The weights of a layer are many numbers around a mean without a function. This does not apply to the scale
+of a normalisation, a class token, a positional table or the magnitude of a reparametrised weight:
+subtracting a part of their mean changes the model's output. The number of axes does not distinguish them
+(`LayerNorm([8, 8])`, a token of shape (1, 1, 16)); the module that contains a tensor does.
 
-    weights(module)     decides by the type of the module that holds each parameter
-    likely(params)      decides by names and shapes, where there is no module
+    weights(module)     decides by the type of the module that contains each parameter
+    likely(params)      decides by names and shapes, without a module
 
 A weight consists of filters, one for each output unit. `filters` and `likely_filters` find those that may be
-centred: a filter of few inputs, such as a 3x3 kernel on one channel, needs its mean and is left alone.
+centred.
 """
 
 import re
@@ -28,20 +28,20 @@ LAYERS: list[tuple[tuple[type[nn.Module], ...], re.Pattern[str]]] = [
     ((nn.RNNBase, nn.RNNCellBase), re.compile(RECURRENT)),
     ((nn.MultiheadAttention,), re.compile(PROJECTION)),
 ]
-# the mean of a factor is not the mean of the product, and an original is not the weight that is computed from it
+# the mean of a factor is not the mean of the product, and the original of a parametrization is not the weight itself
 FACTOR = re.compile(r"(^|[./_])lora|(^|[./])parametrizations[./]", re.IGNORECASE)
 LIKELY = re.compile(rf"(.*[./])?(weight|{RECURRENT}|{PROJECTION}|kernel|recurrent_kernel)")
-WORDS = re.compile(r"[./_\d]+|(?<=[a-z])(?=[A-Z])")  # between the words of a name
+WORDS = re.compile(r"[./_\d]+|(?<=[a-z])(?=[A-Z])")  # separators of the words of a name
 OTHERS = {
     *("bn", "ln", "gn", "gain", "gamma", "beta", "scale", "scales", "scaling", "magnitude", "temperature"),
     *("token", "tokens", "cls", "pos", "position", "positions", "positional", "pe", "wpe", "mask", "masks", "running"),
 }
-EMBEDDING = ("embed", "wte")  # how words in the names of embeddings begin
-FAN_IN = 32  # inputs of a filter, at least, for its mean to be taken out unasked
+EMBEDDING = ("embed", "wte")  # prefixes of words in the names of embeddings
+FAN_IN = 32  # least number of inputs of a filter that is centred by default
 
 
 class Filters(NamedTuple):
-    """Position of the filters in a weight: the axis of output units, and in how many groups inputs are connected.
+    """Position of the filters in a weight: the axis of output units, and the number of groups of a convolution.
 
     Linear, convolution, recurrent and attention layers have output units on the first axis, transposed convolutions
     on the second, `(inputs, outputs / groups, ...)`, and those of Keras on the last.
@@ -51,7 +51,7 @@ class Filters(NamedTuple):
     groups: int = 1
 
     def means(self, w: Tensor) -> Tensor:
-        """Mean of each filter, (filters,), added up in float64."""
+        """Mean of each filter, (filters,), summed in float64."""
         return self._means(self._grouped(w)).flatten()
 
     def centred(self, w: Tensor, share: float) -> Tensor:
@@ -67,7 +67,7 @@ class Filters(NamedTuple):
         return (grouped.to(wide) - (share * self._means(grouped)).to(wide)).reshape(w.shape).to(w.dtype)
 
     def fan_in(self, shape: torch.Size) -> int:
-        """Number of weights in one filter; 1 where a tensor has one axis or none."""
+        """Number of weights in one filter; 1 for a tensor of one axis or none."""
         if not shape.numel() or len(shape) < 2:
             return min(shape.numel(), 1)
         return shape.numel() // (shape[self.axis] * self.groups)
@@ -85,7 +85,7 @@ class Filters(NamedTuple):
 def weights(module: nn.Module) -> list[str]:
     """Names of the trained weights of linear, convolution, recurrent, bilinear, embedding and attention layers.
 
-    Subclasses of these layers count. Left out are parameters that the module holds itself, frozen and
+    Subclasses of these layers count. Left out are direct parameters of the module, frozen and
     reparametrised ones, low-rank adapters, and weights of a single value. A shared tensor has the name under which
     `named_parameters` lists it.
 
@@ -103,8 +103,8 @@ def all_names(module: nn.Module) -> list[str]:
 def filters(module: nn.Module) -> dict[str, Filters]:
     """Position of the filters in each weight, by all its names.
 
-    Embeddings have a row per symbol and no filters. A weight that an embedding shares, or that layers of different
-    kinds share such that their filters are on different axes, is left out too.
+    Embeddings have one row per symbol and no filters. Weights that are shared with an embedding, or between layers
+    whose filters are on different axes, are left out too.
 
     >>> filters(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 6, 3, groups=2), nn.Embedding(5, 8)))
     {'0.weight': Filters(axis=0, groups=1), '1.weight': Filters(axis=1, groups=2)}
@@ -121,27 +121,27 @@ def _filters_of(part: nn.Module) -> Filters | None:
 
 
 def _among(module: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, list[nn.Module]]:
-    """The weights among named parameters, and the layers that hold each."""
-    held, factors = dict[int, list[nn.Module]](), set[int]()  # by identity: a tensor may have several names
+    """The weights among named parameters, and the layers that contain each."""
+    owners, factors = dict[int, list[nn.Module]](), set[int]()  # by identity: a tensor may have several names
     for path, part in module.named_modules(remove_duplicate=False):
         for name, p in part.named_parameters(recurse=False):
             if FACTOR.search(f"{path}.{name}"):
                 factors.add(id(p))
             elif any(isinstance(part, kinds) and pattern.fullmatch(name) for kinds, pattern in LAYERS):
-                held.setdefault(id(p), []).append(part)
+                owners.setdefault(id(p), []).append(part)
     return {
-        name: held[id(p)]
+        name: owners[id(p)]
         for name, p in named
-        if id(p) in held.keys() - factors and p.requires_grad and p.is_floating_point() and p.numel() > 1
+        if id(p) in owners.keys() - factors and p.requires_grad and p.is_floating_point() and p.numel() > 1
     }
 
 
 def likely(params: Params) -> list[str]:
-    """Names of tensors that are weights as far as names and shapes tell.
+    """Names of tensors that are probably weights, judged by names and shapes.
 
-    Their names end like those of weights, and no word in them is one of a normalisation, a scale, a token, a position,
-    a mask or an adapter; a `weight` with a `bias` of its own shape belongs to a normalisation. Where all names are
-    numbers, as of a list of arrays, shapes decide: two rows and two columns or more.
+    Their names end like those of weights, and no word in them denotes a normalisation, a scale, a token, a position,
+    a mask or an adapter; a `weight` with a `bias` of the same shape belongs to a normalisation. If all names are
+    numbers, as in a list of arrays, shapes decide: at least two rows and two columns.
 
     >>> import torch
     >>> w = torch.ones(3, 4)
@@ -172,12 +172,12 @@ def _elementwise(name: str, w: Tensor, params: Params) -> bool:
 
 
 def likely_filters(params: Params) -> dict[str, Filters]:
-    """Position of the filters in each likely weight, as far as names and shapes tell; embeddings are left out.
+    """Position of the filters in each likely weight, judged by names and shapes; embeddings are left out.
 
     Output units are on the first axis of a `weight` and on the last of a `kernel`; in a list of arrays, on the axis
     that fits the lengths of more biases. A bias that fits only the axis beside it belongs to a transposed convolution,
-    or to a linear layer that keeps its matrix transposed. Left out are also weights with the values of an embedding,
-    which share its tensor, and weights whose output units take several axes, like the queries of Keras' attention.
+    or to a linear layer that stores its matrix transposed. Also left out are weights with the values of an embedding,
+    which share its tensor, and weights whose output units have several axes, like the queries of attention in Keras.
 
     >>> w, up = torch.ones(3, 4), torch.ones(6, 3, 2, 2)
     >>> likely_filters({"fc.weight": w, "fc.bias": torch.ones(3), "up.weight": up, "up.bias": torch.ones(3)})
@@ -210,7 +210,7 @@ def _one_of(w: Tensor, tables: list[Tensor]) -> bool:
 
 
 def _bias_name(name: str) -> str:
-    """Name of the bias that belongs to a weight; in a list, the place of the array that follows it."""
+    """Name of the bias of a weight; in a list, the index of the array that follows it."""
     return str(int(name) + 1) if name.isdigit() else re.sub("(weight|kernel)$", "bias", name)
 
 
@@ -220,14 +220,14 @@ def _bias(name: str, params: Params) -> Tensor | None:
 
 
 def _position(name: str, w: Tensor, bias: Tensor | None, turned: bool) -> Filters:
-    """`turned`: most biases fit the last axes of their weights."""
+    """Position of the filters in one weight; `turned`: most biases fit the last axes of their weights."""
     last = turned if name.isdigit() else name.endswith("kernel")
     axis, other = (-1, -2) if last else (0, 1)
     groups, rest = divmod(0 if bias is None else len(bias), w.shape[other])
     if bias is None or not groups or rest:
         return Filters(axis)
     fits = len(bias) == w.shape[axis]
-    if w.ndim == 2:  # in a list, what follows a weight may belong to the next layer
+    if w.ndim == 2:  # in a list, the array after a weight may belong to the next layer
         beside = groups == 1 and not name.isdigit() and (not fits or (turned and not last))
     else:
         beside = not fits and w.shape[axis] % groups == 0 and (groups == 1 or not last)

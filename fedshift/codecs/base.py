@@ -1,9 +1,9 @@
-"""The contracts of a codec, and how a tensor becomes rows.
+"""Contracts of codecs: quantizers, coders and groups.
 
     tensor --groups--> rows of numbers --quantizer--> rows of codes + side --coder--> bytes
 
-A quantizer turns each row into small integers plus what it takes to undo that (`side`: a range, a
-codebook). A coder turns the codes of one tensor into bytes, exactly. Groups say what shares a side.
+A quantizer turns each row into small integers and side data that a decoder needs (a range, a
+codebook). A coder turns the codes of one tensor into bytes, without loss. Groups define the rows.
 """
 
 import math
@@ -19,11 +19,11 @@ from torch import Tensor
 from fedshift.codecs.bitpack import BitPack
 from fedshift.core import rng
 
-Side = Tensor  # float32 (rows, width): what one row needs beside its codes
+Side = Tensor  # float32 (rows, width): data that a decoder needs in addition to the codes
 Shape = Sequence[int]
-NOT_FINITE = "holds NaN or infinity, which cannot be quantized"
-LANES = 64  # counters per code that a GPU counts with
-CHUNK = 1 << 17  # values worked on at a time on a CPU: a chunk and its temporaries stay in the L2 cache
+NOT_FINITE = "contains NaN or infinity, which cannot be quantized"
+LANES = 64  # counters per code on a GPU
+CHUNK = 1 << 17  # values processed at a time on a CPU: a chunk and its temporaries stay in the L2 cache
 
 
 class Quantizer(Protocol):
@@ -31,14 +31,14 @@ class Quantizer(Protocol):
 
     @property
     def bits(self) -> int:
-        """Bits a value; above 8, a value's codes are its bits / 8 bytes."""
+        """Bits per value; above 8, the codes of a value are its bits / 8 bytes."""
 
     @property
     def lossy(self) -> bool: ...
 
     @property
     def random(self) -> bool:
-        """Whether it needs a key."""
+        """True if the quantizer needs a key."""
 
     def width(self, n: int) -> int:
         """Numbers of side data for a row of n values."""
@@ -52,7 +52,7 @@ class Quantizer(Protocol):
 
 @dataclass(frozen=True)
 class Lookup(ABC):
-    """A quantizer of 1 to 8 bits that decodes by table: code q of row r means table[r, q]."""
+    """A quantizer of 1 to 8 bits that decodes with a table: code q of row r represents table[r, q]."""
 
     bits: int
     random = False
@@ -80,13 +80,13 @@ class Lookup(ABC):
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]: ...
 
     def reach(self, side: Side, highest: int) -> float:
-        """The largest magnitude that codes up to `highest` may stand for; NaN if the side data hold NaN."""
+        """Largest magnitude that codes up to `highest` can represent; NaN if the side data contain NaN."""
         return max(map(abs, ends(side)), key=lambda end: (math.isnan(end), end))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
-        """out[r, i] = table[r, codes[r, i]], with the table of each row made when it is needed.
+        """out[r, i] = table[r, codes[r, i]], where tables are computed chunk by chunk.
 
-        A table of more entries than the row has values must not be made: it would cost more than the row.
+        Subclasses must not compute a table with more entries than the row has values: it would cost more than the row.
         """
         out = torch.empty(codes.shape, device=codes.device)
         for r, c in chunks(codes):
@@ -99,37 +99,37 @@ class Lookup(ABC):
 
 
 class Coder(Protocol):
-    """The codes of one tensor <-> bytes, exactly."""
+    """The codes of one tensor <-> bytes, without loss."""
 
     def encode(self, codes: Tensor, bits: int) -> bytes:
         """codes uint8 (n,), each below 2^bits."""
 
     def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
-        """The n codes; ValueError when data cannot be the encoding of n codes."""
+        """Return the n codes; raise ValueError if data cannot be the encoding of n codes."""
 
     def size(self, n: int, bits: int) -> int | None:
-        """len(encode(...)) for any n codes, None where it depends on the codes."""
+        """len(encode(...)) for any n codes, or None if it depends on the codes."""
 
     def most(self, n: int, bits: int) -> int:
-        """An upper bound on len(encode(...)) for any n codes: more bytes are not the encoding of n codes."""
+        """Upper bound on len(encode(...)) for any n codes."""
 
     def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
-        """Expected len(encode(...)) of codes of which code q occurs counts[..., q] times; None where counts do not say.
+        """Expected len(encode(...)) of codes with counts[..., q] occurrences of code q; None if unknown.
 
-        counts (..., 2^bits) of any integer type, on any device -> float64 (...) on that device, without waiting for it.
+        counts (..., 2^bits) of any integer type -> float64 (...) on the device of counts, without synchronization.
         """
 
 
 class Groups(Protocol):
-    """Which values share one side."""
+    """Values that share side data."""
 
     def segments(self, shape: Shape) -> list[tuple[int, int]]:
-        """The tensor, flattened, as consecutive matrices (rows, n); none when it is empty."""
+        """Consecutive matrices (rows, n) of the flattened tensor; [] for an empty tensor."""
 
 
 @dataclass(frozen=True)
 class PerTensor:
-    """One row a tensor, as in the paper.
+    """One row per tensor, as in the paper.
 
     >>> PerTensor().segments((64, 3, 5, 5))
     [(1, 4800)]
@@ -141,7 +141,7 @@ class PerTensor:
 
 @dataclass(frozen=True)
 class PerChannel:
-    """One row for each index of the first axis: an output channel, a neuron.
+    """One row per index of the first axis: an output channel, a neuron.
 
     >>> PerChannel().segments((64, 3, 5, 5))
     [(64, 75)]
@@ -153,7 +153,7 @@ class PerChannel:
 
 @dataclass(frozen=True)
 class PerBlock:
-    """One row for each n consecutive values; the last row may be shorter.
+    """One row per n consecutive values; the last row may be shorter.
 
     >>> PerBlock(4).segments((3, 3))
     [(2, 4), (1, 1)]
@@ -176,9 +176,9 @@ def _matrices(*segments: tuple[int, int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Codec:
-    """How tensors travel: `Codec(KMeans(4))` is the paper's 4-bit upload.
+    """Quantizer, coder and groups: `Codec(KMeans(4))` is the paper's 4-bit upload.
 
-    Tensors with fewer than `min_axes` axes (biases, norms) and integer tensors travel exactly,
+    Tensors with fewer than `min_axes` axes (biases, norms) and integer tensors are sent exactly,
     unless `min_axes` is lowered or `integers` is set.
 
     >>> from fedshift import Codec, KMeans
@@ -194,11 +194,11 @@ class Codec:
     integers: bool = False
 
     def covers(self, x: Tensor) -> bool:
-        """Whether x is quantized rather than sent exactly."""
+        """True if x is quantized rather than sent exactly."""
         return x.ndim >= self.min_axes and (self.integers or x.is_floating_point())
 
     def encode(self, x: Tensor, key: Tensor | None = None) -> list[tuple[Tensor, Side]]:
-        """K stacked tensors (K, *shape) -> codes (K * rows, n) and side of every segment; key int64 (K,)."""
+        """K stacked tensors (K, *shape) -> codes (K * rows, n) and side data of each segment; key int64 (K,)."""
         stack = x.shape[0]
         flat = x.detach().reshape(stack, -1).float()
         parts, start, first = [], 0, 0
@@ -211,7 +211,7 @@ class Codec:
         return parts
 
     def decode(self, parts: list[tuple[Tensor, Side]], stack: int, shape: Shape) -> Tensor:
-        """What `encode` took, less what the quantizer lost: float32 (K, *shape)."""
+        """Codes and side data of each segment -> decoded values, float32 (K, *shape)."""
         flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in parts]
         return (torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)).reshape(stack, *shape)
 
@@ -219,7 +219,7 @@ class Codec:
 def counts(codes: Sequence[Tensor], stack: int, bits: int) -> Tensor:
     """Occurrences of each code in each of K stacked tensors, from the codes (K * rows, n) of every segment.
 
-    Returns int64 (K, 2^bits) on the device of the codes, without waiting for it.
+    Returns int64 (K, 2^bits) on the device of the codes, without synchronization.
 
     >>> counts([torch.tensor([[0, 3, 3], [1, 1, 1]], dtype=torch.uint8)], stack=2, bits=2)
     tensor([[1, 0, 0, 2],
@@ -231,27 +231,27 @@ def counts(codes: Sequence[Tensor], stack: int, bits: int) -> Tensor:
         rows = part.reshape(stack, -1)
         if rows.device.type == "cpu":
             total += torch.stack([torch.bincount(row, minlength=levels) for row in rows])
-        else:  # torch.bincount would wait for the device
+        else:  # torch.bincount would synchronize with the device
             total += counts_by_lanes(rows, levels)
     return total
 
 
 def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
-    """Occurrences of each code in each row, uint8 (K, n) -> int64 (K, levels), in whole numbers without waiting.
+    """Occurrences of each code in each row, uint8 (K, n) -> int64 (K, levels), without synchronization.
 
-    Each lane has counters of its own, so that neighbouring threads of a GPU do not wait for one another.
+    Each lane has separate counters, so that neighbouring threads of a GPU do not wait for one another.
     """
     stack, n = rows.shape
     lane = torch.arange(n, dtype=torch.int32, device=rows.device) % LANES
     first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
     slot = rows.int().mul_(LANES).add_(lane).add_(first)
-    one = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
-    found = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
-    return found.index_add_(0, slot.flatten(), one).view(stack, levels, LANES).sum(2)
+    ones = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
+    counters = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
+    return counters.index_add_(0, slot.flatten(), ones).view(stack, levels, LANES).sum(2)
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """x (rows, n) in pieces of about CHUNK values; one piece on a GPU, which needs no cache blocking."""
+    """Slices of x (rows, n) with about CHUNK values each; on a GPU, which needs no cache blocking, one slice."""
     rows, n = x.shape
     if x.device.type != "cpu":
         yield slice(0, rows), slice(0, n)
@@ -264,7 +264,7 @@ def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:
 
 @contextmanager
 def any_order() -> Iterator[None]:
-    """Allow operations that add in any order, for integers, and scans along rows, which torch does not vouch for."""
+    """Allow operations that torch does not list as deterministic: sums of integers, and scans along rows."""
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     try:
@@ -274,11 +274,11 @@ def any_order() -> Iterator[None]:
 
 
 def finite(x: Tensor) -> bool:
-    """Whether x holds neither NaN nor infinity: its ends show both, and are found in one pass."""
+    """True if x contains neither NaN nor infinity: minimum and maximum, found in one pass, show both."""
     return not x.numel() or all(math.isfinite(end) for end in ends(x))
 
 
 def ends(x: Tensor) -> tuple[float, float]:
-    """The least and the largest value, both NaN where there is one."""
+    """Minimum and maximum, both NaN if x contains NaN."""
     low, high = torch.aminmax(x)
     return float(low), float(high)

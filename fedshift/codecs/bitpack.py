@@ -1,7 +1,7 @@
-"""True sub-byte packing for every width from 1 to 8.
+"""Packing of codes of 1 to 8 bits.
 
 Code i takes bits i * b .. i * b + b - 1 of a little-endian bit stream, least significant first, so
-eight codes take b bytes. Eight codes in a 64-bit word, one a byte, fold together in three steps:
+eight codes take b bytes. Eight codes in a 64-bit word, one per byte, are packed in three steps:
 
     ....dddd....cccc....bbbb....aaaa  ->  ........ddddcccc........bbbbaaaa  ->  ddddccccbbbbaaaa
 """
@@ -17,12 +17,12 @@ from torch import Tensor
 
 Words = NDArray[np.uint64]
 
-WORDS = 1 << 13  # packed at a time, so that they stay in the cache
+WORDS = 1 << 13  # words packed at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True)
 class BitPack:
-    """bits bits a code, no more: ceil(n * bits / 8) bytes.
+    """Exactly `bits` bits per code: ceil(n * bits / 8) bytes.
 
     >>> BitPack().encode(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8), bits=4).hex(" ")
     '21 43 05'
@@ -43,7 +43,7 @@ class BitPack:
 
     def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
         if len(data) != self.size(n, bits):
-            raise ValueError(f"{len(data)} bytes where {n} codes of {bits} bits take {self.size(n, bits)}")
+            raise ValueError(f"{len(data)} bytes instead of {self.size(n, bits)} for {n} codes of {bits} bits")
         codes = unpack(np.frombuffer(data, np.uint8), bits)
         if codes[n:].any():
             raise ValueError("the bits after the last code are not zero")
@@ -60,9 +60,9 @@ class BitPack:
 
 
 def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:
-    """For each fold: how far the upper half of each pair of lanes moves, and the two halves' masks."""
+    """For each step: the distance by which the upper half of each pair of lanes moves, and the masks of both halves."""
     steps = []
-    for codes in (1, 2, 4):  # codes a lane already holds
+    for codes in (1, 2, 4):  # codes that a lane contains so far
         lane = 8 * codes
         ones = (1 << (bits * codes)) - 1
         low = sum(ones << at for at in range(0, 64, 2 * lane))
@@ -77,7 +77,7 @@ def _fold(words: Words, bits: int) -> Words:
 
 
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """One code a byte, for whole groups of eight codes; missing bytes at the end count as zero."""
+    """Packed bytes -> one code per byte, in groups of eight codes; missing bytes at the end count as zero."""
     if bits == 8:
         return packed.copy()
     groups = -(-len(packed) // bits)
@@ -93,9 +93,10 @@ def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
-    """Packed bytes -> values, table[code], for whole groups of eight codes of one row; good until the next call.
+    """Function from packed bytes to values, table[code], for whole groups of eight codes of one row.
 
-    A byte of 1-, 2- or 4-bit codes holds 8, 4 or 2 values: those are looked up together.
+    Its result is valid until the next call. The 8, 4 or 2 values of a byte of 1-, 2- or 4-bit codes are looked up
+    together.
     """
     table = torch.cat([table, table.new_zeros(2**bits - len(table))])
     if bits in (1, 2, 4):
@@ -104,7 +105,7 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
         table = table.view(torch.float64).flatten()
     index, values = torch.empty(0, dtype=torch.int32), table.new_empty(0)
 
-    def read(packed: NDArray[np.uint8]) -> Tensor:
+    def look_up(packed: NDArray[np.uint8]) -> Tensor:
         nonlocal index, values
         codes = unpack(packed, bits) if 8 % bits else packed
         if len(index) != len(codes):
@@ -113,10 +114,10 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
         index.numpy()[:] = codes
         return torch.index_select(table, 0, index, out=values).view(torch.float32).flatten()
 
-    return read
+    return look_up
 
 
 @cache
 def _codes_of_bytes(bits: int) -> Tensor:
-    """The codes that each of the 256 bytes holds: int64 (256, 8 / bits)."""
+    """Codes in each of the 256 bytes: int64 (256, 8 / bits)."""
     return torch.from_numpy(unpack(np.arange(256, dtype=np.uint8), bits).reshape(256, 8 // bits)).long()

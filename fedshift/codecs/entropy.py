@@ -1,9 +1,9 @@
 """Coders that spend fewer bits on frequent codes.
 
-What they look at matters. Codes of 3, 5, 6 or 7 bits stay one a byte: packing would smear them over
-byte borders and hide the very statistics a coder lives on (5 bit: zstd reaches 3.9 bits a code, 4.7
-after packing). Codes of 1, 2 or 4 bits are packed first: a byte of them is a symbol of its own, and
-zstd, which spends no less than one bit a symbol, gets nearer to their entropy (4 bit: 2.4, not 3.0).
+Zstandard compresses codes of 3, 5, 6 or 7 bits as one byte each: packing would spread them over byte
+boundaries and hide their frequencies (5 bits: 3.9 bits per code, 4.7 after packing). Codes of 1, 2 or 4
+bits are packed first: a byte of them is one symbol, and zstd, which spends at least one bit per symbol,
+comes closer to their entropy (4 bits: 2.4 bits per code instead of 3.0).
 """
 
 import math
@@ -21,22 +21,22 @@ from fedshift.codecs.bitpack import BitPack
 
 Counts = NDArray[np.int64]
 
-# A block of Zstandard may bring decoding tables of its own, which cost more than a few bytes do. Its encoder makes
-# a block of up to 128 KB, or at most 196 of it: one for 668 bytes.
+# A block of Zstandard can contain decoding tables, which take more time than a few bytes of content. The encoder
+# writes blocks of up to 128 KB, and divides each into at most 196: one per 668 bytes.
 LEAST_BLOCK = 512
-RLE, RESERVED = 1, 3  # kinds of blocks
+RLE, RESERVED = 1, 3  # types of blocks
 
 PACKED, PLAIN, GAPS = 0, 1, 2  # the first byte of a range-coded tensor
 WHOLE = 1 << 24  # sum of the frequencies of a model, and the coder's state before the first symbol
-LONGEST = 63  # digits of a gap: 0..62 end it, 63 stands for 63 codes and continues it
-DENSEST = 3  # codes for each digit, at least, for gaps to be coded: with more digits, plain codes are quicker
+LONGEST = 63  # digits of a gap: 0..62 end it, 63 adds 63 codes and continues it
+DENSEST = 3  # least number of codes per digit for gaps to be coded: with more digits, plain codes are faster
 SKIP = 32  # bytes of the table below this skip codes, the others are frequencies
-PAIRS = 1 << 18  # from here on, codes are counted in pairs: fewer steps, but a table of 65,536
+PAIRS = 1 << 18  # number of codes from which they are counted in pairs: fewer steps, but a table of 65,536
 
 
 @dataclass(frozen=True)
 class Zstd:
-    """Zstandard, levels 1 to 22: quick both ways, 20 to 40 % off uniform codes, little off K-means codes.
+    """Zstandard, levels 1 to 22: fast in both directions, saves 20 to 40 % of uniform codes, little of K-means codes.
 
     >>> codes = torch.zeros(1000, dtype=torch.uint8)
     >>> len(Zstd().encode(codes, bits=4)) < 30
@@ -55,11 +55,11 @@ class Zstd:
 
     def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
         try:
-            # The size is checked first, because zstd allocates whatever a frame claims to hold.
+            # The size is checked first, because zstd allocates the size that a frame declares.
             width = bits if 8 % bits == 0 else 8
-            claimed, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, width)
-            if claimed != expected:
-                raise ValueError(f"a zstd frame of {claimed} bytes where {expected} are expected")
+            declared, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, width)
+            if declared != expected:
+                raise ValueError(f"a zstd frame of {declared} bytes instead of {expected}")
             _check_blocks(memoryview(data), 1 + expected // LEAST_BLOCK)
             whole = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
                 data, max_output_size=expected, allow_extra_data=False
@@ -72,7 +72,7 @@ class Zstd:
         return None
 
     def most(self, n: int, bits: int) -> int:
-        """ZSTD_COMPRESSBOUND of its content."""
+        """ZSTD_COMPRESSBOUND of the content."""
         content = BitPack().size(n, bits if 8 % bits == 0 else 8)
         return content + (content >> 8) + (max(0, (128 << 10) - content) >> 11)
 
@@ -84,8 +84,8 @@ class Zstd:
 class Range:
     """Range coder (rANS) with the frequencies of the codes: within 1 % of their entropy, fastest at low rates.
 
-    Its time is proportional to the number of symbols. Where one code is frequent, the symbols are the gaps between
-    the other codes, and the other codes: at 0.2 bits per code, one symbol for twenty codes. Gaps are geometric,
+    The time is proportional to the number of symbols. If one code is frequent, the symbols are the gaps between
+    the other codes, and the other codes: at 0.2 bits per code, one symbol per twenty codes. Gaps are geometric,
     P(gap = k) = p^k (1 - p) with p the share of the frequent code, so they need no table, and together with the other
     codes they take the entropy of the codes. Codes that would not become shorter are packed. Format: docs/wire.md.
 
@@ -128,11 +128,11 @@ class Range:
     def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
         data = memoryview(data)
         if not len(data):
-            raise ValueError("no bytes where range-coded codes are expected")
+            raise ValueError("range-coded codes are missing: the buffer is empty")
         if data[0] == PACKED:
             return BitPack().decode(data[1:], n, bits)
         if data[0] > GAPS or not n:
-            raise ValueError(f"{n} range-coded codes of kind {data[0]}; 0 is known, and where there are codes 1 and 2")
+            raise ValueError(f"kind {data[0]} of {n} range-coded codes; known are 0, 1 and 2, and only 0 without codes")
         levels, at = _read_table(data, bits)
         table = data[1:at]
         used = np.flatnonzero(levels)
@@ -141,27 +141,29 @@ class Range:
         if data[0] == GAPS:
             digits, at = _read_varint(data, at)
         if DENSEST * digits > n or (len(used) == 1 and (digits or data[0] == PLAIN)):
-            raise ValueError(f"{digits} digits of gaps for {n} codes with {len(used)} in use, which no encoder writes")
+            raise ValueError(
+                f"{digits} digits of gaps for {n} codes, {len(used)} of them distinct, which no encoder writes"
+            )
         if len(data) == at or data[-1] == 0:
-            raise ValueError("the range coder's state is missing or has zeros at its end")
+            raise ValueError("the range coder's state is missing or ends with zero bytes")
         words = np.frombuffer(bytes(data[at:]) + bytes((at - len(data)) % 4), "<u4").astype(np.uint32)
         stack = constriction.stream.stack.AnsCoder(words)
         codes = _read_plain(stack, n, used, shares) if data[0] == PLAIN else _read_gaps(stack, digits, n, used, shares)
         if stack.get_compressed().tolist() != [WHOLE]:
             raise ValueError("the range coder's state does not end with the last code")
         if _table(_levels(_count(codes, bits))) != table:
-            raise ValueError("the range coder's frequencies are not those of its codes")
+            raise ValueError("the range coder's frequencies do not match its codes")
         return torch.from_numpy(codes)
 
     def size(self, n: int, bits: int) -> None:
         return None
 
     def most(self, n: int, bits: int) -> int:
-        """The codes as packed bits, and the byte that says so."""
+        """Packed codes, and one byte for their kind."""
         return 1 + BitPack().size(n, bits)
 
     def estimate(self, counts: Tensor, bits: int) -> Tensor:
-        """1 + table + sum_q counts_q log2(1 / share_q) / 8 + 3.5, or the packed codes where these are fewer bytes.
+        """1 + table + sum_q counts_q log2(1 / share_q) / 8 + 3.5, or the packed codes if these take fewer bytes.
 
         The state begins at three bytes, and its last byte is half full on average. With gaps, their number takes one
         to four bytes, and the codes after the last of them, log2(e) bits on average, take none. Within 1 % for 10,000
@@ -180,26 +182,26 @@ class Range:
         gaps = torch.where(DENSEST * digits > n, 0, length - 1 / (8 * math.log(2)))
         coded = 1 + table + gaps + 3.5 + spent / 8
         packed = BitPack().estimate(counts, bits)
-        return 1 + torch.where(coded <= packed, coded - 1, packed)  # NaN, where there are no codes, is not less
+        return 1 + torch.where(coded <= packed, coded - 1, packed)  # NaN, without codes, is not less
 
 
 def _check_blocks(data: memoryview, most: int) -> None:
-    """Refuse a Zstandard frame of more blocks than its encoder makes, by their headers alone."""
+    """Refuse a Zstandard frame with more blocks than an encoder writes; only headers of blocks are read."""
     at = zstandard.frame_header_size(data)
     for _ in range(most):
         head = int.from_bytes(data[at : at + 3], "little")
         last, kind, size = head & 1, head >> 1 & 3, head >> 3
         at += 3 + (1 if kind == RLE else size)
         if kind == RESERVED or at > len(data):
-            raise ValueError("a zstd block runs beyond its frame or is of no known kind")
+            raise ValueError("a zstd block extends beyond its frame or has an unknown type")
         if last:
             return
-    raise ValueError(f"a zstd frame of more than {most} blocks, which no encoder makes")
+    raise ValueError(f"a zstd frame of more than {most} blocks, which no encoder writes")
 
 
 def _below(codes: Tensor, bits: int) -> Tensor:
     if len(codes) and (highest := int(codes.max())) >= 1 << bits:
-        raise ValueError(f"code {highest} does not fit {bits} bits")
+        raise ValueError(f"code {highest} does not fit in {bits} bits")
     return codes
 
 
@@ -212,7 +214,7 @@ def _count(symbols: NDArray[np.uint8], bits: int) -> Counts:
         pairs = np.bincount(np.ascontiguousarray(symbols[:even]).view(np.uint16), minlength=1 << 16).reshape(256, 256)
         counts = pairs.sum(0) + pairs.sum(1) + np.bincount(symbols[even:], minlength=256)
     if counts[1 << bits :].any():
-        raise ValueError(f"code {np.flatnonzero(counts)[-1]} does not fit {bits} bits")
+        raise ValueError(f"code {np.flatnonzero(counts)[-1]} does not fit in {bits} bits")
     return counts[: 1 << bits]
 
 
@@ -225,7 +227,7 @@ def _levels(counts: Counts) -> Counts:
 
 
 def _frequency(levels: Counts) -> Counts:
-    """The counts that levels stand for."""
+    """Counts that levels represent."""
     return np.where(levels < 8, levels, (8 + levels % 8) << np.maximum(levels // 8 - 1, 0))
 
 
@@ -254,7 +256,7 @@ def _read_table(data: memoryview, bits: int) -> tuple[Counts, int]:
         if code >= len(levels):
             break
     if code != len(levels) or not levels.any():
-        raise ValueError(f"the range coder's table is not one of frequencies of {len(levels)} codes")
+        raise ValueError(f"the range coder's table does not contain frequencies of {len(levels)} codes")
     return levels, at
 
 
@@ -276,11 +278,11 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
             if not byte and i:
                 break
             return number, at + i + 1
-    raise ValueError("the range coder's number of gaps is cut short or not in its shortest form")
+    raise ValueError("the range coder's number of digits is truncated or not in its shortest form")
 
 
 def _gaps(symbols: NDArray[np.uint8], frequent: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
-    """Positions of the other codes, and the digits of the gaps before them; None where plain codes are faster."""
+    """Positions of the other codes, and the digits of the gaps before them; None if plain codes are faster."""
     n = len(symbols)
     if DENSEST * (n - count) > n:
         return None
@@ -296,7 +298,7 @@ def _gaps(symbols: NDArray[np.uint8], frequent: int, count: int) -> tuple[NDArra
 
 
 def _ranks(symbols: NDArray[np.uint8], used: Counts) -> NDArray[np.int32]:
-    """Codes as indices into those in use."""
+    """Indices of codes among those in use."""
     ranks = np.zeros(256, np.int32)
     ranks[used] = np.arange(len(used))
     # no index is out of bounds; "clip" skips the check
@@ -335,11 +337,11 @@ def _read_gaps(stack: Any, digits: int, n: int, used: Counts, shares: Counts) ->
     codes = np.full(n, used[top], np.uint8)
     if not digits:
         return codes
-    read = stack.decode(_model(_geometric(shares, top)), digits)
-    ends = read < LONGEST
-    where = np.cumsum(read + ends, dtype=np.int64)
+    decoded = stack.decode(_model(_geometric(shares, top)), digits)
+    ends = decoded < LONGEST
+    where = np.cumsum(decoded + ends, dtype=np.int64)
     if not ends[-1] or where[-1] > n:
-        raise ValueError("the range coder's gaps go beyond the last code")
+        raise ValueError("the range coder's gaps extend beyond the last code")
     where = where[ends] - 1
     others, rest = np.delete(used, top).astype(np.uint8), np.delete(shares, top)
     values = stack.decode(_model(_scaled(rest)), len(where)) if len(rest) > 1 else np.zeros(len(where), np.int32)

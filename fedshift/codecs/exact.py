@@ -1,4 +1,4 @@
-"""No quantizer, and half of one: the values themselves, or the values in 16 bits."""
+"""Exact values, and casts to 16 bits."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ from fedshift.codecs.base import Side, finite
 
 @dataclass(frozen=True)
 class Identity:
-    """The values as they are.
+    """Exact values: codes are the bytes of the values.
 
     >>> codes, side = Identity().encode(torch.tensor([[1.0, 2.0]]))
     >>> codes.shape, Identity().decode(codes, side).tolist()
@@ -33,7 +33,7 @@ class Identity:
 
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         if not finite(x):
-            raise ValueError("holds NaN or infinity")
+            raise ValueError("contains NaN or infinity")
         return _bytes(x)
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
@@ -42,7 +42,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Cast:
-    """The values in a shorter float: float16 (11 significant bits, up to 65,504) or bfloat16 (8, up to 3.38e38).
+    """Cast to a 16-bit float: float16 (11 significant bits, up to 65,504) or bfloat16 (8, up to 3.38e38).
 
     >>> Cast("bfloat16").decode(*Cast("bfloat16").encode(torch.tensor([[1.0, 3.14159]]))).tolist()
     [[1.0, 3.140625]]
@@ -73,7 +73,7 @@ class Cast:
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
         short = x.to(self.dtype)
         if not finite(short):
-            raise ValueError(f"holds NaN, infinity or a value too large for {self.to}")
+            raise ValueError(f"contains NaN, infinity or a value too large for {self.to}")
         return _bytes(short)
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:

@@ -1,9 +1,9 @@
 """The paper's non-uniform quantizer (its Algorithm 1): a codebook of 2^bits means, and indices.
 
-A long row is counted into bins first. The means are found on the bins that hold something, some
-ten thousand, and a table from bin to code then assigns every value. A short row, and one too
-narrow for the bins, is sorted instead. This is done row after row, or, with the same result, for all
-rows at once: `many`.
+A long row is first counted into bins. The means are computed from the nonempty bins, about ten
+thousand, and a table from bin to code then assigns every value. A short row, and one whose range is too
+narrow for the bins, is sorted instead. Rows are encoded one after another or, with the same result, all
+at once: `many`.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from fedshift.core import rng
 
 Singles = NDArray[np.float32]
 
-SHORT = 8192  # values below which sorting a row beats counting it
-MANY, SMALL = 16, 2048  # on a CPU, rows of so few values and codes are encoded together if there are many
+SHORT = 8192  # number of values below which sorting a row is faster than counting it
+MANY, SMALL = 16, 2048  # on a CPU, MANY or more rows with at most SMALL values and codes are encoded at once
 
 
 @dataclass(frozen=True)
 class KMeans(Lookup):
     """Means of the row's values, and for each value the index of its mean; up to 2^bits distinct values are exact.
 
-    By default values that lie near the border of two codes, under 1 %, may get the neighbouring one;
-    `exact=True` gives every value its nearest mean.
+    By default, values close to the border of two codes, less than 1 %, may get the neighbouring code;
+    `exact=True` assigns every value its nearest mean.
 
-    `random=True` rounds at random to one of the two neighbouring codes, up with probability equal to the part of the
-    way passed, with draws from the keys, one for each row. The first and the last code are then the least and the
-    largest value, so that E[DeQ(Q(w))] = w for every value.
+    `random=True` rounds at random to one of the two neighbouring codes, up with a probability equal to the fraction of
+    the distance, with draws from the keys, one per row. The first and the last code are then the minimum and the
+    maximum, so that E[DeQ(Q(w))] = w for every value.
 
     >>> codes, side = KMeans(1).encode(torch.tensor([[0.0, 1.0, 10.0, 12.0]]))
     >>> codes.tolist(), side.tolist()
@@ -71,7 +71,7 @@ class KMeans(Lookup):
         return codes, side
 
     def _together(self, x: Tensor) -> bool:
-        """Whether all rows at once take less time: on a GPU, and for many short rows with few codes."""
+        """True if encoding all rows at once is faster: on a GPU, and for many short rows with few codes."""
         rows, n = x.shape
         return x.is_cuda or (x.device.type == "cpu" and rows >= MANY and n + 16 * self.levels(n) <= SMALL)
 
@@ -79,7 +79,7 @@ class KMeans(Lookup):
         return side
 
     def _sorted(self, row: Tensor, codes: Tensor) -> Singles:
-        """Fills in the codes and returns the codebook."""
+        """Write the codes and return the codebook."""
         values = row.cpu().numpy()
         v = np.sort(values).astype(np.float64) + 0.0  # no negative zero
         if not np.isfinite(v[[0, -1]]).all():  # NaN sorts last
@@ -92,14 +92,14 @@ class KMeans(Lookup):
         return book
 
     def _counted(self, row: Tensor, codes: Tensor) -> Singles | None:
-        """The same by way of bins; None where they are too coarse for this row."""
+        """Write the codes and return the codebook, with bins; None if bins are too coarse for this row."""
         key = bins.keys(row)
         held, weight = bins.count(key)
         low, high = bins.edges(held)
         if not np.isfinite([low[0], high[-1]]).all():  # the bins of the largest numbers have no middle
             return None
         centres, error = kmeans(bins.middle(low, high), weight, self.levels(len(row)))
-        blur = (weight * (high - low) ** 2).sum() / 12  # squared error of taking a bin's middle for its values
+        blur = (weight * (high - low) ** 2).sum() / 12  # squared error of replacing values by the middle of their bin
         if blur > bins.BLUR * error:
             return None
         book = centres.astype(np.float32)
@@ -114,15 +114,15 @@ class KMeans(Lookup):
 
 
 def rounded(x: Tensor, book: Tensor, key: Tensor, codes: Tensor) -> Tensor:
-    """Fills in codes: one of the two neighbours of each value in its row's book, which begins and ends with extremes.
+    """Write into codes one of the two neighbours of each value in the row's book, which includes minimum and maximum.
 
-    A value on a code keeps it, with certainty.
+    A value that equals an entry always gets its code.
     """
     for r, c in chunks(x):
-        own, values = book[r], x[r, c].contiguous()
-        below = torch.searchsorted(own, values, right=True).sub_(1).clamp_(0, max(0, book.shape[1] - 2))
+        entries, values = book[r], x[r, c].contiguous()
+        below = torch.searchsorted(entries, values, right=True).sub_(1).clamp_(0, max(0, book.shape[1] - 2))
         above = (below + 1).clamp_(max=book.shape[1] - 1)
-        low, high = (own.gather(1, place).double() for place in (below, above))
+        low, high = (entries.gather(1, place).double() for place in (below, above))
         part = torch.where(high > low, (values - low) / (high - low), 0.0)
         codes[r, c] = (below + (rng.uniform(key[r], values.shape[1], c.start) < part)).to(torch.uint8)
     return codes
@@ -140,7 +140,7 @@ def borders(book: Singles) -> Singles:
 
 
 def _misplaced(border: Singles, at: bins.Bins, held: bins.Bins, weight: Floats) -> float:
-    """The share of values that lie on the lesser side of a border that divides their bin."""
+    """Share of values on the smaller side of a border that divides their bin."""
     place = held.searchsorted(at).clip(max=len(held) - 1)
     divided = np.where(held[place] == at, weight[place], 0.0) / weight.sum()
     low, high = bins.edges(at)
@@ -148,7 +148,7 @@ def _misplaced(border: Singles, at: bins.Bins, held: bins.Bins, weight: Floats) 
 
 
 def _assign(row: Tensor, key: Tensor, border: Singles, at: bins.Bins, codes: Tensor) -> None:
-    """The nearest code of every value: the lowest in its bin, and one more for each border that it is above."""
+    """Write the nearest code of every value: the lowest of its bin, plus one for each border below the value."""
     lowest = bins.table(at + 1).to(row.device)
     above = torch.from_numpy(np.append(border, np.float32(np.inf))).to(row.device)
     shared = int(np.unique(at, return_counts=True)[1].max(initial=0))

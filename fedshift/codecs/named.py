@@ -13,7 +13,7 @@ from fedshift.codecs.uniform import Stochastic, Uniform
 
 CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
-WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits of a code before the coder: their codes are mostly zero
+WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits per code before the coder; most codes are zero
 
 
 def make_codec(
@@ -27,7 +27,7 @@ def make_codec(
     per: str | int = "tensor",
     biases: bool = False,
 ) -> Codec:
-    """The codec of these settings; ValueError where they do not go together.
+    """Codec with these settings; ValueError if they contradict each other.
 
     >>> make_codec("step", 8, rate=0.5) == Codec(Step(rate=0.5), Range())
     True
@@ -50,5 +50,5 @@ def make_codec(
 
 
 def default_coder(quantizer: str, bits: int) -> str:
-    """The range coder where it pays: below 4 bits, and for quantizers whose codes are mostly zero."""
+    """Name of the default coder: the range coder below 4 bits and for quantizers whose codes are mostly zero."""
     return "range" if bits < 4 or (bits <= 8 and quantizer in WIDTH) else "bitpack"

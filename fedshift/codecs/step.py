@@ -1,10 +1,10 @@
-"""Evenly spaced levels around zero, for updates that an entropy coder follows.
+"""Evenly spaced levels around zero, for updates and entropy coders.
 
     k = floor(|x| / step + 1 - DEAD),  code 0 for k = 0, 2k - 1 for x > 0, 2k for x < 0
     x ~ (k - offset) step,             one offset for k = 1 and one for all larger k
 
-At equal entropy, evenly spaced levels with a dead zone come closer to the values than the levels of K-means, which are
-made for codes of equal length (Gish and Pierce 1968). The offsets move each level to the mean of its values.
+At equal entropy, evenly spaced levels with a dead zone have a smaller error than the levels of K-means, which are
+optimal for codes of equal length (Gish and Pierce 1968). The offsets move each level to the mean of its values.
 """
 
 import math
@@ -19,17 +19,17 @@ DEAD = 0.65  # half of the zero level's width, in steps
 LOW, HIGH = -16, 16  # octaves around the root mean square that bins of magnitudes cover
 DROPPED = 16  # low bits of a float32 that its bin ignores: an octave has 128 bins
 FIRST, BINS = (LOW + 127) << (23 - DROPPED), (HIGH - LOW) << (23 - DROPPED)
-ROWS = 128  # rows whose step is looked for at once: each takes some hundred kilobytes
-LEAST = 2.0**-110  # the least step: what is smaller is taken for zero
-PARTS, PASSES = 12, 3  # a step is looked for in so many parts of an interval, then in one of these, and so on
+ROWS = 128  # rows whose step is searched at once: each takes a few hundred kilobytes
+LEAST = 2.0**-110  # smallest step: a smaller one becomes zero
+PARTS, PASSES = 12, 3  # the search divides an interval into PARTS, then one of these parts, PASSES times
 
 
 @dataclass(frozen=True)
 class Step(Lookup):
-    """Levels a step apart: `step` times the row's root mean square, or as many as take `rate` bits a value.
+    """Levels at multiples of a step: `step` times the row's root mean square, or the step for `rate` bits per value.
 
     The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
-    has at most 2^bits - 1 levels, and its step is made larger where its largest value would need more.
+    has at most 2^bits - 1 levels, and its step is increased if its largest value would need more.
 
     >>> codes, side = Step(step=1.0).encode(torch.tensor([[1.0, -1.0, 2.0, 0.2]]))
     >>> codes.tolist()
@@ -47,7 +47,7 @@ class Step(Lookup):
         if not 0.01 <= self.step <= 1000:
             raise ValueError(f"Step(step={self.step}): step must be between 0.01 and 1000 times the root mean square")
         if self.rate is not None and not 0.001 <= self.rate <= self.bits - 1:
-            raise ValueError(f"Step(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits a value")
+            raise ValueError(f"Step(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits per value")
 
     @property
     def top(self) -> int:
@@ -68,7 +68,7 @@ class Step(Lookup):
         return step * ((highest + 1) // 2 + max(first, further, key=lambda offset: (math.isnan(offset), offset)))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
-        """As by the table, which is only made for rows that have as many values as it has entries."""
+        """table[codes]; the table is only computed for rows with at least as many values as it has entries."""
         if codes.shape[1] >= 2**self.bits:
             return super().decode(codes, side)
         return self._values(codes.int(), side)
@@ -87,9 +87,9 @@ class Step(Lookup):
         for r, c in chunks(x):
             size = x[r, c].abs().mul_(scale[r, None])
             k = (size + (1 - DEAD)).floor_().clamp_(max=self.top)
-            one, more = k == 1, k > 1
-            found = one.sum(1), (size * one).sum(1), more.sum(1), ((k - size) * more).sum(1)
-            sums[:, r] += torch.stack([figure.double() for figure in found])
+            first, more = k == 1, k > 1
+            part = first.sum(1), (size * first).sum(1), more.sum(1), ((k - size) * more).sum(1)
+            sums[:, r] += torch.stack([x.double() for x in part])
             codes[r, c] = torch.where(x[r, c] > 0, 2 * k - 1, 2 * k).clamp_(min=0).to(torch.uint8)
         ones, size, further, short = sums
         offsets = torch.stack([1 - size / ones.clamp(min=1), short / further.clamp(min=1)])
@@ -97,16 +97,16 @@ class Step(Lookup):
         return codes, torch.stack([step, *offsets.float()], dim=1)
 
     def _step(self, x: Tensor) -> Tensor:
-        """The step of every row: float32 (rows,), of few digits, which do not depend on the order of summation."""
+        """Step of each row, float32 (rows,), rounded so that it does not depend on the order of summation."""
         rms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
         largest = torch.linalg.vector_norm(x, torch.inf, dim=1).double()
         if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
-            raise ValueError(NOT_FINITE if not largest.isfinite().all() else "holds a number beyond 2^120")
+            raise ValueError(NOT_FINITE if not largest.isfinite().all() else "contains a number beyond 2^120")
         if self.rate is None:
             step = rms * self.step
         else:
             parts = zip(torch.split(x, ROWS), torch.split(rms, ROWS), strict=True)
-            step = rms * torch.cat([steps_for(rows, own, self.rate, self.top) for rows, own in parts])
+            step = rms * torch.cat([steps_for(rows, scale, self.rate, self.top) for rows, scale in parts])
         step = torch.maximum(step, largest / (self.top + DEAD))
         step = torch.where(step < LEAST, 0.0, step)
         mantissa, exponent = torch.frexp(step)
@@ -114,9 +114,9 @@ class Step(Lookup):
 
 
 def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
-    """The step, over rms, at which the codes of a row have an entropy of `rate` bits: float64 (rows,).
+    """Step divided by rms at which the codes of a row have an entropy of `rate` bits: float64 (rows,).
 
-    The entropy is that of bins of magnitudes, so that no value is looked at again.
+    The entropy is computed from a histogram of magnitudes, so that values are read only once.
     """
     tails, n = _tails(x, rms), x.shape[1]
     levels = torch.arange(top, device=x.device, dtype=torch.float64) + DEAD  # where k = 1, 2, ... begin
@@ -126,7 +126,7 @@ def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
         width /= PARTS
         steps = (low[:, None] + width * parts).exp2()
         bits = _entropy(tails, steps[:, :, None] * levels, n)
-        last = torch.where(bits > rate, parts, 0.0).amax(1, keepdim=True)  # the largest step of more bits than that
+        last = torch.where(bits > rate, parts, 0.0).amax(1, keepdim=True)  # the largest step with a higher rate
         place = (last.long() + 1).clamp(1, PARTS)
         low = low + width * (place[:, 0] - 1)
     more, less = bits.gather(1, place - 1)[:, 0], bits.gather(1, place)[:, 0]
@@ -134,7 +134,7 @@ def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
 
 
 def _tails(x: Tensor, rms: Tensor) -> Tensor:
-    """Numbers of values, by sign, of at least the magnitude of each bin: float64 (2, rows, bins + 1)."""
+    """Numbers of values, by sign, with at least the magnitude of each bin: float64 (2, rows, bins + 1)."""
     place = _bits(x.abs() / rms[:, None].float()).bitwise_right_shift_(DROPPED).sub_(FIRST).clamp_(0, BINS - 1)
     place += torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * BINS
     place += (x < 0) * (len(x) * BINS)
@@ -146,10 +146,10 @@ def _tails(x: Tensor, rms: Tensor) -> Tensor:
 
 
 def _entropy(tails: Tensor, borders: Tensor, n: int) -> Tensor:
-    """Bits a value of levels that begin at these multiples of rms: borders (rows, steps, levels) -> (rows, steps)."""
+    """Bits per value of levels that begin at these multiples of rms: borders (rows, steps, levels) -> (rows, steps)."""
     place = (_bits(borders.flatten(1).float()).double() / 2**DROPPED - FIRST).clamp(0, BINS)
     below = place.long().clamp(max=BINS - 1)
-    near, far = (tails.gather(2, (below + one).expand(2, -1, -1)) for one in (0, 1))
+    near, far = (tails.gather(2, (below + offset).expand(2, -1, -1)) for offset in (0, 1))
     above = (near + (far - near) * (place - below)).view(2, *borders.shape)  # values of each sign beyond each border
     above[..., :-1] -= above[..., 1:].clone()  # values of each sign and level
     part = torch.cat([*above, n - above.sum((0, 3), keepdim=True)[0]], dim=2).mul_(1 / n)
@@ -157,5 +157,5 @@ def _entropy(tails: Tensor, borders: Tensor, n: int) -> Tensor:
 
 
 def _bits(size: Tensor) -> Tensor:
-    """A float32 that is not negative as an integer, which is larger the larger it is; 0 for NaN."""
+    """Bits of a nonnegative float32 as an integer in the same order; 0 for NaN."""
     return size.nan_to_num_(nan=0.0).view(torch.int32)

@@ -1,4 +1,4 @@
-"""Sparse ternary compression (Sattler et al. 2019): the largest values as their mean, all others as zero."""
+"""Sparse ternary compression (Sattler et al. 2019): the largest values become their mean, all others zero."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from fedshift.codecs.base import NOT_FINITE, Lookup, Side
 
 @dataclass(frozen=True)
 class Ternary(Lookup):
-    """The part `keep` of a row that is largest in magnitude becomes one of two values: the mean of its sign.
+    """Replace the fraction `keep` of largest magnitudes in a row by the mean of those with the same sign.
 
-    At least one value of a row is kept, zeros never are. Values as large as the least that is kept are kept as well.
-    Made for updates with error feedback and a range coder: 1 % of the values take about 0.09 bits each.
+    At least one value of a row is kept; zeros are never kept. Ties with the smallest kept magnitude are kept as well.
+    Intended for updates with error feedback and a range coder: keeping 1 % takes about 0.09 bits per value.
 
     >>> codes, side = Ternary(keep=0.5).encode(torch.tensor([[0.1, -4.0, 3.0, 1.0, 5.0, -0.5]]))
     >>> codes.tolist(), side.tolist()
@@ -36,7 +36,7 @@ class Ternary(Lookup):
         return 3
 
     def table(self, side: Side) -> Tensor:
-        """zero, mean of the positive, mean of the negative"""
+        """zero, mean of positive values, mean of negative values"""
         return torch.nn.functional.pad(side, (1, 0))
 
     def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:

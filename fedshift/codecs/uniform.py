@@ -1,4 +1,4 @@
-"""The paper's min-max quantizer (its equations for Q and DeQ), and the same grid rounded at random."""
+"""The paper's min-max quantizer (its equations for Q and DeQ), and stochastic rounding to the same grid."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from fedshift.core import rng
 
 @dataclass(frozen=True)
 class Grid(Lookup):
-    """2^bits evenly spaced levels between the least and the largest value of a row."""
+    """2^bits evenly spaced levels between the minimum and the maximum of a row."""
 
     def width(self, n: int) -> int:
         return 2
@@ -21,11 +21,11 @@ class Grid(Lookup):
         return int(2**self.bits)
 
     def table(self, side: Side) -> Tensor:
-        """min + q (max - min) / (2^bits - 1) for q = 0 .. 2^bits - 1, in float64, both ends pinned."""
+        """min + q (max - min) / (2^bits - 1) for q = 0 .. 2^bits - 1, in float64; both ends are exact."""
         return self._levels(torch.arange(2**self.bits, device=side.device), side)
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
-        """As by the table, which is only made for rows that have as many values as it has entries."""
+        """table[codes]; the table is only computed for rows with at least as many values as it has entries."""
         if codes.shape[1] >= 2**self.bits:
             return super().decode(codes, side)
         out = torch.empty(codes.shape, device=codes.device)
@@ -41,9 +41,9 @@ class Grid(Lookup):
 
 @dataclass(frozen=True)
 class Uniform(Grid):
-    """Q(w) = round((w - min) / (max - min) * (2^bits - 1)), one range for each row.
+    """Q(w) = round((w - min) / (max - min) * (2^bits - 1)), one range per row.
 
-    Both ends of the range come back exactly, every other value within half a step.
+    Both ends of the range are decoded exactly, every other value within half a step.
 
     >>> codes, side = Uniform(2).encode(torch.tensor([[0.0, 0.9, 2.0, 3.0]]))
     >>> codes.tolist(), side.tolist()
@@ -63,10 +63,10 @@ class Uniform(Grid):
 
 @dataclass(frozen=True)
 class Stochastic(Grid):
-    """Unbiased rounding to the same grid: up with probability equal to the fraction passed.
+    """Unbiased rounding to the same grid: up with a probability equal to the fractional part.
 
-    E[DeQ(Q(w))] = w. The draws come from the keys, one for each row: same keys, same codes.
-    After QSGD (Alistarh et al. 2017), with the row's range instead of its norm.
+    E[DeQ(Q(w))] = w. Draws are determined by the keys, one per row: same keys, same codes.
+    Based on QSGD (Alistarh et al. 2017), with the row's range instead of its norm.
 
     >>> x, key = torch.tensor([[0.0, 0.25, 1.0]]).expand(1000, 3), torch.arange(1000)
     >>> Stochastic(1).decode(*Stochastic(1).encode(x, key)).mean(0).round(decimals=1).tolist()
@@ -89,7 +89,7 @@ class Stochastic(Grid):
 
 
 def span(x: Tensor) -> Side:
-    """(min, max) of every row; NaN and infinity, which would show in one of them, are refused."""
+    """(min, max) of each row; ValueError for NaN and infinity."""
     ends = torch.aminmax(x) if len(x) == 1 else torch.aminmax(x, dim=1)  # twelve times faster without dim
     side = torch.stack(ends, dim=-1).view(-1, 2)
     if not side.isfinite().all():
@@ -98,10 +98,10 @@ def span(x: Tensor) -> Side:
 
 
 def grid(side: Side, bits: int) -> tuple[Tensor, Tensor]:
-    """min and steps per unit, (rows, 1), float32 where (w - min) * steps fits that, else float64."""
+    """min and steps per unit, (rows, 1), in float32 if (w - min) * steps fits, else in float64."""
     low, high = side.double()[:, :1], side.double()[:, 1:]
     steps = torch.where(high > low, (2**bits - 1) / (high - low), 0.0)
-    fits = (high - low <= 2.0**127) & (steps <= 2.0**127)  # false where the range overflows or is denormal
+    fits = (high - low <= 2.0**127) & (steps <= 2.0**127)  # False if the range overflows or is denormal
     return (low.float(), steps.float()) if fits.all() else (low, steps)
 
 
@@ -111,7 +111,7 @@ def scaled(x: Tensor, low: Tensor, steps: Tensor) -> Tensor:
 
 
 def store(values: Tensor, codes: Tensor) -> None:
-    """Whole numbers as codes; numpy casts them three times as fast as torch."""
+    """Write whole numbers into codes; NumPy casts three times as fast as torch."""
     if codes.device.type == "cpu":
         np.copyto(codes.numpy(), values.numpy(), casting="unsafe")
     else:

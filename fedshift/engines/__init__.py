@@ -1,4 +1,4 @@
-"""Where clients live: one after another, on every core, or all at once."""
+"""Engines: train clients one after another, in worker processes, or stacked on one device."""
 
 from fedshift.engines.gpu.engine import Batched
 from fedshift.engines.gpu.stacked import StackError

@@ -1,4 +1,4 @@
-"""One client's round: SGD as it is written in the paper, then the upload, then what to remember."""
+"""One client's round: SGD as in the paper, the upload, and the new memory."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -29,10 +29,10 @@ class Client:
         self.trained = task.trained
         self.names = list(task.params)
         buffers = dict(task.model.named_buffers())
-        self.private = {name: x.clone() for name, x in buffers.items() if name not in task.params}  # not of the state
+        self.private = {name: x.clone() for name, x in buffers.items() if name not in task.params}  # not sent
         self.changing = bool(buffers)
         self.weights = task.weights
-        self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # these, too
+        self.w = {name: p.detach() for name, p in zip(self.trained, self.weights, strict=True)}  # the same memory
         self.device = self.weights[0].device
         self.index = torch.cuda.current_device() if self.device.type == "cuda" else None  # of the GPU
         self.writers: dict[Uplink, Writer] = {}
@@ -40,16 +40,18 @@ class Client:
         self.tensors = self._tensors()
 
     def load(self, params: Params) -> None:
+        """Copy tensors into the model, and restore the buffers that are not sent."""
         self.tensors = self._tensors() if self.changing else self.tensors
         torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.names])
         for name, x in self.private.items():
             self.task.model.get_buffer(name).copy_(x)
 
     def _tensors(self) -> Params:
-        """The model's own tensors, looked up again where there are buffers: a model may put others in their place."""
+        """The model's tensors, looked up again if there are buffers: a model may replace them."""
         return take(self.w | dict(self.task.model.named_buffers()), self.names)
 
     def score(self, params: Params, part: slice) -> Score:
+        """Score the model on one chunk of the test set."""
         self.load(params)
         self._mode(False)
         with self._drawing() as generator:
@@ -60,7 +62,7 @@ class Client:
                 raise TrainingError(f"evaluation: {describe(problem)}") from problem
 
     def try_step(self, batch: int) -> None:
-        """Work out the gradients of one batch, and leave the model as it was."""
+        """Compute the gradients of one batch, and restore the model."""
         data = self.task.data
         self.load(self.task.params)
         self._mode(True)
@@ -72,11 +74,11 @@ class Client:
                 torch.autograd.grad(loss, self.weights, allow_unused=True)
         except Exception as problem:
             raise TrainingError(f"training: {describe(problem)}") from problem
-        self._check_held()
+        self._check_unsent()
         self.load(self.task.params)
 
-    def turn(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
-        """The i-th client of a job: train, encode, remember; `reset` where it had lost its memory."""
+    def train(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
+        """Train the i-th client of a job, and encode its upload; `reset`: the client lost its memory."""
         begin = time.perf_counter()
         start, uplink, rule = job.sent.params, job.uplinks[i], job.rule
         rule_memory, error = split_memory(memory)
@@ -105,12 +107,12 @@ class Client:
                 reset=reset,
             )
             if rule.extra != "none":
-                seen = sent.decoded if rule.extra == "derived" else w
-                rule_memory, change = rule.finish(seen, job.sent, rule_memory, travel(plan, self.task.momentum))
+                weights = sent.decoded if rule.extra == "derived" else w
+                rule_memory, change = rule.finish(weights, job.sent, rule_memory, travel(plan, self.task.momentum))
                 if not all(finite(change[name]) for name in change):
-                    raise ValueError("its control became NaN or infinite")
+                    raise ValueError("its control is NaN or infinite")
                 extra = pack(EXACT, change) if rule.extra == "sent" else b""
-        except ValueError as problem:  # NaN or infinity, which no frame carries
+        except ValueError as problem:  # NaN or infinity, which cannot be sent
             return Upload(job.clients[i], b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
         end = time.perf_counter()
         return Upload(
@@ -125,12 +127,12 @@ class Client:
         )
 
     def sgd(self, job: Job, plan: Plan, memory: Params) -> Params:
-        """v = m v + (grad + weight_decay w);  w = w - lr v;  v is 0 at the start of every round."""
+        """v = m v + (grad + weight_decay w);  w = w - lr v;  v is 0 at the start of each round."""
         task, model, rule = self.task, self.task.model, job.rule
         self.load(job.sent.params)
         self._mode(True)
-        sent = Broadcast(self._here(job.sent.params), self._here(job.sent.control))
-        memory = self._here(memory)
+        sent = Broadcast(self._to_device(job.sent.params), self._to_device(job.sent.control))
+        memory = self._to_device(memory)
         batches, values = plan.batches.to(self.device), list(self.w.values())
         seeds, rates, counts = plan.key.tolist(), plan.lr.tolist(), plan.keep.sum(-1).tolist()
         data, loss_of = task.data, task.loss
@@ -147,7 +149,7 @@ class Client:
                     x = cropped(x, drawn[step, :n])
                 loss = loss_of(model(data.inputs(x)), data.targets(data.y.index_select(0, batch)))
                 grads = torch.autograd.grad(loss, self.weights, allow_unused=True)
-                if any(grad is None for grad in grads):  # a parameter that this batch did not need
+                if any(grad is None for grad in grads):  # a parameter that this batch does not use
                     grads = tuple(torch.zeros_like(w) if g is None else g for w, g in zip(values, grads, strict=True))
                 if task.clip:
                     grads = clipped(grads, task.clip)
@@ -161,18 +163,18 @@ class Client:
                     velocity = [g.clone() for g in adjusted] if task.momentum else adjusted  # a gradient may be a view
                 torch._foreach_add_(values, velocity, alpha=-rates[step])
         self.tensors = self._tensors() if self.changing else self.tensors
-        self._check_held()
+        self._check_unsent()
         return {name: x.detach().to("cpu", copy=True) for name, x in self.tensors.items()}
 
-    def _check_held(self) -> None:
-        """A buffer that cannot travel must be what it was: a change of it would be lost."""
-        for name, problem in self.task.held.items():
+    def _check_unsent(self) -> None:
+        """Raise ValueError if training changed a buffer that is not sent: the change would be lost."""
+        for name, problem in self.task.unsent.items():
             if not same(self.private[name], self.task.model.get_buffer(name)):
-                raise ValueError(f"{name}: {problem}, so it cannot travel, and training must not change it")
+                raise ValueError(f"{name}: {problem}, so it cannot be sent, and training must not change it")
 
     @contextmanager
     def _drawing(self) -> Iterator[torch.Generator]:
-        """The generator that dropout draws from, torch's own, which is left as it was found."""
+        """Torch's generator, which dropout draws from; its state is restored afterwards."""
         generator = torch.cuda.default_generators[self.index] if self.index is not None else torch.default_generator
         before = generator.get_state()
         try:
@@ -187,12 +189,12 @@ class Client:
                 module.training = True
             self.learning = learning
 
-    def _here(self, params: Params) -> Params:
+    def _to_device(self, params: Params) -> Params:
         return params if self.device.type == "cpu" else tmap(lambda x: x.to(self.device), params)
 
 
 def clipped(grads: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
-    """g * min(1, most / |g|), the norm over all tensors together."""
+    """g * min(1, most / |g|), with the norm over all tensors."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     return torch._foreach_mul(grads, (most / norm).clamp(max=1.0))
 

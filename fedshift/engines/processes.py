@@ -1,7 +1,7 @@
-"""Every core: clients are handed to worker processes, and their uploads come back in the order of the cohort.
+"""Engine with worker processes, which return uploads in the order of the cohort.
 
-A worker does to a client exactly what the reference does, on one torch thread, and the server adds
-uploads up in the same order; so the bytes of a run do not depend on how many workers there were.
+A worker trains a client exactly as the sequential engine does, on one torch thread, and the server adds
+uploads in the same order, so the bytes of a run do not depend on the number of workers.
 """
 
 import io
@@ -26,14 +26,14 @@ from fedshift.rounds.evaluate import Score
 
 
 class Processes:
-    """The reference on so many processes."""
+    """Train clients on `count` worker processes."""
 
     home = CPU
 
     def __init__(self, task: Task, count: int) -> None:
         if multiprocessing.current_process().daemon:
             raise ForkError(
-                "a daemonic process, like a worker of a pool, cannot have workers; use the sequential engine"
+                "a daemonic process, such as a worker of a pool, cannot start workers; use the sequential engine"
             )
         self.client = Client(task)
         self.connections = [workers.start(_work, task)[1] for _ in range(count)]
@@ -47,7 +47,7 @@ class Processes:
 
     def _cohort(self, job: Job) -> Iterator[Upload]:
         remembers = job.rule.extra != "none" or any(uplink.feedback for uplink in job.uplinks)
-        ahead = 1 if remembers else 2  # only a short message may be sent to a worker that is not waiting for it
+        ahead = 1 if remembers else 2  # only a short message may be sent to a busy worker
         todo, done = iter(range(len(job.clients))), dict[int, Upload]()
         busy = dict.fromkeys(self.connections, 0)
 
@@ -57,7 +57,7 @@ class Processes:
                 busy[worker] += 1
 
         if not self.connections:
-            raise RuntimeError("this engine was closed")
+            raise RuntimeError("the engine is closed")
         message = dumps(job._replace(recall=_nothing))
         try:
             for worker in self.connections:
@@ -72,7 +72,7 @@ class Processes:
                         hand_out(worker)
                 yield done.pop(i)
         finally:
-            if any(busy.values()):  # stopped half-way: what is still to come would be taken for the next round's
+            if any(busy.values()):  # stopped half-way: remaining uploads would be taken for those of the next round
                 self.close()
 
     def evaluate(self, params: Params) -> Score:
@@ -113,40 +113,40 @@ class Processes:
 
 
 READY = "ready"
-FORKED = "worker processes cannot train after this process has, where there is a GPU; use the sequential engine"
-DIED = "a worker process ended before its time; if memory was short, use fewer workers"
+FORKED = "worker processes cannot train after this process has trained with a GPU present; use the sequential engine"
+DIED = "a worker process ended unexpectedly; if memory was short, use fewer workers"
 
 
 class ForkError(RuntimeError):
-    """A fork has not the threads that autograd keeps for GPUs once it was used."""
+    """Worker processes cannot be started, or cannot train."""
 
 
 class Failure:
-    """An exception on its way out of a worker."""
+    """An exception of a worker, as it is sent to the server."""
 
     def __init__(self, problem: Exception) -> None:
         self.problem, self.trace = problem, traceback.format_exc()
         try:
             pickle.loads(pickle.dumps(problem))
-        except Exception:  # one that does not survive the way
+        except Exception:  # an exception that cannot be pickled
             self.problem = RuntimeError(describe(problem))
 
 
 def _work(server: "Connection[bytes, bytes]", task: Task) -> None:
-    """A worker's life: a job, then the places of its clients in it, or a model and chunks to score it on."""
+    """Main loop of a worker: receive a job and indices of its clients, or a model and chunks to score it on."""
     client = Client(task)
     server.send_bytes(dumps(READY if _can_train() else FORKED))
     job: Job | None = None
     while True:
         message = server.recv_bytes()
         try:
-            order = pickle.loads(message)
-            if isinstance(order, Job):
-                job = order
+            request = pickle.loads(message)
+            if isinstance(request, Job):
+                job = request
                 continue
-            first, second = order
+            first, second = request
             if isinstance(first, int) and job is not None:
-                answer: Any = first, client.turn(job, first, second)
+                answer: Any = first, client.train(job, first, second)
             else:
                 answer = [client.score(first, part) for part in second]
         except Exception as problem:
@@ -155,6 +155,7 @@ def _work(server: "Connection[bytes, bytes]", task: Task) -> None:
 
 
 def _can_train() -> bool:
+    """False in a fork of a process that used autograd with a GPU: the threads of autograd are missing."""
     try:
         torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -167,11 +168,11 @@ def _nothing(client: int) -> Params:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as arrays: torch's own way through a pickle takes ten times as long for small ones."""
+    """Pickle tensors as arrays: torch's own pickling takes ten times as long for small tensors."""
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, Tensor):
-            return _tensor, (thing.contiguous().view(-1).view(torch.uint8).numpy(), thing.dtype, tuple(thing.shape))
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            return _tensor, (obj.contiguous().view(-1).view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))
         return NotImplemented
 
 
@@ -179,11 +180,12 @@ def _tensor(data: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...])
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-def dumps(thing: object) -> bytes:
-    """
+def dumps(obj: object) -> bytes:
+    """Pickle an object, with tensors as arrays.
+
     >>> pickle.loads(dumps({"w": torch.ones(2, dtype=torch.bfloat16)}))
     {'w': tensor([1., 1.], dtype=torch.bfloat16)}
     """
     file = io.BytesIO()
-    _Pickler(file, protocol=5).dump(thing)
+    _Pickler(file, protocol=5).dump(obj)
     return file.getvalue()

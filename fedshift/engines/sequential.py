@@ -1,4 +1,4 @@
-"""The reference: one client after another."""
+"""The reference engine: one client after another."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,10 +10,11 @@ from fedshift.rounds.evaluate import Score
 
 
 class Sequential:
+    """Train clients one after another; `precision` is that of a GPU's arithmetic."""
+
     home = CPU
 
     def __init__(self, task: Task, precision: str = "tf32") -> None:
-        """precision: of a GPU's arithmetic."""
         self.client, self.precision = Client(task), precision
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
@@ -22,7 +23,7 @@ class Sequential:
     def _cohort(self, job: Job) -> Iterator[Upload]:
         for i, client in enumerate(job.clients):
             with arithmetic(self.precision):
-                upload = self.client.turn(job, i, job.recall(client))
+                upload = self.client.train(job, i, job.recall(client))
             yield upload
 
     def evaluate(self, params: Params) -> Score:

@@ -144,7 +144,7 @@ def try_out(task: Task, batch: int) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Using a target size")  # torch would broadcast
             client.score(task.params, slice(0, 64))
-        if task.held or task.data.dtype != torch.float32:
+        if task.unsent or task.data.dtype != torch.float32:
             client.try_step(batch)
     except TrainingError as problem:
         seen, classes = tuple(task.data.x.shape[1:]), task.data.classes

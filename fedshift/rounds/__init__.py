@@ -1,1 +1,1 @@
-"""One round of federated learning, its uplinks and its server; `engine` is the contract of what trains clients."""
+"""Rounds: the training loop, uplinks, the server side, statistics, and the contract of engines."""

@@ -1,7 +1,7 @@
-"""The contract of an engine: the side of a round that happens on clients.
+"""Contract of an engine: the client side of a round.
 
-An engine is given jobs, one for each run it works for, and gives back what the clients of each
-upload, in the order of the cohort. It also scores models, because it has the model and the data.
+An engine receives jobs, one per run, and returns the uploads of the clients of each job, in the order
+of the cohort. It also evaluates models, because it has the model and the data.
 """
 
 import copy
@@ -27,16 +27,16 @@ from fedshift.rounds.uplink import Uplink
 from fedshift.wire.registry import DTYPES
 
 # magnitudes up to which uploads can be averaged: neither a base plus an update nor a sum over many clients overflows
-FARTHEST = {torch.float32: 1e30, torch.float64: 1e300, torch.float16: 3e4, torch.bfloat16: 1e30}
+MAX_MAGNITUDE = {torch.float32: 1e30, torch.float64: 1e300, torch.float16: 3e4, torch.bfloat16: 1e30}
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
     """Model, data and local optimizer: the same for every client and round.
 
-    Parameters that are trained and the buffers of the model's state travel. Frozen weights, tensors without
-    elements, and buffers that no frame can carry (-inf of an attention mask, float8, complex) stay in the
-    model as they are; training must not change such a buffer.
+    Trained parameters and the buffers of the model's state are sent. Frozen weights, tensors without
+    elements, and buffers that cannot be sent (-inf of an attention mask, float8, complex) stay in the
+    model unchanged; training must not change such a buffer.
     """
 
     model: nn.Module
@@ -45,26 +45,26 @@ class Task:
     metric: Metric | None  # None: the loss is the score
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # the largest norm of a gradient; 0 for no limit
+    clip: float = 0.0  # largest norm of a gradient; 0 for no limit
     augment: bool = False
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
-    params: Params = field(init=False)  # what travels, as it was given: what is trained, and buffers
-    held: dict[str, str] = field(init=False)  # buffers of the state that cannot travel, and why
-    unused: nn.Module = field(init=False)  # a copy that is never called: a forward pass may store what cannot be copied
+    params: Params = field(init=False)  # initial values of the tensors that are sent: trained parameters and buffers
+    unsent: dict[str, str] = field(init=False)  # buffers of the state that cannot be sent, with the reason
+    unused: nn.Module = field(init=False)  # a copy that is never called, so that it can be copied
 
     def __post_init__(self) -> None:
         state = self.model.state_dict()
-        if strange := [name for name, x in state.items() if not isinstance(x, Tensor)]:
-            raise ValueError(f"{strange[0]}: a model's state must be tensors, and this is none")
+        if other := [name for name, x in state.items() if not isinstance(x, Tensor)]:
+            raise ValueError(f"{other[0]}: is not a tensor; a model's state must contain only tensors")
         if lazy := [name for name, x in state.items() if nn.parameter.is_lazy(x)]:
-            raise ValueError(f"{lazy[0]}: has no shape yet; call a lazy model on one batch before it is trained")
+            raise ValueError(f"{lazy[0]}: has no shape yet; call the lazy model on one batch before training")
         if not self.trained:
             raise ValueError(f"{type(self.model).__name__} has no parameters to train")
         for name, x in state.items():
             _check_storable(name, x)
         for name, p in zip(self.trained, self.weights, strict=True):
             if problem := obstacle(p):
-                raise ValueError(f"{name}: {problem}, and a parameter like that cannot be trained")
+                raise ValueError(f"{name}: {problem}; such a parameter cannot be trained")
         for x in (*self.model.parameters(), *self.model.buffers()):
             if x.layout == torch.strided and any(
                 n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)
@@ -74,30 +74,31 @@ class Task:
         dtype = kinds.pop() if len(kinds) == 1 else torch.float32
         if self.data.dtype != dtype:
             object.__setattr__(self, "data", replace(self.data, dtype=dtype))
-        # parts that the caller set to evaluation, like a frozen batch norm, stay so; a whole model that is, does not
+        # modules in evaluation mode, like a frozen batch norm, stay in it, unless the whole model is in evaluation mode
         learners = [module for module in self.model.modules() if module.training or not self.model.training]
         object.__setattr__(self, "learners", learners)
-        # frozen weights stay where they are, and of tensors with two names only the first travels
+        # frozen weights are not sent, and shared tensors are sent under their first name
         buffers = {name: state[name] for name, x in self.model.named_buffers() if name in state and x.numel()}
-        held = {name: problem for name, x in buffers.items() if (problem := obstacle(x))}
-        moving = {*self.trained, *buffers} - {*held}
-        params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in moving}
+        unsent = {name: problem for name, x in buffers.items() if (problem := obstacle(x))}
+        sent = {*self.trained, *buffers} - {*unsent}
+        params = {name: x.detach().to("cpu", copy=True) for name, x in state.items() if name in sent}
         object.__setattr__(self, "params", params)
-        object.__setattr__(self, "held", held)
+        object.__setattr__(self, "unsent", unsent)
         object.__setattr__(self, "unused", duplicate(self.model))
 
     @property
     def trained(self) -> list[str]:
+        """Names of the parameters that are trained."""
         return [name for name, p in self.model.named_parameters() if _trains(p)]
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """The parameters called `trained`, in the same order."""
+        """The parameters with the names `trained`, in the same order."""
         return [p for p in self.model.parameters() if _trains(p)]
 
     @property
     def fixed(self) -> Params:
-        """Tensors that do not travel: frozen weights, and buffers that cannot or need not."""
+        """Tensors that are not sent: frozen weights, and buffers that cannot or need not be sent."""
         tensors = (*self.model.named_parameters(), *self.model.named_buffers())
         return {name: x for name, x in tensors if name not in self.params}
 
@@ -107,37 +108,37 @@ def _trains(p: nn.Parameter) -> bool:
 
 
 def obstacle(x: Tensor) -> str:
-    """Why no frame can carry a tensor that is to be averaged, '' where one can.
+    """Reason why a tensor cannot be sent and averaged, '' if it can.
 
     >>> obstacle(torch.tensor([0.0, -torch.inf])), obstacle(torch.tensor([-1e9]))
-    ('holds NaN, infinity or a number beyond 1e+30', '')
+    ('contains NaN, infinity or a number beyond 1e+30', '')
     """
     if x.layout != torch.strided:
         return f"is sparse ({x.layout})"
     if x.dtype not in DTYPES.values():
-        return f"is of {x.dtype}"
-    if x.is_floating_point() and not all(abs(end) <= FARTHEST[x.dtype] for end in ends(x.detach())):
-        return f"holds NaN, infinity or a number beyond {FARTHEST[x.dtype]:g}"
+        return f"has dtype {x.dtype}"
+    if x.is_floating_point() and not all(abs(end) <= MAX_MAGNITUDE[x.dtype] for end in ends(x.detach())):
+        return f"contains NaN, infinity or a number beyond {MAX_MAGNITUDE[x.dtype]:g}"
     return ""
 
 
 def _check_storable(name: str, x: Tensor) -> None:
-    """ValueError for a tensor that the final model file could not hold."""
+    """Raise ValueError for a tensor that cannot be stored in the final model file."""
     try:
         if x.layout != torch.strided:
             raise KeyError(x.layout)
         if x.dtype not in DTYPES.values():
             save({name: torch.empty(0, dtype=x.dtype)})
     except (KeyError, ValueError, RuntimeError):
-        kind = x.dtype if x.layout == torch.strided else x.layout
+        kind = f"dtype {x.dtype}" if x.layout == torch.strided else f"layout {x.layout}"
         raise ValueError(
-            f"{name}: is of {kind}, which model.safetensors cannot hold; "
+            f"{name}: has {kind}, which model.safetensors cannot store; "
             "make it dense and of another dtype, or a buffer with persistent=False"
         ) from None
 
 
 class TrainingError(RuntimeError):
-    """What a model, a loss or a metric raised, and where."""
+    """A model, a loss or a metric raised an exception."""
 
 
 def duplicate(model: nn.Module) -> nn.Module:
@@ -172,60 +173,62 @@ class Job(NamedTuple):
     clients: Sequence[int]
     rule: ClientRule
     sent: Broadcast
-    recall: Callable[[int], Params]  # what a client remembers: the rule's memory and 'error/' of its uplink
+    recall: Callable[[int], Params]  # memory of a client: that of the rule, and 'error/' of its uplink
     plan: Plan
-    examples: Sequence[int]  # how many each client holds
-    uplinks: Sequence[Uplink]  # one a client
-    layers: Sequence[str]  # tensors whose drift and error are wanted
-    histograms: bool = False  # whether to count weights before and after the quantizer
-    frames: bool = True  # whether to make real frames also where the coder can estimate their lengths
+    examples: Sequence[int]  # number of examples of each client
+    uplinks: Sequence[Uplink]  # one per client
+    layers: Sequence[str]  # tensors whose drift and error are measured
+    histograms: bool = False  # compute histograms of weights before and after the quantizer
+    frames: bool = True  # make real frames even if the coder can estimate their lengths
 
 
 class Histogram(NamedTuple):
-    """How often a layer's weights fall into equal bins between low and high."""
+    """Counts of a layer's weights in equal bins between low and high."""
 
     layer: str
     low: float
     high: float
-    before: list[int]  # the quantizer
+    before: list[int]  # before the quantizer
     after: list[int]
 
 
 class Upload(NamedTuple):
-    """What one client sends, and what a simulation can tell about it."""
+    """Upload of one client, and statistics that only a simulation knows."""
 
     client: int
-    frame: bytes | Decoded  # b"" when there is nothing that could be sent
-    extra: bytes | Decoded  # a second frame: SCAFFOLD's change of c, where it is sent
-    memory: Params  # what the client will remember
+    frame: bytes | Decoded  # b"" if nothing could be sent
+    extra: bytes | Decoded  # second frame: SCAFFOLD's change of c, if it is sent
+    memory: Params  # new memory of the client
     drift: list[tuple[float, float]]  # |w_k - w_t| and |Q(w_k) - w_t| of each layer
     error: float  # |u - Q(u)| / |u| over all quantized tensors
     seconds: tuple[float, float]  # training, encoding
-    failure: str = ""  # why there is no frame
+    failure: str = ""  # reason why there is no frame
     histograms: tuple[Histogram, ...] = ()
 
 
 class Engine(Protocol):
+    """Trains the clients of jobs, and evaluates models."""
+
     @property
     def home(self) -> torch.device:
-        """Where the server's state, the draws and the uploads are at home."""
+        """Device of the server's state, the draws and the uploads."""
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
-        """The uploads of every job, in the order of its clients; each may be worked out as it is taken."""
+        """Uploads of each job, in the order of its clients; they may be computed lazily."""
 
     def evaluate(self, params: Params) -> Score: ...
 
     def close(self) -> None:
-        """Give back processes and memory; nothing can be trained after it."""
+        """Release processes and memory; nothing can be trained afterwards."""
 
 
 @contextmanager
 def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
-    """How a GPU multiplies float32 matrices: 'tf32' rounds their entries to ten bits, others do not."""
+    """Set how a GPU multiplies float32 matrices: 'tf32' rounds their entries to ten bits, other values do not."""
     matrices, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.use_deterministic_algorithms(deterministic or strict, warn_only=warns)
@@ -239,7 +242,7 @@ def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Results must not depend on how many threads a sum was split over."""
+    """Use one torch thread: results must not depend on the number of threads that compute a sum."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""How good a model is on the test set."""
+"""Evaluation of a model on the test set."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 from fedshift.data.datasets import Dataset
 
-NUMBERS = 1 << 18  # of a chunk of examples: depends on the data alone, so that a score does not on who worked it out
+NUMBERS = 1 << 18  # numbers per chunk of examples; the same on every engine, so that scores are equal
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> mean over the batch
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (n,), one number an example
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (n,), one number per example
 
 
 class Score(NamedTuple):
-    """Sums over examples; of several chunks, add them up in order."""
+    """Sums over examples; `total` adds those of several chunks."""
 
     examples: int
     metric: float
     loss: float
-    predicted: tuple[int, ...]  # how often each label was predicted
+    predicted: tuple[int, ...]  # number of predictions of each label
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Top-1; of soft labels, the most probable one counts.
+    """Top-1 accuracy of each example; for soft labels, the most probable class is the target.
 
     >>> accuracy(torch.eye(2), torch.tensor([0, 0])), accuracy(torch.eye(2), torch.tensor([[0.8, 0.2], [0.3, 0.7]]))
     (tensor([ True, False]), tensor([True, True]))
@@ -43,12 +43,13 @@ def soft_labels(y: Tensor) -> bool:
 
 
 def chunks(data: Dataset) -> list[slice]:
+    """Chunks of the test set."""
     size = min(max(NUMBERS // math.prod(data.shape), 64), 1024)
     return [slice(i, i + size) for i in range(0, len(data.test_x), size)]
 
 
 def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metric: Metric | None) -> Score:
-    """One chunk; the model is in evaluation mode already."""
+    """Score one chunk; the model must be in evaluation mode."""
     with torch.no_grad():
         outputs = model(data.inputs(data.test_x[part]))
         return judge(outputs, data.targets(data.test_y[part]), data.classes, loss, metric)
@@ -61,22 +62,23 @@ def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metric: Me
         each = metric(outputs, targets)
         if not isinstance(each, Tensor) or each.shape != (n,):
             seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-            raise ValueError(f"a metric must give one number for each of {n} examples, a tensor, not {seen}")
+            raise ValueError(f"a metric must return a tensor with one number for each of {n} examples, not {seen}")
         sums.append(each.double().sum())
     mean = torch.as_tensor(loss(outputs, targets), dtype=torch.float64, device=device)
     if mean.ndim:
-        raise ValueError(f"a loss must give one number, the mean over the batch, not shape {tuple(mean.shape)}")
+        raise ValueError(f"a loss must return one number, the mean over the batch, not shape {tuple(mean.shape)}")
     sums.append(mean)
-    if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # labels that data does not have are none
+    if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # other labels are not counted
         sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=device)).sum(0).double()
-    found = torch.stack(sums).tolist()  # at once: a GPU answers slowly
-    total = n * found[0] if metric is None else found.pop(0)
-    mean_loss, *predicted = found
+    values = torch.stack(sums).tolist()  # one transfer, because each synchronizes with the GPU
+    total = n * values[0] if metric is None else values.pop(0)
+    mean_loss, *predicted = values
     return Score(n, total, n * mean_loss, tuple(map(int, predicted or [0] * classes)))
 
 
 def total(scores: Iterable[Score]) -> Score:
-    """
+    """Sum of the scores of several chunks, in order.
+
     >>> total([Score(2, 1.0, 3.0, (2, 0)), Score(1, 1.0, 0.5, (0, 1))])
     Score(examples=3, metric=2.0, loss=3.5, predicted=(2, 1))
     """

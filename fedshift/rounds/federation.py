@@ -1,4 +1,4 @@
-"""The nouns of a run: what does not change from round to round, what does, and what there is to tell."""
+"""Data of a run: its fixed part, its state, and the outcome of a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,19 +21,19 @@ from fedshift.wire.writer import known
 
 
 class Group(NamedTuple):
-    """Clients that upload alike."""
+    """Clients with the same uplink."""
 
     name: str
     uplink: Uplink
-    bandwidth: float | None = None  # bytes a second
+    bandwidth: float | None = None  # bytes per second
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Everything about a run that does not change from round to round.
 
-    The model is known here, so here it is decided which tensors are shifted: those that a `Shift` names, if they are
-    trained, or else the model's weights. Its rule is given their names, and where their filters are.
+    A `Shift` in the algorithm is completed with the names of the tensors that it changes (the trained ones among those
+    that it names, otherwise the model's weights) and with the positions of their filters.
     """
 
     task: Task
@@ -41,8 +41,8 @@ class Federation:
     partition: Partition
     cohorts: Cohorts
     groups: Sequence[Group]
-    group: Tensor  # (N,) which group each client is in
-    bandwidth: Tensor | None  # (N,) bytes a second, infinite where it is not known
+    group: Tensor  # (N,) index of the group of each client
+    bandwidth: Tensor | None  # (N,) bytes per second, infinite if unknown
     epochs: int
     batch: int
     rate: Rate
@@ -50,7 +50,7 @@ class Federation:
     weights: Literal["equal", "examples"] = "equal"
     patience: int = 5  # rounds without a usable upload before the run stops
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
-    cap: float = CAP  # largest weight, likewise
+    cap: float = CAP  # largest weight, as a multiple of the median; 0 for no limit
     layers: list[str] = field(init=False)  # weights and shifted tensors: the record has columns for them
     filters: dict[str, Filters] = field(init=False)  # of the model's weights
 
@@ -61,7 +61,7 @@ class Federation:
         object.__setattr__(self, "layers", [name for name in self.task.trained if name in recorded])
 
     def _named(self, rule: ServerRule) -> ServerRule:
-        """Every shift with the names of the tensors that it changes; other rules as they are."""
+        """The rule with the names of shifted tensors filled in; rules without a shift are unchanged."""
         if isinstance(rule, Chain):
             return Chain(tuple(map(self._named, rule.rules)))
         if not isinstance(rule, Shift):
@@ -74,24 +74,25 @@ class Federation:
 
     @property
     def shifted(self) -> list[str]:
-        """The tensors that are shifted; none without a shift."""
+        """Names of the tensors that are shifted; [] without a shift."""
         rule = shift_of(self.algorithm)
         return list(rule.tensors or ()) if rule else []
 
     @cached_property
     def variable(self) -> bool:
-        """True if the length of some group's uploads depends on what they hold."""
+        """True if the length of the uploads of some group depends on their values."""
         choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
         return any(known(choice, self.task.params)[1] for choice in choices)
 
     def start(self) -> "State":
+        """State before the first round."""
         params = self.task.params
         trained = tree.take(params, self.task.trained)
         return State(0, Broadcast(params, self.algorithm.client.init(trained)), self.algorithm.server.init(params), 0)
 
 
 class State(NamedTuple):
-    """Everything that does change, but for the memory of clients."""
+    """Everything that changes from round to round, except the memory of clients."""
 
     number: int  # rounds done
     out: Broadcast
@@ -99,7 +100,7 @@ class State(NamedTuple):
     skipped: int  # rounds in a row without a usable upload
 
     def at(self, device: torch.device) -> "State":
-        """The same on a device."""
+        """The same state on a device."""
         params, control, server = (
             tree.tmap(lambda x: x.to(device), part) for part in (self.out.params, self.out.control, self.server)
         )
@@ -107,20 +108,20 @@ class State(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer in one round."""
+    """Statistics of one layer in one round."""
 
-    mean_before: float  # the shift
+    mean_before: float  # before the shift
     mean_after: float
-    shorter: bool  # on which side of Theorem 2's fence: whether the shift makes the step the shorter one
+    shorter: bool  # Theorem 2: True if the shift makes the step shorter
     step: float  # |w^{t+1} - w^t|
     drift: float  # mean over clients of |w_k - w^t|
-    drift_coded: float  # and of |Q(w_k) - w^t|
+    drift_coded: float  # mean over clients of |Q(w_k) - w^t|
     filters_before: float  # root mean square of the means of filters, before the shift
     filters_after: float
 
 
 class Outcome(NamedTuple):
-    """What there is to tell about a round.
+    """Result and statistics of a round.
 
     >>> from fedshift import Experiment, run
     >>> outcome = next(run(Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, engine={"name": "sequential"})))
@@ -129,25 +130,25 @@ class Outcome(NamedTuple):
     """
 
     number: int
-    score: Score | None  # None where the model was not evaluated
-    share: float  # of the weight that lossy uploads had
+    score: Score | None  # None if the model was not evaluated
+    share: float  # of lossy uploads in the total weight
     layers: dict[str, Layer]  # {} for a round that was skipped
     error: float  # mean relative quantization error of the lossy uploads
     bytes_up: tuple[int, int, int]  # codes, side data, header
     bytes_down: int
     arrived: int
-    dropped: int  # clients that were lost before they uploaded
-    failed: dict[int, str]  # clients whose upload could not be used, and why
-    seconds: dict[str, float]  # by phase, and of the whole round; training and encoding are sums over clients
-    uplink_seconds: float | None  # until the slowest client's upload would be there; None without bandwidths
+    dropped: int  # clients that dropped out before they uploaded
+    failed: dict[int, str]  # reason for each client whose upload was not used
+    seconds: dict[str, float]  # per phase and for the whole round; training and encoding are sums over clients
+    uplink_seconds: float | None  # until the slowest client's upload would arrive; None without bandwidths
     histograms: tuple[Histogram, ...] = ()
     capped: int = 0  # uploads whose weight was lowered to the cap
     bytes_estimated: int | None = None  # of all uploads, with estimates for entropy-coded ones; None without estimates
-    bytes_framed: int | None = None  # of the same uploads by real frames; None where none were made to check estimates
+    bytes_framed: int | None = None  # of the same uploads as real frames; None if estimates were not checked
 
     @property
     def accuracy(self) -> float | None:
-        """The mean of the metric over the test set: the loss where that is the metric, None where not evaluated."""
+        """Mean of the metric over the test set (the loss if there is no metric); None if not evaluated."""
         return self.score.metric / self.score.examples if self.score else None
 
     @property
@@ -156,5 +157,6 @@ class Outcome(NamedTuple):
 
 
 def shift_of(algorithm: Algorithm) -> Shift | None:
+    """The first shift among the server's rules, or None."""
     rules = algorithm.server.rules if isinstance(algorithm.server, Chain) else (algorithm.server,)
     return next((rule for rule in rules if isinstance(rule, Shift)), None)

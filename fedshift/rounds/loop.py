@@ -1,4 +1,4 @@
-"""The algorithm box of the paper: `run_rounds` trains one run, or many on one engine, round by round."""
+"""The training loop: `run_rounds` trains one run, or several on one engine, round by round."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.rounds.engine import Engine, Job, Upload, one_thread
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
-from fedshift.rounds.server import Uploads
+from fedshift.rounds.server import RoundUploads
 
 
 class DivergedError(RuntimeError):
@@ -20,7 +20,7 @@ class DivergedError(RuntimeError):
 
 
 class Memory(Protocol):
-    """What clients remember between rounds; {} for one that has not trained yet."""
+    """Memory of clients between rounds; {} for a client that has not trained yet."""
 
     def get(self, client: int) -> Params: ...
 
@@ -28,7 +28,7 @@ class Memory(Protocol):
 
 
 class Ram:
-    """Memory of clients that is forgotten with the process."""
+    """Memory of clients in RAM."""
 
     def __init__(self) -> None:
         self.held: dict[int, Params] = {}
@@ -41,19 +41,19 @@ class Ram:
             self.held[client] = memory
 
 
-class Drawn(NamedTuple):
-    """Who trains in a round and on what: it depends on nothing that is learnt, so it can be drawn ahead."""
+class DrawnRound(NamedTuple):
+    """Cohort and plan of a round: independent of the model, so they can be drawn ahead."""
 
     clients: list[int]
-    dropped: list[int]
-    plan: Plan | None  # None where all were lost
+    dropped: list[int]  # clients that drop out before they upload
+    plan: Plan | None  # None if all clients drop out
 
 
-def draw(fed: Federation, number: int, home: torch.device) -> Drawn:
-    """The cohort of a round and its plan, which is made on the device `home`."""
+def draw(fed: Federation, number: int, home: torch.device) -> DrawnRound:
+    """Draw the cohort of a round and its plan, on the device `home`."""
     clients, dropped = fed.cohorts.draw(number)
     if not clients:
-        return Drawn(clients, dropped, None)
+        return DrawnRound(clients, dropped, None)
     plan = draw_plan(
         fed.partition.at(home),
         clients,
@@ -63,18 +63,18 @@ def draw(fed: Federation, number: int, home: torch.device) -> Drawn:
         batch=fed.batch,
         rate=fed.rate,
     )
-    return Drawn(clients, dropped, plan)
+    return DrawnRound(clients, dropped, plan)
 
 
-class Turn:
-    """A round that is on: its cohort is drawn, and its job is for an engine to do."""
+class OpenRound:
+    """A round in progress: its cohort is drawn, and an engine is to train its job."""
 
     def __init__(
         self,
         fed: Federation,
         state: State,
         memory: Memory,
-        drawn: Drawn | None = None,
+        drawn: DrawnRound | None = None,
         *,
         histograms: bool = False,
         frames: bool = True,
@@ -82,7 +82,7 @@ class Turn:
         self.fed, self.state, self.memory = fed, state, memory
         self.clock, self.number = Clock(), state.number + 1
         clients, self.dropped, plan = drawn or draw(fed, self.number, CPU)
-        self.uploads = Uploads(fed, state.out)
+        self.uploads = RoundUploads(fed, state.out)
         self.job: Job | None = None
         if plan:
             cohort = torch.tensor(clients)
@@ -102,7 +102,7 @@ class Turn:
         self.clock.lap("draw")
 
     def take(self, uploads: Iterable[Upload]) -> None:
-        """Measure what arrives, and average what can be used in the order of the cohort."""
+        """Check uploads as they arrive, and average the usable ones in the order of the cohort."""
         assert self.job is not None
         for i, upload in enumerate(uploads):
             self.clock.lap("clients")
@@ -112,9 +112,9 @@ class Turn:
         self.clock.lap("aggregate")
 
     def end(self, score: Callable[[Params], Score] | None) -> tuple[State, Outcome]:
-        """Apply the server's rules to the mean, and evaluate what comes of it.
+        """Apply the server's rules to the mean, and evaluate the result.
 
-        A round whose result is not finite is skipped: state and clients' memory stay as they were.
+        A round whose result is NaN or infinite is skipped: the state and the memory of clients do not change.
         """
         fed, state, broken = self.fed, self.state, ""
         layer_stats: dict[str, Layer] = {}
@@ -134,18 +134,18 @@ class Turn:
             if state.skipped >= fed.patience:
                 why = next(iter(self.uploads.failed.values()), "every client dropped out")
                 raise DivergedError(
-                    f"round {self.number}: no usable upload in {state.skipped} rounds in a row; the last: {why}"
+                    f"round {self.number}: no usable upload in {state.skipped} rounds in a row; last reason: {why}"
                 )
         self.clock.lap("aggregate")
-        found = score(state.out.params) if score else None
+        result = score(state.out.params) if score else None
         self.clock.lap("evaluate")
-        return state, self.uploads.outcome(self.number, found, layer_stats, len(self.dropped), self.clock.seconds)
+        return state, self.uploads.outcome(self.number, result, layer_stats, len(self.dropped), self.clock.seconds)
 
 
 class Training:
-    """A run: what does not change in it, the state after its last round, and what its clients remember.
+    """A run: its federation, the state after its last round, and the memory of its clients.
 
-    `run_rounds` trains it, alone or beside others on one engine.
+    `run_rounds` trains it, alone or together with others on one engine.
     """
 
     def __init__(
@@ -165,18 +165,18 @@ class Training:
     def finished(self) -> bool:
         return self.state.number >= self.rounds
 
-    def draw(self, ahead: int = 0) -> Drawn | None:
-        """The cohort of the next round, or of one so many rounds later; None when there is no such round."""
+    def draw(self, ahead: int = 0) -> DrawnRound | None:
+        """Draw the next round, or the round `ahead` rounds later; None after the last round."""
         number = self.state.number + 1 + ahead
         return draw(self.fed, number, self.engine.home) if number <= self.rounds else None
 
-    def begin(self, drawn: Drawn | None = None) -> Turn:
-        """The next round: its job is to be done, and its uploads taken, before its end."""
-        return Turn(self.fed, self.state, self.memory, drawn or self.draw())
+    def begin(self, drawn: DrawnRound | None = None) -> OpenRound:
+        """Open the next round; its job is then trained, and its uploads are taken, before `end`."""
+        return OpenRound(self.fed, self.state, self.memory, drawn or self.draw())
 
-    def end(self, turn: Turn) -> Outcome:
+    def end(self, opened: OpenRound) -> Outcome:
         """Aggregate and evaluate a round."""
-        self.state, outcome = turn.end(self.engine.evaluate)
+        self.state, outcome = opened.end(self.engine.evaluate)
         return outcome
 
     def finish(self) -> None:
@@ -184,15 +184,15 @@ class Training:
         self.close()
 
     def checkpoint(self) -> None:
-        """Make this round one to resume from, where there is a record; only between rounds."""
+        """Write a checkpoint of this round, if there is a record; only between rounds."""
 
     def close(self) -> None:
-        """Stop here: no further round is trained."""
+        """Stop: no further round is trained."""
         self.closed = True
 
 
 class Ended(NamedTuple):
-    """How a run ended before its last round."""
+    """A run that ended before its last round."""
 
     problem: Exception
 
@@ -200,19 +200,19 @@ class Ended(NamedTuple):
 def run_rounds(
     runs: Sequence[Training], engine: Engine, stop: Callable[[], bool] = lambda: False
 ) -> Generator[tuple[int, Outcome | Ended]]:
-    """Train runs on one engine, each round of all of them together, to their last rounds or until `stop`.
+    """Train runs on one engine, each round of all runs together, to their last rounds or until `stop` is true.
 
-    Yields the place of a run and the outcome of its round, or the problem that ended this run alone. When stopped, each
-    run has a checkpoint to resume from. The caller closes runs and engine.
+    Yields the index of a run and the outcome of its round, or the exception that ended this run alone. When stopped,
+    each run has a checkpoint to resume from. The caller closes runs and engine.
     """
-    ahead: dict[int, Drawn] = {}
+    ahead: dict[int, DrawnRound] = {}
     side = torch.cuda.Stream() if engine.home.type == "cuda" else None  # type: ignore[no-untyped-call]
     while training := [(place, run) for place, run in enumerate(runs) if not run.closed]:
         if stop():
             for _, run in training:
                 run.checkpoint()
             return
-        if last := [run for _, run in training if run.finished]:  # stopped after its last round and before its end
+        if last := [run for _, run in training if run.finished]:  # was stopped after its last round and before `finish`
             for run in last:
                 run.finish()
             continue
@@ -222,51 +222,54 @@ def run_rounds(
 
 
 def _round(
-    training: Sequence[tuple[int, Training]], engine: Engine, drawn: Mapping[int, Drawn], side: torch.cuda.Stream | None
-) -> tuple[list[tuple[int, Outcome | Ended]], dict[int, Drawn]]:
-    """One round of each run, from the draw of its cohort to the next broadcast; and the cohorts of the next round."""
+    training: Sequence[tuple[int, Training]],
+    engine: Engine,
+    drawn: Mapping[int, DrawnRound],
+    side: torch.cuda.Stream | None,
+) -> tuple[list[tuple[int, Outcome | Ended]], dict[int, DrawnRound]]:
+    """Train one round of each run; return the outcomes, and the cohorts of the next round."""
     alone, begin = len(training) == 1, time.perf_counter()
-    begun: list[tuple[int, Training, Turn]] = []
+    begun: list[tuple[int, Training, OpenRound]] = []
     outcomes: list[tuple[int, Outcome | Ended]] = []
     for place, run in training:
         try:
-            turn = run.begin(drawn.get(place))
-            begun.append((place, run, turn if alone else _remembered(turn)))
+            opened = run.begin(drawn.get(place))
+            begun.append((place, run, opened if alone else _remembered(opened)))
         except Exception as problem:
             run.close()
             outcomes.append((place, Ended(problem)))
     if not begun:
         return outcomes, {}
-    uploads = engine.train([turn.job for _, _, turn in begun if turn.job])
-    with _aside(side):  # while the device trains
+    uploads = engine.train([opened.job for _, _, opened in begun if opened.job])
+    with _on_stream(side):  # while the device trains
         ahead = {place: later for place, run, _ in begun if (later := run.draw(1))}
     arrived = iter(uploads if alone else [iter(list(each)) for each in uploads])
     passed = (time.perf_counter() - begin) / len(begun)
-    for place, run, turn in begun:
-        if not alone:  # trained together: each has an equal part of the time
-            turn.clock.pause()
-            turn.clock.seconds["clients"] = passed
-        if turn.job:
-            turn.take(next(arrived))
+    for place, run, opened in begun:
+        if not alone:  # trained together: each run is charged an equal part of the time
+            opened.clock.pause()
+            opened.clock.seconds["clients"] = passed
+        if opened.job:
+            opened.take(next(arrived))
         try:
-            outcomes.append((place, run.end(turn)))
-        except Exception as problem:  # of this run alone; the others are trained further
+            outcomes.append((place, run.end(opened)))
+        except Exception as problem:  # ends this run alone; the others continue
             run.close()
             outcomes.append((place, Ended(problem)))
     return outcomes, ahead
 
 
-def _remembered(turn: Turn) -> Turn:
-    """The round with its clients' memory at hand: a problem with reading it is of this run alone."""
-    if turn.job:
-        memory = {client: turn.job.recall(client) for client in turn.job.clients}
-        turn.job = turn.job._replace(recall=memory.__getitem__)
-    return turn
+def _remembered(opened: OpenRound) -> OpenRound:
+    """Load the memory of the clients, so that an error while reading it ends this run alone."""
+    if opened.job:
+        memory = {client: opened.job.recall(client) for client in opened.job.clients}
+        opened.job = opened.job._replace(recall=memory.__getitem__)
+    return opened
 
 
 @contextmanager
-def _aside(side: torch.cuda.Stream | None) -> Iterator[None]:
-    """On a stream of its own, which the current one waits for."""
+def _on_stream(side: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run on a separate stream, which the current stream then waits for."""
     if side is None:
         yield
         return
@@ -276,19 +279,19 @@ def _aside(side: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds per phase."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now, self.last = now, now()
         self.seconds: dict[str, float] = {}
 
     def lap(self, phase: str) -> float:
-        """What passed since the last lap belongs to this phase; how much that was."""
+        """Add the time since the last lap to this phase, and return it."""
         now = self.now()
         passed, self.last = now - self.last, now
         self.seconds[phase] = self.seconds.get(phase, 0.0) + passed
         return passed
 
     def pause(self) -> None:
-        """What passed since the last lap was another run's."""
+        """Ignore the time since the last lap, which another run used."""
         self.last = self.now()

@@ -1,4 +1,4 @@
-"""What is recorded of a round beside its result: bytes, times, errors, and figures of each layer."""
+"""Statistics of a round: bytes, times, errors, and values of each layer."""
 
 import math
 
@@ -20,18 +20,18 @@ class Statistics:
 
     def __init__(self, fed: Federation, sent: Broadcast) -> None:
         self.fed, self.sent = fed, sent
-        self.used: list[Upload] = []  # in the mean; without frames and memory
+        self.used: list[Upload] = []  # uploads in the mean, without frames and memory
         self.bytes_up = [0, 0, 0]  # codes, side data, header
-        self.estimated: int | None = None  # bytes, once there is an upload of estimated length
-        self.framed = False  # whether such uploads were framed to check the estimate
+        self.estimated: int | None = None  # bytes; None without uploads of estimated length
+        self.framed = False  # True if such uploads were also framed to check the estimate
         self.fixed: dict[Uplink, tuple[int, int]] = {}
         self.errors: list[float] = []
         self.train = self.encode = 0.0  # seconds, of all uploads
-        self.slowest: float | None = None
+        self.slowest: float | None = None  # seconds of encoding and transfer
         self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
 
     def spend(self, upload: Upload) -> None:
-        """Add the time of an upload, whether it is used or not."""
+        """Add the time of an upload, used or not."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
 
     def count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
@@ -45,25 +45,25 @@ class Statistics:
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
 
     def _count_bytes(self, upload: Upload, job: Job, uplink: Uplink) -> None:
-        """Bytes by what they are: codes, side data, header; and the total by estimates, where there are some."""
+        """Count bytes of codes, side data and header, and the total with estimates."""
         before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
         if self.estimated is not None or estimate is not None:
-            own = len(upload.frame) if estimate is None else estimate
-            self.estimated = (before if self.estimated is None else self.estimated) + own + len(upload.extra)
+            length = len(upload.frame) if estimate is None else estimate
+            self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.extra)
             self.framed = job.frames
         if uplink not in self.fixed:
             self.fixed[uplink] = fixed(quantized(uplink, self.fed.task.trained), self.sent.params)
-        about, side = self.fixed[uplink]
-        self.bytes_up[0] += len(upload.frame) - about - side
+        header, side = self.fixed[uplink]
+        self.bytes_up[0] += len(upload.frame) - header - side
         self.bytes_up[1] += side
-        self.bytes_up[2] += about
+        self.bytes_up[2] += header
         if upload.extra:
-            about, _ = fixed(EXACT, self.sent.control)
-            self.bytes_up[0] += len(upload.extra) - about
-            self.bytes_up[2] += about
+            header, _ = fixed(EXACT, self.sent.control)
+            self.bytes_up[0] += len(upload.extra) - header
+            self.bytes_up[2] += header
 
     def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
-        """Statistics of each layer, and the name of a tensor that the server's rules made infinite, or ''."""
+        """Statistics of each layer, and the name of a tensor that the server's rules made NaN or infinite, or ''."""
         rule = shift_of(self.fed.algorithm) or Shift(max_share=1.0)
         share, known, figures = rule.share_in(rnd), self.fed.filters, list[Tensor]()
         for name in self.fed.layers:
@@ -75,19 +75,19 @@ class Statistics:
             figures += [torch.linalg.vector_norm(new - start).double(), rms(means[1]), rms(means[2])]
         checked = self._checked(out, server, before)
         figures += [largest(x) for pair in checked.values() for x in pair]
-        seen = iter(torch.stack(figures).tolist())  # at once: a GPU answers slowly
+        values = iter(torch.stack(figures).tolist())  # one transfer, because each synchronizes with the GPU
         stats: dict[str, Layer] = {}
         for i, name in enumerate(self.fed.layers):
-            before_shift, after, gain, step, *spread = (next(seen) for _ in range(6))
+            before_shift, after, gain, step, *spread = (next(values) for _ in range(6))
             drifts = zip(*(upload.drift[i] for upload in self.used), strict=True)
-            far = [sum(column) / len(self.used) for column in drifts]
-            stats[name] = Layer(before_shift, after, gain > 0, step, *far, *spread)
-        reach = {name: [next(seen) for _ in pair] for name, pair in checked.items()}
+            mean_drifts = [sum(column) / len(self.used) for column in drifts]
+            stats[name] = Layer(before_shift, after, gain > 0, step, *mean_drifts, *spread)
+        reach = {name: [next(values) for _ in pair] for name, pair in checked.items()}
         broken = (n for n, (new, *old) in reach.items() if not math.isfinite(new) and all(map(math.isfinite, old)))
         return stats, next(broken, "")
 
     def _checked(self, out: Broadcast, server: Params, before: Params) -> dict[str, tuple[Tensor, ...]]:
-        """Tensors that must be finite, each with what it was before, where that may have been infinite."""
+        """Tensors that must be finite, with their previous values if those could be infinite."""
         trees = (("", out.params, self.sent.params), ("control ", out.control, self.sent.control))
         return {
             prefix + name: (x, old[name]) if name in old and (prefix or name not in self.fed.task.trained) else (x,)
@@ -108,7 +108,7 @@ class Statistics:
         failed: dict[int, str],
         capped: int,
     ) -> Outcome:
-        """The record of a round in which so many uploads arrived and so many clients were lost before."""
+        """Outcome of the round; `dropped` clients dropped out before they uploaded."""
         errors, sent_to = self.errors, len(self.used) + len(failed) + dropped
         codes, side, header = self.bytes_up
         return Outcome(
@@ -136,6 +136,6 @@ def rms(x: Tensor) -> Tensor:
 
 
 def largest(x: Tensor) -> Tensor:
-    """The largest magnitude, NaN or infinite where x holds one."""
-    far: Tensor = torch.linalg.vector_norm(x, math.inf)
-    return far.double()
+    """Largest magnitude, NaN or infinite if x contains NaN or infinity."""
+    norm: Tensor = torch.linalg.vector_norm(x, math.inf)
+    return norm.double()

@@ -3,10 +3,9 @@
     u = w_k            or  w_k - w_t
     send Q(u + e)      and keep  e = (u + e) - Q(u + e)
 
-Without feedback e is zero and forgotten. On weights this is the paper's Fed-EF (Li, Li 2023).
+Without feedback e is zero and not stored. On weights this is the paper's Fed-EF (Li, Li 2023).
 """
 
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,15 +16,14 @@ from torch import Tensor
 from fedshift.codecs.base import Codec
 from fedshift.codecs.exact import Identity
 from fedshift.codecs.named import WIDTH, make_codec
-from fedshift.core import rng
 from fedshift.core.tree import take, tmap
 from fedshift.core.types import Decoded, Params
 from fedshift.rounds.uplinks import expanded
 from fedshift.wire.frame import Header
 from fedshift.wire.reader import as_dtype
-from fedshift.wire.writer import EXACT, Choice, Writer, choose, header, unpack
+from fedshift.wire.writer import EXACT, Choice, Writer, choose, header, tensor_key, unpack
 
-ERROR = "error/"  # in a client's memory, where the uplink's part of it lies
+ERROR = "error/"  # prefix of the uplink's part of a client's memory
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Uplink:
 
 
 def named(name: str) -> Uplink:
-    """The uplink of a client by its name in `uplinks`; of "paper", that of a client with few bits.
+    """Uplink of a client by its name in `uplinks`; for "paper", that of a quantized client.
 
     >>> named("lean").update, named("exact") == Uplink()
     (True, True)
@@ -59,10 +57,12 @@ def named(name: str) -> Uplink:
 
 
 class Sent(NamedTuple):
+    """An encoded upload, and the client's view of it."""
+
     frame: bytes
-    coded: Params  # u + e: what went into the codec
-    decoded: Params  # the weights the server will read
-    error: Params  # what the codec lost of each quantized tensor; kept for the next round with feedback
+    coded: Params  # u + e: input of the codec
+    decoded: Params  # weights that the server decodes
+    error: Params  # quantization error of each quantized tensor; with feedback, added in the next round
 
 
 def send(
@@ -78,9 +78,9 @@ def send(
     writer: Writer | None = None,
     reset: bool = False,
 ) -> Sent:
-    """Upload of a client that began with `start` and ended with w; a writer for this uplink and model saves time.
+    """Encode the upload of a client that started from `start` and trained to w.
 
-    `reset`: the client has lost its memory, and `error` starts anew.
+    `writer`: for this uplink and model; saves time. `reset`: the client lost its memory, and `error` was reset.
     """
     u = message(uplink, w, start, error)
     writer = writer or Writer(quantized(uplink, trained), u)
@@ -107,7 +107,7 @@ def message(uplink: Uplink, w: Params, start: Params, error: Params) -> Params:
 
 
 def received(update: bool, arrived: Params, start: Params) -> Params:
-    """Q(u), or w_t + Q(u) for an update: the weights that the server reads, of one client or of K stacked."""
+    """Q(u), or w_t + Q(u) for an update: the weights that the server decodes, of one client or of K stacked."""
     return tmap(_sum, arrived, start) if update else arrived
 
 
@@ -117,7 +117,7 @@ def lost(u: Params, arrived: Params) -> Params:
 
 
 def split_memory(memory: Params) -> tuple[Params, Params]:
-    """Return what the client rule remembers, and the error of each tensor that the uplink feeds back.
+    """Return the memory of the client rule, and the error of each tensor that the uplink feeds back.
 
     >>> split_memory({"c": torch.ones(1), "error/w": torch.zeros(1)})
     ({'c': tensor([1.])}, {'w': tensor([0.])})
@@ -132,7 +132,7 @@ def join_memory(rule: Params, errors: Params) -> Params:
 
 
 def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
-    """The codec of each tensor: buffers and frozen weights are in no pattern, and travel exactly."""
+    """Codec of each trained tensor; buffers and frozen weights match no name and are sent exactly."""
     return dict.fromkeys(trained, uplink.codec)
 
 
@@ -147,20 +147,19 @@ def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) 
 
 
 def code_tensor(codec: Codec, name: str, u: Tensor, key: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """One tensor of K stacked clients through its codec: the decoded values (K, ...), and the codes of each segment.
+    """Encode and decode one tensor of K stacked clients: the decoded values (K, ...), and the codes of each segment.
 
-    What travels exactly is returned as it is, and its codes are its bytes.
+    An exact tensor is returned unchanged, and its codes are its bytes.
     """
     if isinstance(codec.quantizer, Identity):
         return u, [u.contiguous().view(len(u), -1).view(torch.uint8)]
-    tensor_key = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
-    parts = codec.encode(u, tensor_key)
+    parts = codec.encode(u, tensor_key(codec, name, key))
     values = as_dtype(codec.decode(parts, len(u), u.shape[1:]), u.dtype).to(u.dtype)
     return values, [codes for codes, _ in parts]
 
 
 def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> Params:
-    """The weights a frame stands for, as both ends work them out; `codec` as in `unpack`."""
+    """Weights of an upload, as client and server compute them; `codec` as in `unpack`."""
     if isinstance(frame, Decoded):
         return frame.params
     arrived = unpack(frame, like=start, codec=codec)

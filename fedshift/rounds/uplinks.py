@@ -1,17 +1,17 @@
-"""Uplinks by name: settings of `[uplink]` that were measured together.
+"""Named uplinks: settings of `[uplink]` that were measured together.
 
     uplink = "lean"                 in a file, --uplink lean on the command line, QuantizeMod("lean") on Flower
 
-A name sets how clients upload and nothing else; the server's shift keeps its own default.
+A name sets only the uploads of clients; the shift of the server keeps its default.
 """
 
 from typing import Any
 
 UPDATES: dict[str, Any] = {"coder": "range", "biases": True, "send": "updates", "feedback": True}
 UPLINKS: dict[str, dict[str, Any]] = {
-    # every client uploads its weights as they are
+    # every client uploads exact weights
     "exact": {"bits": 32},
-    # the paper's: half of the clients upload weights as 4-bit K-means codes, the nearest ones
+    # as in the paper: half of the clients upload weights as 4-bit K-means codes
     "paper": {"bits": "32+4", "quantizer": "kmeans", "coder": "bitpack", "send": "weights", "feedback": False},
     # 38 times fewer bytes on digits, 53 on CIFAR-10, both within noise of exact uploads (docs/guides/choosing-bits.md)
     "lean": {"quantizer": "step", "rate": 0.6} | UPDATES,
@@ -21,7 +21,7 @@ UPLINKS: dict[str, dict[str, Any]] = {
 
 
 def expanded(name: str) -> dict[str, Any]:
-    """The settings that a name stands for; ValueError for one that is not known.
+    """Settings of a named uplink; ValueError for an unknown name.
 
     >>> expanded("exact")
     {'bits': 32}

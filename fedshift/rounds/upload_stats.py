@@ -13,7 +13,7 @@ BINS = 64
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32 at least"""
+    """x in float32 or float64"""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -25,14 +25,14 @@ def drift(w: Tensor, start: Tensor) -> Tensor:
     (tensor(5.), tensor([5., 0.]))
     """
     axes = tuple(range(-start.ndim - 1, 0))  # one more than those of the layer, because () would mean all axes
-    far: Tensor = torch.linalg.vector_norm(wide(w - start).unsqueeze(-1), dim=axes)
-    return far
+    norm: Tensor = torch.linalg.vector_norm(wide(w - start).unsqueeze(-1), dim=axes)
+    return norm
 
 
 def relative_error(u: Params, error: Params) -> float:
-    """|u - Q(u)| / |u| over all quantized tensors of one client, 0 where nothing was lost.
+    """|u - Q(u)| / |u| over all quantized tensors of one client, 0 if nothing was lost.
 
-    `stacked_relative_errors` is the same on a device. The last bits of the two differ: `math.hypot` rounds once.
+    `stacked_relative_errors` is the same on a device. The last bits of both differ: `math.hypot` rounds once.
     """
     lost = math.hypot(*(float(torch.linalg.vector_norm(e)) for e in error.values()))
     whole = math.hypot(*(float(torch.linalg.vector_norm(u[name])) for name in error))
@@ -51,20 +51,20 @@ def stacked_relative_errors(u: Params, arrived: Params) -> Tensor:
 
 
 def flat(x: Tensor) -> Tensor:
-    """(K, ...) -> (K, n), in float32 at least"""
+    """(K, ...) -> (K, n), in float32 or float64"""
     return wide(x.reshape(len(x), -1))
 
 
 def histograms(u: Params, error: Params, layers: Sequence[str]) -> tuple[Histogram, ...]:
-    """Weights of each quantized layer of one client, before and after the quantizer."""
-    found = []
+    """Histograms of each quantized layer of one client, before and after the quantizer."""
+    result = []
     for name in layers:
         if name in error:
             x = u[name].float()
             low, high = map(float, torch.aminmax(x))
             counts = [_counts(values, low, high) for values in (x, x - error[name].float())]
-            found.append(Histogram(name, low, high, *counts))
-    return tuple(found)
+            result.append(Histogram(name, low, high, *counts))
+    return tuple(result)
 
 
 def _counts(x: Tensor, low: float, high: float) -> list[int]:

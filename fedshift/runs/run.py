@@ -18,7 +18,7 @@ from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Engine, duplicate
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
-from fedshift.rounds.loop import Clock, DivergedError, Drawn, Ended, Ram, Training, Turn, run_rounds
+from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
 from fedshift.runs.journal import Journal, require
 from fedshift.runs.record import SETTINGS, begun, finished, remains, settings_of
 
@@ -163,7 +163,7 @@ class Run(Training):
             raise outcome.problem
         return outcome
 
-    def begin(self, drawn: Drawn | None = None) -> Turn:
+    def begin(self, drawn: DrawnRound | None = None) -> OpenRound:
         """The next round: its job is to be done, and its uploads taken, before its end."""
         number, record = self.state.number + 1, self.experiment.record
         histograms, frames = (
@@ -171,15 +171,15 @@ class Run(Training):
         )
         frames = frames or (self.journal is not None and not self.journal.folder.estimates)
         drawn = drawn or self.draw()
-        return Turn(self.fed, self.state, self.memory, drawn, histograms=histograms, frames=frames)
+        return OpenRound(self.fed, self.state, self.memory, drawn, histograms=histograms, frames=frames)
 
-    def end(self, turn: Turn) -> Outcome:
+    def end(self, opened: OpenRound) -> Outcome:
         """Aggregate, evaluate and record a round; the last one ends the run."""
         rounds, every = self.experiment.train.rounds, self.experiment.record.evaluate
-        due = turn.number == rounds or turn.number % every == 0
-        self.state, outcome = turn.end(self.engine.evaluate if due else None)
+        due = opened.number == rounds or opened.number % every == 0
+        self.state, outcome = opened.end(self.engine.evaluate if due else None)
         for client, why in outcome.failed.items():
-            self.tell(f"round {turn.number}: client {client} is left out: {why}")
+            self.tell(f"round {opened.number}: client {client} is left out: {why}")
         outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
         clock = Clock()
         if self.journal:

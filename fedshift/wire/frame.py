@@ -1,8 +1,8 @@
-"""The layout of one upload in bytes; docs/wire.md is its specification.
+"""Byte layout of one upload; docs/wire.md is its specification.
 
-    magic, version, flags, length, examples, base round, tensors | one record a tensor | buffers | CRC-32
+    magic, version, flags, length, examples, base round, tensors | one record per tensor | buffers | CRC-32
 
-This module knows bytes and bounds. What a record's buffers mean is `wire`'s business.
+This module knows bytes and bounds; `reader` and `writer` interpret the buffers.
 """
 
 import struct
@@ -20,31 +20,31 @@ MOST_AXES = 16
 
 
 class WireError(ValueError):
-    """A frame that cannot be trusted, and what is wrong with it.
+    """A frame is invalid; the message states the reason.
 
     >>> from fedshift import header
     >>> header(b"GARBAGE" * 9)
     Traceback (most recent call last):
-    fedshift.wire.frame.WireError: the frame begins with b'GARB', not with b'FEDS'
+    fedshift.wire.frame.WireError: the frame begins with b'GARB' instead of b'FEDS'
     """
 
 
 class Header(NamedTuple):
-    """What a client says about its upload.
+    """Information about an upload, as its client states it.
 
     >>> Header(update=True, base=7, examples=600)
     Header(update=True, base=7, examples=600, reset=False, lossy=False)
     """
 
-    update: bool = False  # the change since the base round's model, rather than the weights themselves
-    base: int = 0  # the round whose model the client started from
-    examples: int = 0  # how many examples it trained on
-    reset: bool = False  # its memory (error feedback, a control) was lost and starts anew
-    lossy: bool = False  # some tensor does not travel exactly: derived by pack
+    update: bool = False  # an update (the change since the base round), not weights
+    base: int = 0  # round whose model the client started from
+    examples: int = 0  # number of examples the client trained on
+    reset: bool = False  # the client's memory (error feedback, control) was lost and reset
+    lossy: bool = False  # some tensor is not exact; set by pack
 
 
 class TensorRecord(NamedTuple):
-    """One tensor: what it is called, how it is coded, where its buffers lie."""
+    """Name, shape, codec and buffer size of one tensor, with the numbers of the wire format."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,18 +58,19 @@ class TensorRecord(NamedTuple):
 
 
 def describe(records: Sequence[TensorRecord]) -> bytes:
+    """Bytes of the records."""
     return b"".join(_record(record) for record in records)
 
 
 def build(header: Header, tensors: int, described: bytes, buffers: Sequence[bytes]) -> bytes:
-    """The frame of so many records, whose buffers are, for each in turn, its side data and its codes."""
+    """Frame from its header, the bytes of its records, and the buffers: side data and codes of each tensor in turn."""
     length = PRELUDE.size + len(described) + sum(map(len, buffers)) + CRC.size
     flags = UPDATE * header.update | RESET * header.reset | LOSSY * header.lossy
     try:
         prelude = PRELUDE.pack(MAGIC, VERSION, flags, length, header.examples, header.base, tensors)
     except struct.error:
         raise ValueError(
-            f"examples={header.examples}, base={header.base}: must be whole numbers, 0 or more, "
+            f"examples={header.examples}, base={header.base}: must be integers of 0 or more, "
             "examples below 2^64 and base below 2^32"
         ) from None
     crc = 0
@@ -84,43 +85,43 @@ def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
     return PRELUDE.size + records + CRC.size
 
 
-class Opened(NamedTuple):
-    """A frame of which the prelude and the checksum were checked."""
+class ParsedFrame(NamedTuple):
+    """A frame whose prelude and checksum are valid."""
 
     header: Header
     tensors: int
     rest: memoryview  # records, then buffers
 
 
-def parse(data: bytes | memoryview) -> Opened:
-    """What a frame says about itself, after all checks that the frame alone allows."""
+def parse(data: bytes | memoryview) -> ParsedFrame:
+    """Read the prelude of a frame; raise WireError if prelude or checksum is invalid."""
     view = memoryview(data).cast("B")
     if len(view) < PRELUDE.size + CRC.size:
-        raise WireError(f"{len(view)} bytes are too few for a frame, which has {PRELUDE.size + CRC.size} or more")
+        raise WireError(f"{len(view)} bytes are too few for a frame, which has at least {PRELUDE.size + CRC.size}")
     magic, version, flags, length, examples, base, tensors = PRELUDE.unpack_from(view)
     if magic != MAGIC:
-        raise WireError(f"the frame begins with {magic!r}, not with {MAGIC!r}")
+        raise WireError(f"the frame begins with {magic!r} instead of {MAGIC!r}")
     if version != VERSION:
         raise WireError(f"the frame has version {version}; this program reads version {VERSION}")
     if length != len(view):
-        raise WireError(f"the frame says it has {length} bytes, but {len(view)} are here")
+        raise WireError(f"the frame has {len(view)} bytes instead of {length}, the length in its header")
     if zlib.crc32(view[: -CRC.size]) != CRC.unpack_from(view, length - CRC.size)[0]:
-        raise WireError("the checksum does not match: the frame was damaged on its way")
+        raise WireError("the checksum does not match: the frame was damaged in transit")
     if flags & ~(UPDATE | RESET | LOSSY):
         raise WireError(f"unknown flags {flags:#06x}")
     header = Header(bool(flags & UPDATE), base, examples, bool(flags & RESET), bool(flags & LOSSY))
-    return Opened(header, tensors, view[PRELUDE.size : -CRC.size])
+    return ParsedFrame(header, tensors, view[PRELUDE.size : -CRC.size])
 
 
-def records(frame: Opened, expected: int) -> tuple[list[TensorRecord], int]:
-    """As many records as expected, and the bytes they take."""
+def records(frame: ParsedFrame, expected: int) -> tuple[list[TensorRecord], int]:
+    """Return the records, whose number must be the expected one, and their size in bytes."""
     if frame.tensors != expected:
-        raise WireError(f"the frame has {frame.tensors} tensors, the model {expected}")
-    found, at = [], 0
+        raise WireError(f"the frame has {frame.tensors} tensors, the model has {expected}")
+    result, at = [], 0
     for number in range(expected):
         record, at = _read_record(frame.rest, at, number)
-        found.append(record)
-    return found, at
+        result.append(record)
+    return result, at
 
 
 def _record(record: TensorRecord) -> bytes:
@@ -128,7 +129,9 @@ def _record(record: TensorRecord) -> bytes:
     if len(name) >= 1 << 16:
         raise ValueError(f"{record.name[:40]}...: a tensor's name must be shorter than 65,536 bytes")
     if len(record.shape) > MOST_AXES or any(n >= 1 << 32 for n in record.shape):
-        raise ValueError(f"{record.name}: shape {record.shape} has over {MOST_AXES} axes or one of 2^32 or more")
+        raise ValueError(
+            f"{record.name}: shape {record.shape} has more than {MOST_AXES} axes or an axis of 2^32 or more"
+        )
     return (
         struct.pack("<HB", len(name), len(record.shape))
         + name
@@ -141,14 +144,14 @@ def _read_record(view: memoryview, at: int, number: int) -> tuple[TensorRecord, 
     try:
         length, axes = struct.unpack_from("<HB", view, at)
         if axes > MOST_AXES:
-            raise WireError(f"tensor {number} has {axes} axes; {MOST_AXES} are allowed")
+            raise WireError(f"tensor {number} has {axes} axes; at most {MOST_AXES} are allowed")
         at += 3
         name = bytes(view[at : at + length]).decode()
         shape = struct.unpack_from(f"<{axes}I", view, at + length)
         at += length + 4 * axes
         record = TensorRecord(name, shape, *CODEC.unpack_from(view, at))
     except struct.error:
-        raise WireError(f"the record of tensor {number} runs beyond the frame") from None
+        raise WireError(f"the record of tensor {number} extends beyond the frame") from None
     except UnicodeDecodeError:
         raise WireError(f"the name of tensor {number} is not UTF-8") from None
     return record, at + CODEC.size

@@ -1,4 +1,4 @@
-"""The server's running mean: frames come in one by one, and only their sum is kept."""
+"""Running mean of the server: frames are added one by one, and only their sum is stored."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -17,16 +17,16 @@ from fedshift.wire.reader import Part, Reader, as_dtype
 from fedshift.wire.writer import Choice, expected
 
 LIGHTEST, HEAVIEST = 1e-9, 1e18  # weights whose products and sums are safe in float32
-ROOM = 0.999  # of the largest number, so that rounding cannot go beyond it
+MARGIN = 0.999  # of the largest number, so that rounding cannot exceed it
 
 
 class Mean:
-    """w = sum_k p_k w_k / sum_k p_k over the frames accepted, read piece by piece.
+    """w = sum_k p_k w_k / sum_k p_k over the accepted frames, which are decoded piece by piece.
 
-    Memory: one model, whatever the number of uploads. A frame is checked whole before any of it is
-    added, so a refused one leaves no trace. An update counts as `base + update`. Integer tensors
-    are neither averaged nor added to a base: they are those of the first frame. A run, which knows
-    all uploads of a round, puts their elementwise median there instead (`bounds.median_integers`).
+    Memory: one model, for any number of uploads. The whole frame is checked before any part is
+    added, so a refused frame has no effect. An update counts as `base + update`. Integer tensors
+    are neither averaged nor added to a base: those of the first frame are used. A run, which knows
+    all uploads of a round, uses their elementwise median instead (`bounds.median_integers`).
 
     >>> from fedshift import Codec, Identity, pack
     >>> mean = Mean(like={"w": torch.zeros(2)})
@@ -44,49 +44,49 @@ class Mean:
         self._sum: Params = {}
         self._bound = dict.fromkeys(like, 0.0)  # on the magnitude of the sum
         self._most = {
-            name: tuple(ROOM * torch.finfo(dtype).max for dtype in (x.dtype, _wide(x.dtype)))
+            name: tuple(MARGIN * torch.finfo(dtype).max for dtype in (x.dtype, _wide(x.dtype)))
             for name, x in like.items()
             if x.is_floating_point()
         }
         self._taken = False
         if base is not None and all(x.device == CPU for x in base.values()):
-            _ = self._base_reach  # what is wrong with it is said at once
+            _ = self._base_reach  # an invalid base is an error now
 
     @cached_property
     def _base_reach(self) -> dict[str, float]:
-        """On a GPU looked at when it is needed: it takes time there, and decoded uploads do without."""
+        """Largest magnitude of each tensor of the base; computed on first use, because it takes time on a GPU."""
         return {} if self.base is None else _reach(self.base, self.like)
 
     @property
     def share(self) -> float:
-        """The part of the weight that lossy uploads have: the paper's I/K."""
+        """Share of lossy uploads in the total weight: the paper's I/K."""
         return self.lossy_weight / self.weight if self.weight else 0.0
 
     def add(self, data: bytes | memoryview, weight: float = 1.0, codec: Choice | None = None) -> Header:
-        """Add one frame, or raise a WireError and leave everything as it was; `codec` as in `open`."""
+        """Add one frame, or raise a WireError and change nothing; `codec` as in `open`."""
         self._check(weight)
         return self._fold(self.open(data, codec), weight)
 
     def add_opened(self, frame: "Frame", weight: float = 1.0) -> Header:
-        """Add a frame that `open` has read."""
+        """Add a frame that `open` returned."""
         self._check(weight)
         return self._fold(frame, weight)
 
     def open(self, data: bytes | memoryview, codec: Choice | None = None) -> "Frame":
-        """Read a frame without adding it; WireError where it is not one of the model.
+        """Read and check a frame without adding it; raise WireError if it does not fit the model.
 
         With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
         """
         header, parts = self._reader.open(data, expected(codec, self.like))
         if header.update and self.base is None:
-            raise WireError("the frame holds an update, and no base was given to add it to")
+            raise WireError("the frame contains an update, but the mean has no base to add it to")
         return Frame(header, parts)
 
     def _check(self, weight: float) -> None:
         if not LIGHTEST <= weight <= HEAVIEST:
             raise ValueError(f"weight={weight}: an upload's weight must be between {LIGHTEST:g} and {HEAVIEST:g}")
         if self._taken:
-            raise ValueError("the mean was taken already; the next one begins with a new Mean")
+            raise ValueError("the mean was already taken; create a new Mean for the next one")
 
     def _fold(self, frame: "Frame", weight: float) -> Header:
         header, parts = frame
@@ -111,7 +111,7 @@ class Mean:
         return header
 
     def _bounded(self, reach: Mapping[str, float], weight: float, update: bool) -> dict[str, float]:
-        """Bounds on the sum with one more upload, whose numbers reach so far; WireError where one could overflow."""
+        """Bounds on the sum with one more upload of magnitudes `reach`; WireError if the sum could overflow."""
         bound = dict(self._bound)
         for name, (most, most_sum) in self._most.items():
             far = reach[name] + (self._base_reach[name] if update else 0.0)
@@ -119,11 +119,11 @@ class Mean:
             if bound[name] > most_sum:
                 raise WireError(f"{name}: adding the frame could overflow the sum")
             if far > most:
-                raise WireError(f"{name}: holds a number too large to be averaged in {self.like[name].dtype}")
+                raise WireError(f"{name}: contains a number too large to be averaged in {self.like[name].dtype}")
         return bound
 
     def take(self, upload: Decoded, weight: float = 1.0) -> None:
-        """Add weights that somebody decoded, where they are; an update is in them already."""
+        """Add decoded weights, on their device; an update is already added to its base."""
         params, lossy = upload.params, upload.lossy
         self._bound = self._bounded(upload.reach, weight, upload.update)
         self._begin(next(iter(params.values())).device)
@@ -143,9 +143,9 @@ class Mean:
             }
 
     def result(self) -> Params:
-        """The mean, with the shapes, dtypes and devices of `like`; the sum becomes it, so nothing can follow."""
+        """Return the mean, with the shapes, dtypes and devices of `like`; nothing can be added afterwards."""
         if self._taken or not self.count:
-            raise ValueError("the mean was taken already" if self._taken else "the mean of no uploads is not defined")
+            raise ValueError("the mean was already taken" if self._taken else "the mean of no uploads is undefined")
         self._taken = True
         mean = {}
         for name, x in self.like.items():
@@ -159,32 +159,32 @@ class Mean:
 
 
 class Frame(NamedTuple):
-    """A frame that was read and checked."""
+    """A frame that was read and checked; its tensors are still coded."""
 
     header: Header
     parts: dict[str, Part]
 
     def decoded(self) -> "Frame":
-        """The same with its values at hand, for a frame that is read more than once."""
+        """The same frame with decoded values, for a frame that is read more than once."""
         return self._replace(parts={name: part.decoded() for name, part in self.parts.items()})
 
 
-class Measured(NamedTuple):
-    """The change an upload makes to a base, and its integers."""
+class UploadNorms(NamedTuple):
+    """Norms of the change of an upload from a base, and its integer tensors."""
 
     trained: float  # |w_k - w| over trained tensors
-    buffers: float  # and over the other floating tensors
+    buffers: float  # the same over the other floating point tensors
     integers: Params
 
 
 class Ruler:
-    """Measures how far frames are from a base, in float64 and piece by piece; tensors in `skipped` do not count.
+    """Measure the distance of frames from a base, in float64 and piece by piece; tensors in `skipped` do not count.
 
     >>> from fedshift import Codec, Identity, pack
     >>> base = {"w": torch.zeros(2), "n": torch.tensor(1)}
     >>> frame = pack(Codec(Identity()), {"w": torch.tensor([3.0, -4.0]), "n": torch.tensor(7)})
     >>> Ruler(base, trained={"w"}).measure(Mean(base).open(frame))
-    Measured(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
+    UploadNorms(trained=5.0, buffers=0.0, integers={'n': tensor(7)})
     """
 
     def __init__(self, base: Params, trained: Collection[str], skipped: Collection[str] = ()) -> None:
@@ -195,29 +195,29 @@ class Ruler:
         self.buffers = [name for name in floats if name not in trained]
         self.variances = [name for name in self.buffers if fnmatchcase(name, VARIANCES)]
         self.integers = [name for name, x in base.items() if not x.is_floating_point()]
-        self._joint = {  # tensors of few numbers in one, by the first of their names
+        self._joint = {  # small tensors concatenated, by the first of their names
             names[0]: torch.cat([self.flat[name] for name in names])
             for names in (self.trained, self.buffers)
             if names and sum(self.flat[name].numel() for name in names) <= CHUNK
         }
 
-    def measure(self, frame: Frame) -> Measured:
-        """WireError where a variance is negative: a model with a negative variance has no finite output."""
+    def measure(self, frame: Frame) -> UploadNorms:
+        """Return the distances; raise WireError for a negative variance, with which a model has no finite output."""
         for name in self.variances:
             for start, values in frame.parts[name].values():
                 known = self.flat[name][start : start + len(values)] if frame.header.update else 0.0
                 if bool((values + known < 0).any()):
-                    raise WireError(f"{name}: holds a negative variance")
+                    raise WireError(f"{name}: contains a negative variance")
         integers = {name: self._integers(name, frame.parts[name]) for name in self.integers}
-        return Measured(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
+        return UploadNorms(self._far(self.trained, frame), self._far(self.buffers, frame), integers)
 
     def _far(self, names: list[str], frame: Frame) -> float:
-        """|w_k - w| over these tensors; a difference beyond float32 is infinite, and beyond every bound."""
+        """|w_k - w| over these tensors; a difference that overflows float32 is infinite."""
         if not names:
             return 0.0
         update, joint = frame.header.update, self._joint.get(names[0])
         values = [x for name in names if (x := frame.parts[name].whole) is not None] if joint is not None else []
-        if joint is not None and len(values) == len(names):  # few, and at hand: fastest at once
+        if joint is not None and len(values) == len(names):  # small and decoded: fastest as one tensor
             whole = torch.cat(values)
             return float(_norm(whole if update else whole - joint))
         norms = [
@@ -240,16 +240,16 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What to add up in: short floats in float32, integers as they are."""
+    """Dtype of a sum: float32 for shorter floats, otherwise the dtype itself."""
     return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else dtype
 
 
 def _reach(base: Params, like: Params) -> dict[str, float]:
-    """The largest magnitude of each tensor of a base, which must be a finite model like the others."""
+    """Largest magnitude of each tensor of a base, which must be finite and have the shapes of `like`."""
     if {name: x.shape for name, x in base.items()} != {name: x.shape for name, x in like.items()}:
         raise ValueError("the base must have the names and shapes of the model")
     both = {name: ends(x if x.is_floating_point() else x.double()) if x.numel() else (0, 0) for name, x in base.items()}
     reach = {name: max(abs(low), abs(high)) for name, (low, high) in both.items()}
     if broken := [name for name, (low, high) in both.items() if not (math.isfinite(low) and math.isfinite(high))]:
-        raise ValueError(f"the base holds NaN or infinity in {broken[0]}")
+        raise ValueError(f"the base contains NaN or infinity in {broken[0]}")
     return reach

@@ -24,15 +24,15 @@ class CodecRow(NamedTuple):
     """One codec on the whole model."""
 
     codec: str
-    bits: float  # sent, for each weight
+    bits: float  # sent per weight
     bytes: int
     encode_ms: float  # tensors to bytes, CPU time
     decode_ms: float
-    snr_db: float | None  # signal over error, None when nothing was lost
+    snr_db: float | None  # signal-to-noise ratio, None if nothing was lost
 
 
 def weights(seed: int = 0, of: Params | None = None) -> Params:
-    """A model, the paper's CNN, with weights as training leaves them: normal, one in a hundred from a Laplace tail."""
+    """Tensors with values like trained weights: normal, one in a hundred Laplace (default shapes: the paper's CNN)."""
     g = torch.Generator().manual_seed(seed)
     params = {}
     for name, like in (PaperCNN().state_dict() if of is None else of).items():
@@ -58,7 +58,7 @@ def _laplace(n: int, g: torch.Generator) -> Tensor:
 
 
 def codecs() -> dict[str, Codec]:
-    """The rows of the table."""
+    """Codecs of the table, by name."""
     table = {
         "Identity": Codec(Identity()),
         "Cast(float16)": Codec(Cast("float16")),
@@ -76,14 +76,14 @@ def codecs() -> dict[str, Codec]:
 
 
 def rows(params: Params, repeats: int, tick: Tick) -> Iterator[CodecRow]:
-    """The table, one codec at a time."""
+    """Rows of the table, one codec at a time."""
     for name, codec in codecs().items():
         tick(name)
         yield row(name, codec, params, repeats)
 
 
 def row(name: str, codec: Codec, params: Params, repeats: int) -> CodecRow:
-    """One codec on these tensors."""
+    """Measure one codec on these tensors."""
     frame = pack(codec, params, key=key(0, "bench"))
     jobs: dict[str, Job] = {
         "encode": partial(pack, codec, params, key=key(0, "bench")),
@@ -101,7 +101,7 @@ def row(name: str, codec: Codec, params: Params, repeats: int) -> CodecRow:
 
 
 def snr(params: Params, decoded: Params) -> float | None:
-    """10 log10(sum w^2 / sum (w - w')^2), None when nothing was lost."""
+    """10 log10(sum w^2 / sum (w - w')^2), None if nothing was lost."""
     error = sum(squared(params[name], decoded[name]) for name in params)
     signal = sum(squared(x, torch.zeros(1)) for x in params.values())
     return 10 * math.log10(signal / error) if error else None
@@ -112,7 +112,7 @@ def squared(a: Tensor, b: Tensor) -> float:
 
 
 def medians(jobs: Mapping[str, Job], repeats: int, tick: Callable[[str], None] = lambda name: None) -> dict[str, float]:
-    """Median CPU seconds of each job; every repeat runs all of them, after one round to warm up."""
+    """Median CPU seconds of each job; each repetition runs all jobs, and the first is not measured."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for repeat in range(repeats + 1):
         for name, job in jobs.items():

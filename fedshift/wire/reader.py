@@ -1,7 +1,7 @@
-"""A frame that was checked against the model it should hold, tensor by tensor.
+"""Reading a frame: all checks against the expected model, then access tensor by tensor.
 
-Everything that can be wrong with a frame is found here, in no more memory than the expected model
-accounts for; after that a `Part` can be read, piece by piece, with nothing left to go wrong.
+The checks take no more memory than the expected model. A `Part` of a checked frame can be decoded,
+piece by piece, without further errors.
 """
 
 import math
@@ -17,30 +17,30 @@ from fedshift.codecs.base import CHUNK, Codec, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, reader
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.core.types import Params
-from fedshift.wire.frame import Header, Opened, TensorRecord, WireError, parse, records
+from fedshift.wire.frame import Header, ParsedFrame, TensorRecord, WireError, parse, records
 from fedshift.wire.registry import DTYPES, codec_of, numbers_of
 
-LARGEST = 2.0**24  # up to here a float32 holds every integer
+LARGEST = 2.0**24  # float32 represents every integer up to this one
 FLOATS = (torch.float32, torch.float64)
-KNOWN = 16  # layouts a reader remembers: entropy coders make a new one with every frame
+KNOWN = 16  # layouts that a reader stores: with entropy coders, every frame has a new one
 
 
 class Part(NamedTuple):
-    """One tensor of a frame, still coded: everything it takes to read it."""
+    """One tensor of a frame, still coded, with everything needed to decode it."""
 
     codec: Codec
     dtype: torch.dtype
     shape: tuple[int, ...]
-    sides: list[Side]  # one for each segment, none where the codec has no side data
-    codes: NDArray[np.uint8]  # packed, `stored` bits a code
+    sides: list[Side]  # one per segment; [] if the codec has no side data
+    codes: NDArray[np.uint8]  # packed, `stored` bits per code
     stored: int
-    whole: Tensor | None = None  # the values themselves, where they are few and travel as they are, or were decoded
-    reach: float = 0.0  # the largest magnitude
+    whole: Tensor | None = None  # the values, if they are few and exact, or were decoded
+    reach: float = 0.0  # largest magnitude
 
     def values(self, weight: float = 1.0) -> Iterator[tuple[int, Tensor]]:
-        """(where, weight * values there): the flattened tensor piece by piece, each good until the next.
+        """(start, weight * values): the flattened tensor piece by piece, each valid until the next.
 
-        Integers that travel exactly are not weighted.
+        Integers that are sent exactly are not weighted.
         """
         quantizer = self.codec.quantizer
         if self.whole is not None:
@@ -52,10 +52,10 @@ class Part(NamedTuple):
         start = 0
         for (rows, n), side in zip(self.codec.groups.segments(self.shape), self.sides, strict=True):
             if rows == 1:
-                read = reader(quantizer.table(side)[0] * weight, self.stored)
-                for at in range(0, n, CHUNK):  # CHUNK codes take whole bytes, whatever their width
-                    packed = self.codes[(start + at) * self.stored // 8 : _up((start + at + CHUNK) * self.stored)]
-                    yield start + at, read(packed)[: n - at]
+                look_up = reader(quantizer.table(side)[0] * weight, self.stored)
+                for at in range(0, n, CHUNK):  # CHUNK codes take whole bytes for every width
+                    packed = self.codes[(start + at) * self.stored // 8 : _bytes((start + at + CHUNK) * self.stored)]
+                    yield start + at, look_up(packed)[: n - at]
             else:
                 codes = torch.from_numpy(self.codes[start : start + rows * n].reshape(rows, n))
                 for r, c in chunks(codes):
@@ -64,16 +64,16 @@ class Part(NamedTuple):
             start += rows * n
 
     def decoded(self) -> "Part":
-        """The same with its values at hand."""
+        """The same part with decoded values."""
         if self.whole is not None or not math.prod(self.shape):
             return self
-        pieces = [values.clone() for _, values in self.values()]  # each is good until the next
+        pieces = [values.clone() for _, values in self.values()]  # each is valid until the next
         return self._replace(whole=torch.cat(pieces) if len(pieces) > 1 else pieces[0])
 
     def _plain(self, weight: float) -> Iterator[tuple[int, Tensor]]:
         dtype = self.codec.quantizer.dtype if isinstance(self.codec.quantizer, Cast) else self.dtype
         for at in range(0, math.prod(self.shape), CHUNK):
-            piece = self.codes[at * dtype.itemsize : (at + CHUNK) * dtype.itemsize].copy()  # aligned, and ours
+            piece = self.codes[at * dtype.itemsize : (at + CHUNK) * dtype.itemsize].copy()  # aligned and writable
             values = torch.from_numpy(piece).view(dtype)
             if values.is_floating_point():
                 values = values if values.dtype == torch.float64 else values.float()
@@ -81,11 +81,11 @@ class Part(NamedTuple):
             yield at, values
 
     def largest(self) -> float:
-        """The largest magnitude, NaN or infinity where the frame holds one; integers that travel exactly have none."""
+        """Largest magnitude; NaN or infinity if the tensor contains one; 0 for integers that are sent exactly."""
         if isinstance(self.codec.quantizer, Lookup):
             highest = int(self.codes.max(initial=0)) if self.stored == 8 else 2**self.stored - 1
-            found = [self.codec.quantizer.reach(side, highest) for side in self.sides]
-            return max(found, key=lambda far: (math.isnan(far), far), default=0.0)
+            reaches = [self.codec.quantizer.reach(side, highest) for side in self.sides]
+            return max(reaches, key=lambda far: (math.isnan(far), far), default=0.0)
         elif isinstance(self.codec.quantizer, Identity) and not self.dtype.is_floating_point:
             return 0.0
         largest = [abs(end) for _, values in self._plain(1.0) for end in ends(values)]
@@ -93,19 +93,19 @@ class Part(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The records of a frame, checked against the model: how each tensor is coded and how many bytes it takes."""
+    """Checked records of a frame: codec and number of bytes of each tensor."""
 
-    described: bytes  # the records as they stand in the frame
+    described: bytes  # the records as in the frame
     places: list[tuple[str, Codec, int, int]]  # name, codec, bytes of side data, bytes of codes
     buffers: int  # bytes of all buffers
     lossy: bool
 
 
 class Reader:
-    """Reads frames that should hold one model.
+    """Read frames of one model.
 
-    The frames of a round differ in their buffers and seldom in their records, so records that were
-    checked once are known again by their bytes.
+    Frames of a round differ in their buffers and rarely in their records, so the layouts of checked
+    records are stored and found again by their bytes.
     """
 
     def __init__(self, like: Params) -> None:
@@ -115,21 +115,23 @@ class Reader:
     def open(
         self, data: bytes | memoryview, codecs: Mapping[str, Codec] | None = None
     ) -> tuple[Header, dict[str, Part]]:
-        """The whole frame, checked against the model it should hold.
+        """Return header and tensors of a frame after all checks against the expected model.
 
-        With `codecs`, a tensor must be coded by its codec, or travel exactly and packed, which is never slow to read.
+        With `codecs`, a tensor must be coded with its codec, or be exact and packed, which is always fast to read.
         """
         frame = parse(data)
         layout = self._layout(frame)
         for name, codec, _, _ in layout.places:
             wanted, dtype = codecs[name] if codecs else codec, self.like[name].dtype
-            if not _as_it_is(codec) and numbers_of(codec, dtype) != numbers_of(wanted, dtype):
-                raise WireError(f"{name}: coded by {_shown(codec)} where {_shown(wanted)} is expected")
+            if not _exact_and_packed(codec) and numbers_of(codec, dtype) != numbers_of(wanted, dtype):
+                raise WireError(f"{name}: coded by {_shown(codec)} instead of {_shown(wanted)}")
         region = frame.rest[len(layout.described) :]
         if layout.buffers != len(region):
-            raise WireError(f"the frame's buffers take {len(region)} bytes, which is not what its records say")
+            raise WireError(
+                f"the frame's buffers take {len(region)} bytes instead of {layout.buffers}, the sum of its records"
+            )
         if frame.header.lossy != layout.lossy:
-            raise WireError("the frame's word on being lossy is not what its codecs say")
+            raise WireError("the frame's lossy flag contradicts its codecs")
         parts, at = {}, 0
         for name, codec, side, codes in layout.places:
             middle, end = at + side, at + side + codes
@@ -140,20 +142,20 @@ class Reader:
             at = end
         return frame.header, parts
 
-    def _layout(self, frame: Opened) -> Layout:
+    def _layout(self, frame: ParsedFrame) -> Layout:
         for layout in self.known:
             same = frame.tensors == len(layout.places) and frame.rest[: len(layout.described)] == layout.described
             if same:
                 return layout
-        found, length = records(frame, len(self.like))
-        names = [record.name for record in found]
+        checked, length = records(frame, len(self.like))
+        names = [record.name for record in checked]
         if sorted(names) != sorted(self.like):
-            missing, strange = sorted(set(self.like) - set(names)), sorted(set(names) - set(self.like))
-            wrong = f"missing {missing[:3]}" if missing else f"unexpected {strange[:3]}" if strange else "one twice"
+            missing, other = sorted(set(self.like) - set(names)), sorted(set(names) - set(self.like))
+            wrong = f"missing {missing[:3]}" if missing else f"unexpected {other[:3]}" if other else "duplicate names"
             raise WireError(f"the frame's tensors are not the model's: {wrong}")
-        codecs = [_expect(record, self.like[record.name]) for record in found]
-        sides = [4 * side_numbers(codec, record.shape) for codec, record in zip(codecs, found, strict=True)]
-        codes = [record.codes for record in found]
+        codecs = [_expect(record, self.like[record.name]) for record in checked]
+        sides = [4 * side_numbers(codec, record.shape) for codec, record in zip(codecs, checked, strict=True)]
+        codes = [record.codes for record in checked]
         places = list(zip(names, codecs, sides, codes, strict=True))
         lossy = any(codec.quantizer.lossy for codec in codecs)
         layout = Layout(bytes(frame.rest[:length]), places, sum(sides) + sum(codes), lossy)
@@ -163,11 +165,11 @@ class Reader:
 
 
 def _expect(record: TensorRecord, x: Tensor) -> Codec:
-    """The codec of a record that describes a tensor like x."""
+    """Return the codec of a record; raise WireError if the record does not describe a tensor like x."""
     if record.shape != tuple(x.shape):
-        raise WireError(f"{record.name}: shape {record.shape} where {tuple(x.shape)} is expected")
+        raise WireError(f"{record.name}: shape {record.shape} instead of {tuple(x.shape)}")
     if DTYPES.get(record.dtype) != x.dtype:
-        raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} where {x.dtype} is expected")
+        raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} instead of {x.dtype}")
     try:
         codec = codec_of(record)
     except ValueError as error:
@@ -175,13 +177,13 @@ def _expect(record: TensorRecord, x: Tensor) -> Codec:
     count = code_count(codec, x.dtype, x.shape)
     fixed = codec.coder.size(*count) if x.numel() else 0
     if fixed is not None and fixed != record.codes:
-        raise WireError(f"{record.name}: {record.codes} bytes of codes where {fixed} are expected")
+        raise WireError(f"{record.name}: {record.codes} bytes of codes instead of {fixed}")
     if record.codes > (most := codec.coder.most(*count)):
-        raise WireError(f"{record.name}: {record.codes} bytes of codes where no more than {most} are expected")
+        raise WireError(f"{record.name}: {record.codes} bytes of codes instead of at most {most}")
     return codec
 
 
-def _as_it_is(codec: Codec) -> bool:
+def _exact_and_packed(codec: Codec) -> bool:
     return type(codec.quantizer) is Identity and type(codec.coder) is BitPack
 
 
@@ -190,19 +192,19 @@ def _shown(codec: Codec) -> str:
 
 
 def _open(codec: Codec, x: Tensor, side: memoryview, codes: memoryview) -> Part:
-    if _as_it_is(codec) and x.dtype in FLOATS and 0 < x.numel() <= CHUNK:
+    if _exact_and_packed(codec) and x.dtype in FLOATS and 0 < x.numel() <= CHUNK:
         part = _few(codec, x, codes)
     else:
         sides = _sides(codec, x.shape, side) if len(side) else []
         part = Part(codec, x.dtype, tuple(x.shape), sides, *_check_codes(codec, x, codes))
         part = part._replace(reach=part.largest())
     if not part.reach <= (torch.finfo(x.dtype).max if x.is_floating_point() else LARGEST):
-        raise ValueError(f"holds NaN, infinity or a number too large for {x.dtype}")
+        raise ValueError(f"contains NaN, infinity or a number too large for {x.dtype}")
     return part
 
 
 def _few(codec: Codec, x: Tensor, codes: memoryview) -> Part:
-    """The common case of few numbers that travel exactly, without what it does not need."""
+    """Part with few exact numbers: a fast path for the common case."""
     plain = np.frombuffer(codes, np.uint8)
     values = torch.from_numpy(plain.copy()).view(x.dtype)
     low, high = ends(values)
@@ -210,7 +212,7 @@ def _few(codec: Codec, x: Tensor, codes: memoryview) -> Part:
 
 
 def _sides(codec: Codec, shape: Sequence[int], data: memoryview) -> list[Side]:
-    """Side data, one matrix for each segment."""
+    """Side data, one matrix per segment."""
     segments = codec.groups.segments(shape)
     numbers = torch.from_numpy(np.frombuffer(data, "<f4").copy())
     widths = [rows * codec.quantizer.width(n) for rows, n in segments]
@@ -218,7 +220,7 @@ def _sides(codec: Codec, shape: Sequence[int], data: memoryview) -> list[Side]:
 
 
 def _check_codes(codec: Codec, x: Tensor, codes: memoryview) -> tuple[NDArray[np.uint8], int]:
-    """The codes, of which none lies beyond its table, and how many bits each takes."""
+    """Return the codes and the bits per code; raise ValueError for a code outside its table."""
     n, bits = code_count(codec, x.dtype, x.shape)
     quantizer, segments = codec.quantizer, codec.groups.segments(x.shape)
     packed = np.frombuffer(codes, np.uint8)
@@ -227,25 +229,25 @@ def _check_codes(codec: Codec, x: Tensor, codes: memoryview) -> tuple[NDArray[np
     if not isinstance(quantizer, Lookup):
         plain = packed if isinstance(codec.coder, BitPack) else codec.coder.decode(codes, n, bits).numpy()
         if x.dtype == torch.bool and plain.max() > 1:
-            raise ValueError("holds a truth value other than 0 and 1")
+            raise ValueError("contains a boolean other than 0 and 1")
         return plain, bits
     one_row = len(segments) == 1 and segments[0][0] == 1
     if one_row and isinstance(codec.coder, BitPack) and quantizer.levels(n) == 2**bits:
         if n * bits % 8 and packed[-1] >> (n * bits % 8):
             raise ValueError("the bits after the last code are not zero")
-        return packed, bits  # read as they are, a chunk at a time
+        return packed, bits  # decoded later, a chunk at a time
     plain = codec.coder.decode(codes, n, bits).numpy()
     start = 0
     for rows, row in segments:
         highest = plain[start : start + rows * row].max()
         if highest >= quantizer.levels(row):
-            raise ValueError(f"code {highest} is beyond a codebook of {quantizer.levels(row)}")
+            raise ValueError(f"code {highest} is outside a codebook of {quantizer.levels(row)}")
         start += rows * row
     return plain, 8
 
 
 def code_count(codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
-    """Codes of a tensor and bits of each, as its coder sees them."""
+    """Number of codes of a tensor and bits per code, as the coder receives them."""
     n, bits = math.prod(shape), codec.quantizer.bits
     if isinstance(codec.quantizer, Identity):
         return n * dtype.itemsize, 8
@@ -253,15 +255,16 @@ def code_count(codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> tuple[
 
 
 def side_numbers(codec: Codec, shape: Sequence[int]) -> int:
+    """Number of values of side data."""
     return sum(rows * codec.quantizer.width(n) for rows, n in codec.groups.segments(shape))
 
 
-def _up(bits: int) -> int:
+def _bytes(bits: int) -> int:
     return (bits + 7) // 8
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Decoded values as a tensor of the model: integers are rounded and kept within their dtype."""
+    """Decoded values for a tensor of the model: for an integer dtype, rounded and clamped to its range."""
     if dtype.is_floating_point or not values.is_floating_point():
         return values
     if dtype == torch.bool:

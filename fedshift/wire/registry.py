@@ -1,4 +1,4 @@
-"""The numbers that stand for dtypes and codecs on the wire. A number, once given, is never reused."""
+"""Numbers of dtypes and codecs in the wire format. A number is never reused."""
 
 from functools import lru_cache
 
@@ -40,10 +40,12 @@ GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
 
 @lru_cache(1024)
 def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, int, int]:
-    """dtype, quantizer, bits, coder, groups, block"""
+    """Numbers of dtype, quantizer, bits, coder, groups and block in a record."""
     kind = next((number for number, known in DTYPES.items() if known == dtype), None)
     if kind is None:
-        raise ValueError(f"tensors of {dtype} cannot travel; {', '.join(str(d)[6:] for d in DTYPES.values())} can")
+        raise ValueError(
+            f"tensors of {dtype} cannot be sent; known are {', '.join(str(d)[6:] for d in DTYPES.values())}"
+        )
     block = codec.groups.n if isinstance(codec.groups, PerBlock) else 0
     coder, groups = _number(CODERS, codec.coder), _number(GROUPS, codec.groups)
     if isinstance(codec.quantizer, Identity):
@@ -54,7 +56,7 @@ def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, in
 
 
 def codec_of(record: TensorRecord) -> Codec:
-    """The way back; ValueError for numbers that mean nothing."""
+    """Codec of a record; ValueError for unknown numbers."""
     return _codec(record._replace(name="", shape=(), codes=0))
 
 
@@ -63,10 +65,10 @@ def _codec(record: TensorRecord) -> Codec:
     if record.coder not in CODERS or record.groups not in GROUPS:
         raise ValueError(f"unknown coder {record.coder} or groups {record.groups}")
     if bool(record.block) != (GROUPS[record.groups] is PerBlock):
-        raise ValueError(f"block {record.block} does not go with groups {record.groups}")
+        raise ValueError(f"block {record.block} does not fit groups {record.groups}")
     quantizer = _quantizer(record)
     if not isinstance(quantizer, tuple(LOOKUPS.values())) and record.groups:
-        raise ValueError(f"groups {record.groups} without side data")
+        raise ValueError(f"groups {record.groups} with a quantizer that has no side data")
     groups = PerBlock(record.block) if record.block else GROUPS[record.groups]()
     return Codec(quantizer, CODERS[record.coder](), groups)
 
@@ -78,11 +80,13 @@ def _quantizer(record: TensorRecord) -> Quantizer:
         return Identity()
     if record.quantizer in (FLOAT16, BFLOAT16) and record.bits == 16:
         return Cast("float16" if record.quantizer == FLOAT16 else "bfloat16")
-    raise ValueError(f"unknown quantizer {record.quantizer} of {record.bits} bits")
+    raise ValueError(f"unknown quantizer {record.quantizer} with {record.bits} bits")
 
 
-def _number(table: dict[int, type], thing: object) -> int:
+def _number(table: dict[int, type], part: object) -> int:
     for number, kind in table.items():
-        if isinstance(thing, kind):
+        if isinstance(part, kind):
             return number
-    raise ValueError(f"{thing} has no number on the wire; known are {', '.join(k.__name__ for k in table.values())}")
+    raise ValueError(
+        f"{part} has no number in the wire format; known are {', '.join(k.__name__ for k in table.values())}"
+    )

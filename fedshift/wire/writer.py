@@ -1,11 +1,11 @@
 """A model's tensors <-> one frame of bytes.
 
-    pack(codec, params) -> bytes      what a client sends
-    unpack(data, like) -> params      what a server reads, checked against the model it expects
-    size(codec, like) -> int          len(pack(...)) before it exists, for fixed-rate coders
+    pack(codec, params) -> bytes      encode an upload
+    unpack(data, like) -> params      decode it, with all checks against the expected model
+    size(codec, like) -> int          len(pack(...)) without packing, for fixed-rate coders
 
-A frame comes from somebody else: no memory is taken on its word, nothing of it is executed, and
-whatever is wrong with it is a `WireError` that says what.
+A frame is untrusted input: no memory is allocated because of a size it declares, nothing in it is
+executed, and an invalid frame raises a `WireError` that states the reason.
 """
 
 import zlib
@@ -37,7 +37,7 @@ def pack(
     reset: bool = False,
     key: Tensor | None = None,
 ) -> bytes:
-    """The frame that carries these tensors; `key` is for codecs that round at random.
+    """Encode tensors as a frame; `key` is for codecs that round at random.
 
     >>> from fedshift import Codec, KMeans
     >>> params = {"weight": torch.arange(20.0).view(4, 5), "bias": torch.ones(4)}
@@ -51,21 +51,20 @@ def pack(
 
 
 class Writer:
-    """Packs one model after another: what depends on its names, shapes and codec alone is worked out once."""
+    """Pack several models with the same names, shapes and codec, whose records are prepared once."""
 
     def __init__(self, codec: Choice, like: Params) -> None:
         self.codecs = {name: choose(codec, name, x) for name, x in like.items()}
         self.lossy = any(chosen.quantizer.lossy for chosen in self.codecs.values())
         self.records = [self._record(name, x) for name, x in like.items()]
-        self.described: tuple[list[int], bytes] = [], b""  # bytes of codes, and the records that say so
+        self.described: tuple[list[int], bytes] = [], b""  # bytes of codes, and the records with these numbers
 
-    def pack(self, params: Params, said: Header, key: Tensor | None = None) -> bytes:
-        """The frame of a model like the first; whether it is lossy is the writer's to say."""
+    def pack(self, params: Params, header: Header, key: Tensor | None = None) -> bytes:
+        """Encode a model like the first; the lossy flag of the header is set here."""
         buffers, lengths = [], []
         for name, codec in self.codecs.items():
             try:
-                own = None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
-                side, codes = _encode(codec, params[name], own)
+                side, codes = _encode(codec, params[name], tensor_key(codec, name, key))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             buffers += [side, codes]
@@ -73,7 +72,7 @@ class Writer:
         if lengths != self.described[0]:
             pairs = zip(self.records, lengths, strict=True)
             self.described = lengths, describe([record._replace(codes=length) for record, length in pairs])
-        return build(said._replace(lossy=self.lossy), len(lengths), self.described[1], buffers)
+        return build(header._replace(lossy=self.lossy), len(lengths), self.described[1], buffers)
 
     def _record(self, name: str, x: Tensor) -> TensorRecord:
         try:
@@ -83,7 +82,7 @@ class Writer:
 
 
 def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
-    """The tensors of a frame, which must have the names, shapes and dtypes of `like`, on its devices.
+    """Decode the tensors of a frame, which must have the names, shapes and dtypes of `like`, on its devices.
 
     With a `codec`, a frame that is neither packed with it nor exact is refused before it is decoded.
 
@@ -92,7 +91,7 @@ def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) 
     {'bias': tensor([1., 2.])}
     >>> unpack(pack(EXACT, sent), like={"bias": torch.zeros(3)})
     Traceback (most recent call last):
-    fedshift.wire.frame.WireError: bias: shape (2,) where (3,) is expected
+    fedshift.wire.frame.WireError: bias: shape (2,) instead of (3,)
     """
     _, parts = Reader(like).open(data, expected(codec, like))
     params = {}
@@ -107,7 +106,7 @@ def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) 
 def size(codec: Choice, like: Params) -> int:
     """len(pack(codec, params)) for any params like these.
 
-    The paper's CNN, in full and at 4 bits:
+    The paper's CNN, exact and with 4 bits:
 
     >>> from fedshift import KMeans
     >>> from fedshift.models import PaperCNN
@@ -117,12 +116,12 @@ def size(codec: Choice, like: Params) -> int:
     total, variable = known(codec, like)
     for name in variable:
         coder = choose(codec, name, like[name]).coder
-        raise ValueError(f"{name}: the size under {coder} depends on the values; take len(pack(...))")
+        raise ValueError(f"{name}: the size with {coder} depends on the values; use len(pack(...))")
     return total
 
 
 def known(codec: Choice, like: Params) -> tuple[int, list[str]]:
-    """Bytes of a frame that do not depend on the values, and the tensors whose codes take a number that does."""
+    """Bytes of a frame that do not depend on the values, and the tensors whose number of code bytes does."""
     total, variable = sum(fixed(codec, like)), []
     for name, x in like.items():
         chosen = choose(codec, name, x)
@@ -135,13 +134,13 @@ def known(codec: Choice, like: Params) -> tuple[int, list[str]]:
 
 
 def fixed(codec: Choice, like: Params) -> tuple[int, int]:
-    """How many of a frame's bytes are header and side data; the others are codes."""
-    about = overhead(list(like), [x.ndim for x in like.values()])
-    return about, 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
+    """Bytes of header and bytes of side data in a frame; the others are codes."""
+    header_bytes = overhead(list(like), [x.ndim for x in like.values()])
+    return header_bytes, 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
 
 
 def header(data: bytes | memoryview) -> Header:
-    """What the client says about its upload, after the checksum.
+    """Read the header of a frame, after its checksum.
 
     >>> header(pack(EXACT, {"bias": torch.zeros(2)}, base=7, examples=600))
     Header(update=False, base=7, examples=600, reset=False, lossy=False)
@@ -150,15 +149,20 @@ def header(data: bytes | memoryview) -> Header:
 
 
 def choose(codec: Choice, name: str, x: Tensor) -> Codec:
-    """The codec of one tensor: the one given where it covers the tensor, else exactly as it is."""
+    """Codec of one tensor: the given one if it covers the tensor, else `EXACT`."""
     if not isinstance(codec, Codec):
         matches = (c for pattern, c in codec.items() if fnmatchcase(name, pattern))
         codec = codec.get(name) or next(matches, EXACT)
     return codec if codec.covers(x) else EXACT
 
 
+def tensor_key(codec: Codec, name: str, key: Tensor | None) -> Tensor | None:
+    """Key of one tensor; None if the codec does not round at random."""
+    return None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+
+
 def expected(codec: Choice | None, like: Params) -> dict[str, Codec] | None:
-    """The codec of each tensor; None where any will do."""
+    """Codec of each tensor; None if any codec is accepted."""
     return None if codec is None else {name: choose(codec, name, x) for name, x in like.items()}
 
 
@@ -169,10 +173,10 @@ def _encode(codec: Codec, x: Tensor, key: Tensor | None) -> tuple[bytes, bytes]:
         return b"", b""
     if isinstance(codec.quantizer, Identity):
         if x.is_floating_point() and not finite(x):
-            raise ValueError("holds NaN or infinity")
+            raise ValueError("contains NaN or infinity")
         return b"", codec.coder.encode(x.cpu().reshape(-1).view(torch.uint8), 8)
     if not x.is_floating_point() and x.double().abs().max() > LARGEST:
-        raise ValueError("holds an integer beyond 2^24, which cannot be quantized; let it travel exactly")
+        raise ValueError("contains an integer beyond 2^24, which cannot be quantized; send it exactly")
     parts = codec.encode(x[None], None if key is None else key[None])
     side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in parts)
     codes = [codes.flatten() for codes, _ in parts]

@@ -26,13 +26,13 @@ from fedshift.algorithms.fedavg import Plain
 from fedshift.core.types import Broadcast, Round
 from fedshift.data import datasets
 from fedshift.engines import Batched
-from fedshift.engines.gpu.coding import Trained
+from fedshift.engines.gpu.coding import TrainedJob
 from fedshift.experiment.build import build
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import merge
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.federation import Federation, Outcome, State
-from fedshift.rounds.loop import DivergedError, Ram, Turn
+from fedshift.rounds.loop import DivergedError, OpenRound, Ram
 from fedshift.runs.summary import WINDOW
 
 RESULTS = Path(__file__).parent / "results"
@@ -269,7 +269,7 @@ class MeanDecay(Plain):
 class CentringClients(Batched):
     """Engine whose clients centre their weights once, before they encode them."""
 
-    def _train(self, jobs: Sequence[Job]) -> list[Trained]:
+    def _train(self, jobs: Sequence[Job]) -> list[TrainedJob]:
         return [
             part._replace(w=part.w | {name: part.w[name] - means(part.w[name]) for name in filters(part.w)})
             for part in super()._train(jobs)
@@ -347,14 +347,14 @@ def train(variant: Variant, bits: str, seeds: Sequence[int], count: int) -> Iter
     states = {seed: fed.start() for seed, fed in feds.items()}
     memory = {seed: Ram() for seed in seeds}
     for _ in range(count):
-        turns = {seed: Turn(feds[seed], state, memory[seed]) for seed, state in states.items()}
-        jobs = [turn.job for turn in turns.values() if turn.job]
+        open_rounds = {seed: OpenRound(feds[seed], state, memory[seed]) for seed, state in states.items()}
+        jobs = [opened.job for opened in open_rounds.values() if opened.job]
         steps = []
-        for (seed, turn), uploads in zip(turns.items(), engine.train(jobs), strict=True):
+        for (seed, opened), uploads in zip(open_rounds.items(), engine.train(jobs), strict=True):
             arrived = list(uploads)
-            turn.take(arrived)
+            opened.take(arrived)
             try:
-                after, outcome = turn.end(engine.evaluate)
+                after, outcome = opened.end(engine.evaluate)
             except DivergedError:
                 del states[seed]
                 continue

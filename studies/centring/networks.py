@@ -33,7 +33,7 @@ from fedshift.engines import Batched, Engine, Sequential, StackError
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Ram, Turn
+from fedshift.rounds.loop import OpenRound, Ram
 from fedshift.runs.progress import echo
 from fedshift.runs.summary import WINDOW
 
@@ -135,16 +135,16 @@ def train(feds: Sequence[Federation], rounds: int) -> list[float]:
     states, memories = [fed.start() for fed in feds], [Ram() for _ in feds]
     scores: list[list[float]] = [[] for _ in feds]
     for number in range(1, rounds + 1):
-        turns = [Turn(fed, state, memory) for fed, state, memory in zip(feds, states, memories, strict=True)]
-        jobs = [turn.job for turn in turns if turn.job]
+        open_rounds = [OpenRound(fed, state, memory) for fed, state, memory in zip(feds, states, memories, strict=True)]
+        jobs = [opened.job for opened in open_rounds if opened.job]
         if isinstance(engines[0], Batched):
             made = engines[0].train(jobs)
         else:
             made = [engine.train([job])[0] for engine, job in zip(engines, jobs, strict=True)]
-        for turn, uploads in zip(turns, made, strict=True):
-            turn.take(uploads)
-        for i, turn in enumerate(turns):
-            states[i], outcome = turn.end(engines[i].evaluate if number > rounds - WINDOW else None)
+        for opened, uploads in zip(open_rounds, made, strict=True):
+            opened.take(uploads)
+        for i, opened in enumerate(open_rounds):
+            states[i], outcome = opened.end(engines[i].evaluate if number > rounds - WINDOW else None)
             if outcome.accuracy is not None:
                 scores[i].append(100 * outcome.accuracy)
     return [fmean(values) for values in scores]

@@ -1,4 +1,4 @@
-"""Rules against hand-worked numbers and against each other."""
+"""Rules compared with hand-worked numbers and with each other."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_fedprox_without_mu_is_fedavg() -> None:
     assert fedprox(0).server == fedavg().server
 
 
-def test_the_worked_step_of_scaffold() -> None:
+def test_the_example_of_scaffold() -> None:
     """The numbers of the module's docstring: w_k = 0.7, c_i+ = 3, c = 1."""
     sent = Broadcast(tree(1.0), tree(0.5))
     rule, w, c_i = Controlled(), tree(1.0), tree(2.0)
@@ -62,18 +62,18 @@ def test_rules_work_on_stacked_clients_as_on_one() -> None:
         new, change = rule.finish(w, sent, memory, travel)
         direction = rule.adjust(grad, w, sent, memory)
 
-        def one(tree: Params, k: int) -> Params:
+        def row(tree: Params, k: int) -> Params:
             return {name: x[k] for name, x in tree.items()}
 
         for k in range(4):
-            new_k, change_k = rule.finish(one(w, k), sent, one(memory, k), travel[k])
-            direction_k = rule.adjust(one(grad, k), one(w, k), sent, one(memory, k))
+            new_k, change_k = rule.finish(row(w, k), sent, row(memory, k), travel[k])
+            direction_k = rule.adjust(row(grad, k), row(w, k), sent, row(memory, k))
             for stacked, alone in ((new, new_k), (change, change_k), (direction, direction_k)):
                 assert all(torch.equal(stacked[name][k], alone[name]) for name in alone)
 
 
-def test_the_shift_takes_the_share_of_each_layers_mean() -> None:
-    """[1, 3] has mean 2; half of it taken leaves [0, 2]; [2, 2, 5] has mean 3 and ends at [0.5, 0.5, 3.5]."""
+def test_the_shift_subtracts_the_share_of_each_layers_mean() -> None:
+    """[1, 3] has mean 2; subtracting half of it gives [0, 2]; [2, 2, 5] has mean 3 and ends at [0.5, 0.5, 3.5]."""
     params = {"a.weight": torch.tensor([[1.0, 3.0]]), "b.weight": torch.tensor([[2.0], [2.0], [5.0]])}
     after = shift(params, 0.5)
     assert torch.equal(after["a.weight"], torch.tensor([[0.0, 2.0]]))
@@ -81,7 +81,7 @@ def test_the_shift_takes_the_share_of_each_layers_mean() -> None:
 
 
 @given(st.floats(0, 1), st.integers(0, 99))
-def test_the_mean_after_the_shift_is_one_minus_share_of_it(share: float, seed: int) -> None:
+def test_the_shift_multiplies_the_mean_by_one_minus_share(share: float, seed: int) -> None:
     w = torch.randn(7, 9, generator=torch.Generator().manual_seed(seed)) + 0.5
     after = shift({"weight": w}, share)["weight"]
     assert float(after.double().mean()) == pytest.approx((1 - share) * float(w.double().mean()), abs=1e-6)
@@ -116,12 +116,12 @@ def test_only_weights_are_shifted_unless_names_are_given(params: Params) -> None
     "wrong",
     [{"max_share": 1.1}, {"max_share": -0.1}, {"warmup": -1}, {"share": 2.0}, {"share": "all"}, {"per": "unit"}],
 )
-def test_impossible_shifts_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_shifts_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Shift(**wrong)  # type: ignore[arg-type]
 
 
-def test_impossible_rules_are_refused() -> None:
+def test_invalid_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="mu must be 0 or more"):
         fedprox(-1)
     with pytest.raises(ValueError, match="'derived' or 'sent'"):
@@ -138,22 +138,22 @@ def test_a_chain_is_flat_and_keeps_the_state_of_each_rule_apart() -> None:
 
     rule = chain(Average(), chain(Counts(), Shift()), Counts())
     assert isinstance(rule, Chain)
-    assert [type(one).__name__ for one in rule.rules] == ["Average", "Counts", "Shift", "Counts"]
+    assert [type(part).__name__ for part in rule.rules] == ["Average", "Counts", "Shift", "Counts"]
     state = rule.init({})
     assert set(state) == {"1/n", "3/n"}
     _, state = rule.apply(Broadcast(tree(1.0), {}), state, a_round(tree(1.0)))
     assert {name: int(n) for name, n in state.items()} == {"1/n": 1, "3/n": 1}
 
 
-def test_shifted_is_the_algorithm_and_then_the_shift() -> None:
+def test_shifted_appends_the_shift_to_the_algorithm() -> None:
     algorithm = shifted(scaffold(), max_share=1, warmup=3, tensors=["fc*"])
     assert algorithm.client == Controlled("derived")
     assert algorithm.server == Chain((Average(), Control(), Shift(max_share=1, warmup=3, tensors=("fc*",))))
 
 
 @given(st.floats(0.01, 1), st.floats(-2, 2), st.floats(-2, 2), st.integers(2, 40))
-def test_the_fence_tells_which_step_is_shorter(share: float, before: float, after: float, n: int) -> None:
-    """Theorem 2 by brute force: |w' - w|^2 against |w' - share m' - w|^2."""
+def test_theorem_2_decides_which_step_is_shorter(share: float, before: float, after: float, n: int) -> None:
+    """Theorem 2 by brute force: |w' - w|^2 compared with |w' - share m' - w|^2."""
     spread: Tensor = torch.linspace(-1, 1, n, dtype=torch.float64)
     w, new = before + spread, after + spread.flip(0) ** 3
     plain, moved = ((new - s * after - w).square().sum() for s in (0.0, share))

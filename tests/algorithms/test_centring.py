@@ -1,4 +1,4 @@
-"""Filter centring: the mean of what each output unit multiplies its inputs with is subtracted, and nothing else."""
+"""Filter centring: only the mean of the weights of each output unit is subtracted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def units(layer: Any, x: Tensor) -> list[Tensor]:
-    """Which weights each output unit uses: those that its output depends on."""
+    """Weights of each output unit: those that its output depends on."""
     y = layer(x[None])
     return [torch.autograd.grad(y[:, u].sum(), layer.weight, retain_graph=True)[0] != 0 for u in range(y.shape[1])]
 
@@ -71,7 +71,7 @@ def test_a_filter_is_all_that_one_output_unit_multiplies_its_inputs_with(name: s
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_with_centred_filters_answers_a_constant_input_with_its_bias(name: str) -> None:
+def test_a_layer_with_centred_filters_maps_a_constant_input_to_its_bias(name: str) -> None:
     make, shape = LAYERS[name]
     layer = seeded(make).double()
     layer.load_state_dict(centre(parameters(layer), filters=filters(layer)))
@@ -83,18 +83,18 @@ def test_a_layer_with_centred_filters_answers_a_constant_input_with_its_bias(nam
     assert torch.allclose(y, layer.bias.view(1, -1, *[1] * (y.ndim - 2)).expand_as(y), atol=1e-12)
 
 
-def test_a_bilinear_form_sees_no_product_of_constants() -> None:
+def test_a_centred_bilinear_form_maps_constants_to_its_bias() -> None:
     layer = seeded(lambda: nn.Bilinear(4, 5, 3))
     layer.load_state_dict(centre(parameters(layer), filters=filters(layer)))
     y = layer(torch.full((1, 4), 2.0), torch.full((1, 5), -3.0))
     assert torch.allclose(y, layer.bias[None], atol=1e-5)
 
 
-def test_each_gate_of_a_recurrent_layer_sees_nothing_of_a_constant_input_and_state() -> None:
+def test_each_centred_gate_of_a_recurrent_layer_ignores_constant_input_and_state() -> None:
     cell = seeded(lambda: nn.LSTMCell(5, 4, bias=False))
     cell.load_state_dict(centre(parameters(cell), filters=filters(cell)))
     c = randn(1, 4)
-    h, new = cell(torch.full((1, 5), 2.0), (torch.full((1, 4), 0.5), c))  # all gates at 1/2, nothing new to remember
+    h, new = cell(torch.full((1, 5), 2.0), (torch.full((1, 4), 0.5), c))  # all gates are 1/2, and the cell input is 0
     assert torch.allclose(new, c / 2, atol=1e-6)
     assert torch.allclose(h, torch.tanh(c / 2) / 2, atol=1e-6)
 
@@ -125,7 +125,7 @@ def test_attention_on_constant_queries_keys_and_values_gives_its_bias(widths: di
 
 
 class Net(nn.Module):
-    """Layers with many inputs, and everything beside them."""
+    """Layers with many inputs, and other tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_all_but_weights_of_layers_stay_as_they_are(known: bool) -> None:
+def test_tensors_other_than_weights_of_layers_are_unchanged(known: bool) -> None:
     net = Net()
     rule = Shift("filter", filters=filters(net) if known else None)
     before = parameters(net)
@@ -177,7 +177,7 @@ def test_the_layout_in_memory_does_not_matter(at: Filters) -> None:
         assert torch.allclose(at.means(same), means, atol=1e-12)
 
 
-def test_filters_of_few_inputs_are_left_alone_unless_they_are_named() -> None:
+def test_filters_of_few_inputs_are_not_centred_unless_they_are_named() -> None:
     params = {"few.weight": randn(4, FAN_IN - 1), "many.weight": randn(4, FAN_IN), "kernel.weight": randn(8, 1, 3, 3)}
     assert Shift("filter").chosen(params) == ["many.weight"]
     assert list(wide(params, likely_filters(params))) == ["many.weight"]
@@ -187,7 +187,7 @@ def test_filters_of_few_inputs_are_left_alone_unless_they_are_named() -> None:
     assert after["many.weight"] is params["many.weight"]
 
 
-def test_what_is_its_own_mean_is_never_centred_even_if_it_is_named() -> None:
+def test_filters_of_one_value_are_never_centred_even_if_they_are_named() -> None:
     """A bias, a scalar, a kernel of one weight and an empty tensor would become zero, or cannot have a mean."""
     params: Params = {
         "bias": torch.ones(5),
@@ -212,20 +212,20 @@ def test_means_of_tensors_without_filters_can_be_recorded(shape: tuple[int, ...]
 
 
 def late_tied() -> nn.Module:
-    """The output layer comes first, and the embedding has its weight."""
+    """The output layer comes first and shares its weight with the embedding."""
     net = nn.ModuleDict({"decode": nn.Linear(64, 40, bias=False), "embed": nn.Embedding(40, 64)})
     net["embed"].weight = net["decode"].weight
     return net
 
 
 def tied_autoencoder() -> nn.Module:
-    """Rows of the one are columns of the other."""
+    """Rows of one layer's weight are columns of the other's."""
     net = nn.ModuleDict({"down": nn.Conv2d(4, 8, 3), "up": nn.ConvTranspose2d(8, 4, 3)})
     net["up"].weight = net["down"].weight
     return net
 
 
-def test_a_weight_that_layers_use_in_different_ways_is_left_alone_unless_it_is_named() -> None:
+def test_a_weight_that_layers_use_in_different_ways_is_not_centred_unless_it_is_named() -> None:
     for make in (Tied, late_tied, tied_autoencoder):
         net = make()
         assert filters(net) == {}
@@ -266,13 +266,13 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_names_and_shapes_find_the_filters_that_the_module_tells(name: str) -> None:
+def test_names_and_shapes_find_the_same_filters_as_the_module(name: str) -> None:
     module = MODULES[name]()
     assert likely_filters(parameters(module)) == filters(module)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_so_do_the_shapes_of_a_list_of_arrays(name: str) -> None:
+def test_shapes_of_a_list_of_arrays_find_the_same_filters(name: str) -> None:
     module = MODULES[name]()
     state, known = parameters(module), filters(module)
     places = {name: str(i) for i, name in enumerate(state)}
@@ -280,7 +280,7 @@ def test_so_do_the_shapes_of_a_list_of_arrays(name: str) -> None:
     assert found == {places[name]: at for name, at in known.items()}
 
 
-def test_an_embedding_and_a_patch_projection_are_left_alone_by_name() -> None:
+def test_an_embedding_and_a_patch_projection_are_recognized_by_name() -> None:
     assert "embed.weight" not in likely_filters(parameters(Vision()))
     assert likely_filters({"wte.weight": randn(40, 64), "emb.embeddings.weight": randn(40, 64)}) == {}
 
@@ -320,7 +320,7 @@ def test_lists_of_arrays_of_keras_have_output_units_on_the_last_axis() -> None:
     assert likely_filters(arrays) == {i: Filters(-1) for i in ("0", "2", "4", "5", "7")}
 
 
-def test_a_bias_without_values_is_no_help_and_no_harm() -> None:
+def test_an_empty_bias_is_ignored() -> None:
     for shape in ((3, 4), (3, 4, 5)):
         assert likely_filters({"a.weight": torch.ones(shape), "a.bias": torch.ones(0)}) == {"a.weight": Filters()}
 
@@ -340,7 +340,7 @@ def test_a_bias_without_values_is_no_help_and_no_harm() -> None:
         ({"max_share": float("nan")}, "Shift(max_share=nan): max_share must be between 0 and 1"),
     ],
 )
-def test_a_shift_that_cannot_be_is_refused_in_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_shift_is_refused_in_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match="must be") as caught:
         Shift(**wrong)
     assert str(caught.value) == sentence
@@ -371,7 +371,7 @@ def test_per_layer_a_shift_is_the_papers_formula_to_the_bit() -> None:
     assert all(torch.equal(w, out.params[name]) for name, w in shift(params, 0.3).items())
 
 
-def test_centred_is_the_algorithm_and_then_the_default_of_an_experiment() -> None:
+def test_centred_appends_the_default_shift_of_an_experiment() -> None:
     assert centred(fedavg()) == algorithm(Experiment())
     assert centred(scaffold(), 0.5, "fc*") == algorithm(
         Experiment(algorithm={"name": "scaffold"}, shift={"share": 0.5, "tensors": ["fc*"]})

@@ -1,4 +1,4 @@
-"""What a tensor is decides whether it is shifted: weights of layers are, everything else is not."""
+"""Tensors that are shifted: weights of layers, and no others."""
 
 import warnings
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from fedshift.models import MLP, PaperCNN
 
 
 def old(norm: str) -> Callable[[nn.Module], nn.Module]:
-    """The reparametrisation before `parametrizations`, which warns that it is old."""
+    """The deprecated reparametrisation from before `parametrizations`."""
 
     def apply(module: nn.Module) -> nn.Module:
         with warnings.catch_warnings():
@@ -45,7 +45,7 @@ class Vision(nn.Module):
 
 
 class Own(nn.Module):
-    """A layer of unknown kind."""
+    """A layer of an unknown type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Own(nn.Module):
 
 
 class Tall(nn.Linear):
-    """A linear layer with something of its own."""
+    """A linear layer with an additional parameter."""
 
     def __init__(self) -> None:
         super().__init__(3, 4)
@@ -61,7 +61,7 @@ class Tall(nn.Linear):
 
 
 class Adapted(nn.Module):
-    """Low-rank adapters under the names that libraries give them."""
+    """Low-rank adapters with the names that libraries use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,14 +151,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_weights_are_those_of_layers_and_nothing_else(name: str) -> None:
+def test_weights_are_only_those_of_layers(name: str) -> None:
     make, expected = CASES[name]
     assert weights(make()) == expected
 
 
 def test_a_shared_tensor_has_one_name_in_a_run_and_all_of_them_in_a_state() -> None:
     class Late(nn.Module):
-        """Holds a layer's weight under a name of its own, before the layer."""
+        """Has the weight of a layer under another name, before the layer."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -177,7 +177,7 @@ NAMED = [name for name in CASES if name not in ("rms norm", "unknown layer", "ti
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_names_and_shapes_find_the_same_weights_where_they_can(name: str) -> None:
+def test_names_and_shapes_find_the_same_weights(name: str) -> None:
     make, expected = CASES[name]
     module = nn.Module()
     module.layer = make()
@@ -210,22 +210,22 @@ def test_names_and_shapes_find_the_same_weights_where_they_can(name: str) -> Non
         *("table", "w", "fc1", "bias"),
     ],
 )
-def test_names_that_tell_of_something_else_are_left_alone(name: str) -> None:
+def test_names_of_other_tensors_are_not_weights(name: str) -> None:
     assert likely({"fc.weight": torch.ones(3, 4), name: torch.ones(5, 6)}) == ["fc.weight"]
 
 
-def test_a_weight_with_a_bias_for_each_value_is_a_normalisation() -> None:
+def test_a_weight_with_one_bias_per_value_is_a_normalisation() -> None:
     params = parameters(nn.Sequential(nn.LayerNorm([8, 8]), nn.Flatten(), nn.Linear(64, 10)))
     assert likely(params) == ["2.weight"]
 
 
-def test_arrays_without_names_are_told_by_their_shapes() -> None:
+def test_arrays_without_names_are_classified_by_their_shapes() -> None:
     shapes = [(8, 5), (8,), (3, 1, 3, 3), (1, 1, 16), (1, 1), (7, 1), (1, 7), (0, 3)]
     params: dict[str, Tensor] = {str(i): torch.zeros(shape) for i, shape in enumerate(shapes)}
     assert likely(params | {"8": torch.zeros(3, 3, dtype=torch.int64)}) == ["0", "2"]
 
 
-def test_patterns_choose_what_they_name() -> None:
+def test_patterns_select_tensors_by_name() -> None:
     params = {
         "norm.weight": torch.ones(2, 2),
         "fc.weight": torch.ones(2, 2),

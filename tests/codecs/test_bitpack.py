@@ -1,4 +1,4 @@
-"""Packing: the layout by numpy.packbits, and the way back."""
+"""Packing: the layout equals numpy.packbits, and decoding is exact."""
 
 import numpy as np
 import pytest
@@ -33,14 +33,14 @@ def test_round_trip_and_size(n: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_reader_looks_up_what_decode_unpacks(bits: int) -> None:
+def test_reader_and_decode_give_the_same_values(bits: int) -> None:
     codes, table = some(1000, bits), torch.randn(2**bits)
     packed = np.frombuffer(BitPack().encode(codes, bits), np.uint8)
     assert torch.equal(reader(table, bits)(packed)[:1000], table[codes.long()])
 
 
 def test_wrong_lengths_and_stray_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 bytes where 5 codes of 4 bits take 3"):
+    with pytest.raises(ValueError, match="2 bytes instead of 3 for 5 codes of 4 bits"):
         BitPack().decode(b"\x00\x00", 5, 4)
     with pytest.raises(ValueError, match="after the last code"):
         BitPack().decode(b"\x00\x00\x10", 5, 4)

@@ -27,7 +27,7 @@ def test_channels_and_blocks() -> None:
 
 
 @given(SHAPES, GROUPS, st.sampled_from(QUANTIZERS))
-def test_a_stack_decodes_to_what_its_clients_decode_to_alone(
+def test_a_stack_decodes_to_the_same_values_as_its_clients_alone(
     shape: list[int],
     groups: PerTensor | PerChannel | PerBlock,
     quantizer: Uniform | KMeans | Stochastic | Cast | Identity,
@@ -44,7 +44,7 @@ def test_a_stack_decodes_to_what_its_clients_decode_to_alone(
         assert torch.equal(stacked, x)
 
 
-def test_what_travels_exactly_by_default() -> None:
+def test_biases_and_integers_are_sent_exactly_by_default() -> None:
     codec = Codec(Uniform(4))
     assert codec.covers(torch.zeros(2, 2))
     assert not codec.covers(torch.zeros(2))

@@ -1,4 +1,4 @@
-"""KMeans: the optimum by kmeans1d, exactness where it is promised, and numbers that break others."""
+"""KMeans: errors near the optimum of kmeans1d, exactness, and extreme numbers."""
 
 import kmeans1d
 import numpy as np
@@ -66,7 +66,7 @@ def test_hand_worked_means() -> None:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 6, 8])
 @pytest.mark.parametrize("n", [3_000, 20_000])  # sorted, counted
-def test_error_is_near_the_optimum_whatever_the_distribution(n: int, bits: int) -> None:
+def test_error_is_near_the_optimum_for_every_distribution(n: int, bits: int) -> None:
     for name, x in samples(n).items():
         least, ours = optimum(x, 2**bits), error(KMeans(bits), x)
         assert ours <= 1.1 * least + 1e-12 * float((x.double() ** 2).sum()), name
@@ -146,8 +146,8 @@ def test_a_constant_row_is_exact() -> None:
         assert error(KMeans(4), x) == 0
 
 
-def test_small_values_beside_a_heap_of_huge_ones() -> None:
-    """In float64, too, 3e38 swallows a denormal: the small values look alike, and still every code is used up."""
+def test_small_values_among_many_huge_ones() -> None:
+    """Even in float64, 3e38 absorbs a denormal: the small values look equal, and still every code is used."""
     huge = 3e38 + 1e37 * torch.rand(60, generator=torch.Generator().manual_seed(0))
     x = torch.cat([torch.arange(1, 41) * 1e-44, huge])[None]
     assert error(KMeans(5), x) <= 1.1 * optimum(x, 32)
@@ -165,13 +165,13 @@ def test_random_rounding_takes_one_of_the_two_neighbouring_codes(row: np.ndarray
         between = (side[r][None] > torch.minimum(x[r], y[r])[:, None]) & (
             side[r][None] < torch.maximum(x[r], y[r])[:, None]
         )
-        assert not between.any()  # no code lies between a value and what it became
+        assert not between.any()  # no code lies between a value and its decoded value
     exact = (x[:, :, None] == side[:, None, :]).any(2)
     assert torch.equal(y[exact], x[exact])
 
 
 def test_random_rounding_is_unbiased() -> None:
-    """Over 400 draws, within 5 standard errors: values of one row together, and each that is far from its codes."""
+    """Over 400 draws, within 5 standard errors: the values of one row together, and each value far from its codes."""
     g = torch.Generator().manual_seed(1)
     x = torch.cat([torch.randn(1, 500, generator=g), torch.randn(1, 500, generator=g).exp()])
     for bits in (1, 2, 4):
@@ -192,8 +192,8 @@ def test_random_rounding_depends_on_the_key_alone_in_a_stack_and_in_chunks(monke
     x, key = torch.randn(3, 5000, generator=g), torch.tensor([3, 4, 5])
     quantizer = KMeans(3, random=True)
     codes, side = quantizer.encode(x, key)
-    own, alone = quantizer.encode(x[1:2], key[1:2])
-    assert torch.equal(own[0], codes[1])
+    row_codes, alone = quantizer.encode(x[1:2], key[1:2])
+    assert torch.equal(row_codes[0], codes[1])
     assert torch.equal(alone[0], side[1])
     assert not torch.equal(codes, quantizer.encode(x, key + 1)[0])
     monkeypatch.setattr("fedshift.codecs.base.CHUNK", 1024)

@@ -1,4 +1,4 @@
-"""The range coder: close to the entropy for any codes, as docs/wire.md says, and nothing that is not its own."""
+"""The range coder: size close to the entropy, format as in docs/wire.md, refused bytes."""
 
 import hashlib
 import tracemalloc
@@ -24,7 +24,7 @@ def drawn(share: Floats, n: int, seed: int = 0) -> Tensor:
 
 
 def steps(rate: float, bits: int = 8) -> Floats:
-    """Shares of the codes of a uniform step: p_q proportional to r^|q - middle|, of this entropy."""
+    """Shares of the codes of a uniform step with this entropy: p_q proportional to r^|q - middle|."""
     distance = abs(np.arange(2**bits) - 2 ** (bits - 1))
     low, high = 0.0, 1.0
     share = np.ones(2**bits)
@@ -36,7 +36,7 @@ def steps(rate: float, bits: int = 8) -> Floats:
 
 
 def entropy(counts: NDArray[np.int64] | Floats) -> float:
-    """Bits of one code, order 0."""
+    """Bits per code, order 0."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log2(p)).sum())
 
@@ -46,7 +46,7 @@ def counts_of(codes: Tensor, bits: int = 8) -> Tensor:
 
 
 def distributions(n: int) -> Iterator[tuple[int, Tensor]]:
-    """(bits, codes): what quantizers make, and what they do not."""
+    """(bits, codes): typical codes of quantizers, and unusual ones."""
     for rate in (0.001, 0.02, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0):
         yield 8, drawn(steps(rate), n)
     for zeros in (0.5, 0.66, 0.67, 0.95, 0.99):
@@ -69,17 +69,17 @@ def distributions(n: int) -> Iterator[tuple[int, Tensor]]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 640, 10_000, 300_001])
-def test_codes_come_back_and_take_their_entropy_a_hundredth_of_it_and_64_bytes(n: int) -> None:
+def test_decoding_is_exact_and_the_size_is_within_one_percent_and_64_bytes_of_the_entropy(n: int) -> None:
     for bits, codes in distributions(n):
         data = Range().encode(codes, bits)
         assert torch.equal(Range().decode(data, n, bits), codes)
         counts = counts_of(codes, bits).numpy()
-        table = 2 * max(0, int((counts > 0).sum()) - 20)  # 64 bytes hold the table of 20 codes
+        table = 2 * max(0, int((counts > 0).sum()) - 20)  # 64 bytes include the table of 20 codes
         assert len(data) <= 1.01 * n * entropy(counts) / 8 + 64 + table
         assert len(data) <= Range().most(n, bits) == 1 + BitPack().size(n, bits)
 
 
-def test_every_small_tensor_comes_back() -> None:
+def test_every_small_tensor_is_decoded_exactly() -> None:
     draw = np.random.default_rng(0)
     for n in range(400):
         codes = torch.from_numpy(np.where(draw.random(n) < draw.random(), draw.integers(0, 16, n), 3).astype(np.uint8))
@@ -106,7 +106,7 @@ def test_estimates_take_stacks_of_counts_of_any_integer_type(kind: torch.dtype) 
     estimate = Range().estimate(counts, 2)
     assert (estimate.dtype, estimate.shape) == (torch.float64, (2, 2))
     assert estimate[0, 0] < 16
-    assert estimate.flatten()[1:].tolist() == [1, 4, 27]  # packed, and the byte that says so
+    assert estimate.flatten()[1:].tolist() == [1, 4, 27]  # packed codes, and one byte for their kind
     other: Coder = Zstd()
     assert other.estimate(counts, 2) is None
 
@@ -187,7 +187,7 @@ def by_the_book(data: bytes, n: int, bits: int) -> list[int]:
     return codes
 
 
-def test_a_decoder_written_from_the_specification_reads_the_same() -> None:
+def test_a_decoder_written_from_the_specification_gives_the_same_codes() -> None:
     kinds = set()
     for bits, codes in distributions(3000):
         data = Range().encode(codes, bits)
@@ -238,7 +238,7 @@ def test_damaged_bytes_are_refused(codes: Tensor) -> None:
     for extra in (b"\0", b"\1", bytes(4), b"\1\0\0\0", data):
         with pytest.raises(ValueError, match=r"^[^\n]+$"):
             Range().decode(data + extra, n, 8)
-    for at in range(len(data)) if data[0] else (0,):  # packed codes have nothing to check them by
+    for at in range(len(data)) if data[0] else (0,):  # packed codes have no redundancy to check
         for bit in range(8):
             with pytest.raises(ValueError, match=r"^[^\n]+$"):
                 Range().decode(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], n, 8)
@@ -250,38 +250,38 @@ STATE = WHOLE.to_bytes(4, "little")
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no bytes where range-coded codes are expected"),
-        (b"\x03", "40 range-coded codes of kind 3"),
+        (b"", "range-coded codes are missing"),
+        (b"\x03", "kind 3 of 40 range-coded codes"),
         (b"\x02", "table"),
-        (b"\x02\x39\x01", "table is not one of frequencies of 4 codes"),
-        (b"\x02\x03\x00" + STATE, "table is not one of frequencies of 4 codes"),  # none in use
-        (b"\x02\x39\x03\x00" + STATE, "table is not one of frequencies of 4 codes"),  # beyond the last code
-        (b"\x02\x39\x00\x01\x00" + STATE, "frequencies are not those of its codes"),  # skips not in one byte
-        (b"\x02\x39\x02", "number of gaps is cut short"),
+        (b"\x02\x39\x01", "table does not contain frequencies of 4 codes"),
+        (b"\x02\x03\x00" + STATE, "table does not contain frequencies of 4 codes"),  # none in use
+        (b"\x02\x39\x03\x00" + STATE, "table does not contain frequencies of 4 codes"),  # beyond the last code
+        (b"\x02\x39\x00\x01\x00" + STATE, "frequencies do not match its codes"),  # skips not in one byte
+        (b"\x02\x39\x02", "number of digits is truncated"),
         (b"\x02\x39\x02\x80\x00" + STATE, "not in its shortest form"),
-        (b"\x02\x39\x02" + b"\xff" * 9, "number of gaps is cut short"),
+        (b"\x02\x39\x02" + b"\xff" * 9, "number of digits is truncated"),
         (b"\x02\x39\x02\x00", "state is missing"),
-        (b"\x02\x39\x02\x00" + STATE + b"\0", "zeros at its end"),
-        (b"\x02\x39\x02\x01" + STATE, "1 digits of gaps for 40 codes with 1 in use"),
-        (b"\x01\x39\x02" + STATE, "0 digits of gaps for 40 codes with 1 in use"),
-        (b"\x02\x39\x01\x20\x0e" + STATE, "14 digits of gaps for 40 codes with 2 in use"),
+        (b"\x02\x39\x02\x00" + STATE + b"\0", "ends with zero bytes"),
+        (b"\x02\x39\x02\x01" + STATE, "1 digits of gaps for 40 codes, 1 of them distinct"),
+        (b"\x01\x39\x02" + STATE, "0 digits of gaps for 40 codes, 1 of them distinct"),
+        (b"\x02\x39\x01\x20\x0e" + STATE, "14 digits of gaps for 40 codes, 2 of them distinct"),
         (b"\x02\x39\x01\x20" + b"\xff" * 8 + b"\x7f" + STATE, "digits of gaps for 40 codes"),  # 2^63 - 1
-        (b"\x02\x39\x01\x20\x01" + b"\xff" * 8, "gaps go beyond the last code"),
-        (b"\x02\x3a\x02\x00" + STATE, "frequencies are not those of its codes"),
-        (b"\x02\x39\x01\x20\x00" + STATE, "frequencies are not those of its codes"),
+        (b"\x02\x39\x01\x20\x01" + b"\xff" * 8, "gaps extend beyond the last code"),
+        (b"\x02\x3a\x02\x00" + STATE, "frequencies do not match its codes"),
+        (b"\x02\x39\x01\x20\x00" + STATE, "frequencies do not match its codes"),
         (b"\x02\x39\x02\x00" + b"\x01" * 5, "does not end with the last code"),
         (bytes(12), "12 bytes|11 bytes"),
     ],
 )
-def test_what_no_encoder_writes_is_refused(data: bytes, why: str) -> None:
+def test_bytes_that_no_encoder_writes_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Range().decode(data, 40, 2)
 
 
 def test_codes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="code 9 does not fit 3 bits"):
+    with pytest.raises(ValueError, match="code 9 does not fit in 3 bits"):
         Range().encode(torch.tensor([1, 9], dtype=torch.uint8), 3)
-    with pytest.raises(ValueError, match="0 range-coded codes of kind 2"):
+    with pytest.raises(ValueError, match="kind 2 of 0 range-coded codes"):
         Range().decode(b"\x02\x39\x02\x00" + STATE, 0, 2)
 
 

@@ -1,4 +1,4 @@
-"""Step: hand-worked levels, the rate that was asked for, no value beyond its level, the same alone and in a stack."""
+"""Step: hand-worked levels, the requested rate, bounded errors, the same codes alone and in a stack."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_a_rate_is_the_entropy_of_the_codes(kind: str, rate: float) -> None:
 
 
 def test_signs_count_in_the_rate() -> None:
-    """Of values of one sign, a code does not need the bit that tells the sign."""
+    """For values of one sign, codes need no bit for the sign."""
     x = sample("laplace", 100_000, seed=1).abs()
     assert entropy(Step(rate=1.0).encode(x)[0]) == pytest.approx(1.0, rel=0.01)
 
@@ -88,8 +88,8 @@ def test_a_row_is_coded_alike_alone_and_in_a_stack() -> None:
     for quantizer in (Step(step=3.0), Step(rate=0.4)):
         codes, side = quantizer.encode(stack)
         for r in range(3):
-            own, alone = quantizer.encode(stack[r : r + 1])
-            assert torch.equal(own[0], codes[r])
+            row_codes, alone = quantizer.encode(stack[r : r + 1])
+            assert torch.equal(row_codes[0], codes[r])
             assert torch.equal(alone[0], side[r])
 
 
@@ -102,7 +102,7 @@ def test_zeros_and_constants() -> None:
     assert torch.allclose(decoded, x, rtol=2**-9)
 
 
-def test_an_outlier_makes_the_step_larger_rather_than_be_cut() -> None:
+def test_an_outlier_increases_the_step_and_is_not_clipped() -> None:
     x = torch.zeros(1, 1_000_000)
     x[0, 7] = 1.0  # a thousand times the root mean square
     decoded = Step(4, step=0.01).decode(*Step(4, step=0.01).encode(x))
@@ -115,22 +115,22 @@ def test_an_outlier_makes_the_step_larger_rather_than_be_cut() -> None:
         ({"bits": 1}, r"Step\(bits=1\): bits must be between 2 and 8"),
         ({"bits": 9}, r"Step\(bits=9\): bits must be between 1 and 8"),
         ({"step": 0.0}, r"Step\(step=0.0\)"),
-        ({"rate": 7.5}, r"Step\(rate=7.5\): rate must be between 0.001 and 7 bits a value"),
+        ({"rate": 7.5}, r"Step\(rate=7.5\): rate must be between 0.001 and 7 bits per value"),
         ({"rate": math.nan}, r"Step\(rate=nan\)"),
     ],
 )
-def test_what_it_refuses(given: dict[str, float], problem: str) -> None:
+def test_invalid_settings_are_refused(given: dict[str, float], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Step(**given)  # type: ignore[arg-type]
 
 
-def test_numbers_that_it_cannot_take() -> None:
+def test_nan_infinity_and_huge_numbers_are_refused() -> None:
     for bad, problem in ((math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (3e38, "beyond 2\\^120")):
         with pytest.raises(ValueError, match=problem):
             Step().encode(torch.tensor([[1.0, bad]]))
 
 
-def test_a_frame_whose_step_or_offset_is_no_number_is_refused() -> None:
+def test_a_frame_with_a_nan_or_infinite_step_or_offset_is_refused() -> None:
     params = {"w": sample("laplace", 4000, seed=5).view(40, 100)}
     frame = bytearray(pack(Codec(Step(), Range()), params))
     side = Step().encode(params["w"].reshape(1, -1))[1].numpy().tobytes()
@@ -138,12 +138,12 @@ def test_a_frame_whose_step_or_offset_is_no_number_is_refused() -> None:
     for number, bad in ((0, math.nan), (1, math.nan), (2, math.nan), (0, math.inf), (0, 3e38), (1, math.inf)):
         hostile = bytearray(frame)
         hostile[at + 4 * number : at + 4 * number + 4] = np.float32(bad).tobytes()
-        with pytest.raises(WireError, match="w: holds NaN, infinity or a number too large"):
+        with pytest.raises(WireError, match="w: contains NaN, infinity or a number too large"):
             unpack(mend(bytes(hostile)), like=params)
 
 
 def test_a_rate_holds_for_values_of_one_sign_far_from_zero() -> None:
-    """Between 'all alike' and one bit for the sign, entropy is not a falling function of the step."""
+    """Between a single code and one bit for the sign, the entropy does not decrease monotonically with the step."""
     g = torch.Generator().manual_seed(6)
     for x, rates in (
         (torch.randn(1, 90_000, generator=g) + 3, (0.3, 1.0)),
@@ -157,20 +157,20 @@ def test_many_short_rows_are_coded_like_each_alone() -> None:
     x = torch.randn(300, 50, generator=torch.Generator().manual_seed(7))
     codes, side = Step(rate=1.0).encode(x)
     for r in (0, 127, 128, 299):
-        own, alone = Step(rate=1.0).encode(x[r : r + 1])
-        assert torch.equal(own[0], codes[r])
+        row_codes, alone = Step(rate=1.0).encode(x[r : r + 1])
+        assert torch.equal(row_codes[0], codes[r])
         assert torch.equal(alone[0], side[r])
 
 
 @pytest.mark.parametrize("size", [1e-45, 1e-39, 1e-37, 1e-34, 1e-30])
-def test_tiny_values_travel_or_become_zero(size: float) -> None:
+def test_tiny_values_are_coded_or_become_zero(size: float) -> None:
     params = {"w": torch.randn(5, 4, generator=torch.Generator().manual_seed(8)) * size, "c": torch.full((2, 3), size)}
     for quantizer in (Step(), Step(rate=0.6)):
         decoded = unpack(pack(Codec(quantizer, Range()), params), like=params)
         assert all(decoded[name].abs().max() <= 1.2 * x.abs().max() for name, x in params.items())
 
 
-def test_half_precision_needs_room_for_the_codes_in_use_only() -> None:
+def test_in_half_precision_only_the_codes_in_use_must_fit() -> None:
     params = {"w": (torch.randn(100, 100, generator=torch.Generator().manual_seed(9)) * 300).half()}
     decoded = unpack(pack(Codec(Step(rate=0.6), Range()), params), like=params)
     assert decoded["w"].dtype == torch.float16

@@ -1,4 +1,4 @@
-"""Ternary: the part that was asked for, its means, ties and zeros."""
+"""Ternary: the kept fraction, its means, ties and zeros."""
 
 import math
 
@@ -45,8 +45,8 @@ def test_ties_are_kept_together_and_zeros_never() -> None:
     assert side.tolist() == [[1.0, -1.0], [0.0, 0.0]]
 
 
-def test_few_bytes_on_the_wire() -> None:
-    """1 % of 100,000 values: 0.081 bits of entropy for whether each is kept, and 0.01 for the signs."""
+def test_a_frame_has_few_bytes() -> None:
+    """1 % of 100,000 values: 0.081 bits of entropy for the positions, and 0.01 for the signs."""
     g = torch.Generator().manual_seed(0)
     params = {"w": torch.randn(100, 1000, generator=g)}
     frame = pack(Codec(Ternary(keep=0.01), Range()), params)
@@ -56,7 +56,7 @@ def test_few_bytes_on_the_wire() -> None:
     assert torch.equal(decoded.sign()[decoded != 0], params["w"].sign()[decoded != 0])
 
 
-def test_what_it_refuses() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Ternary\(bits=4\): bits must be 2"):
         Ternary(4)
     with pytest.raises(ValueError, match=r"Ternary\(keep=0\): keep must be above 0 and at most 1"):

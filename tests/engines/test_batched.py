@@ -1,4 +1,4 @@
-"""All clients at once: the draws of the reference, its weights within rounding, its codes on equal weights."""
+"""The batched engine: draws of the sequential engine, its weights within rounding, its codes for equal weights."""
 
 from typing import Any
 
@@ -13,39 +13,39 @@ from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import Upload
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Ram, Turn, draw
+from fedshift.rounds.loop import OpenRound, Ram, draw
 from fedshift.rounds.uplink import read
 from tests.engines.test_engines import CASES
 from tests.federations import federation, points, same, settings, train
 
 
 def uploads(fed: Federation, engine: Sequential | Batched) -> list[Upload]:
-    """Of the first round."""
-    turn = Turn(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home))
-    assert turn.job is not None
-    return list(engine.train([turn.job])[0])
+    """Uploads of the first round."""
+    opened = OpenRound(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home))
+    assert opened.job is not None
+    return list(engine.train([opened.job])[0])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_local_weights_are_those_of_the_reference(name: str) -> None:
-    """Before encoding: uploads of full precision show them."""
+def test_local_weights_are_those_of_the_sequential_engine(name: str) -> None:
+    """With exact uploads, which are the weights before encoding."""
     exact = {"uplink": {"bits": 32}} if "uplink" in CASES[name] else {}
     fed = federation(**CASES[name] | exact)
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        turn = fed.start().out.params
-        w, reference = read(mine.frame, turn), read(its.frame, turn)
-        assert mine.client == its.client
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        start = fed.start().out.params
+        w, reference = read(batched.frame, start), read(expected.frame, start)
+        assert batched.client == expected.client
         assert max(float((w[k] - reference[k]).abs().max()) for k in reference) < 1e-4
-        assert len(mine.frame) == len(its.frame)
-        assert len(mine.extra) == len(its.extra)
+        assert len(batched.frame) == len(expected.frame)
+        assert len(batched.extra) == len(expected.extra)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rounds_are_those_of_the_reference_within_rounding(name: str) -> None:
+def test_rounds_equal_those_of_the_sequential_engine_within_rounding(name: str) -> None:
     fed = federation(**CASES[name])
     state, outcomes, memory = train(fed)
-    mine, found, remembered = train(fed, engine=Batched(fed.task))
-    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    batched, found, remembered = train(fed, engine=Batched(fed.task))
+    assert max(float((batched.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
     assert memory.held.keys() == remembered.held.keys()
     for client, kept in memory.held.items():
         assert kept.keys() == remembered.held[client].keys()
@@ -77,40 +77,44 @@ def test_the_papers_cnn_with_its_augmentation() -> None:
         data={"clients": 6, "partition": "iid", "augment": True},
         train={"cohort": 3, "epochs": 2, "batch": 4, "lr": 0.01, "momentum": 0.9},
     )
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
 
 
-def test_jobs_of_several_runs_come_out_as_they_do_alone() -> None:
+def test_jobs_of_several_runs_give_the_same_uploads_as_alone() -> None:
     feds = [federation(**CASES[name]) for name in ("fedavg", "fedprox", "scaffold", "fedpaq")]
     engine = Batched(feds[0].task)
-    turns = [Turn(fed, fed.start(), Ram()) for fed in feds]
-    together = engine.train([turn.job for turn in turns if turn.job])
-    for fed, turn, made in zip(feds, turns, together, strict=True):
-        assert turn.job is not None
-        alone = list(Batched(fed.task).train([turn.job])[0])
+    open_rounds = [OpenRound(fed, fed.start(), Ram()) for fed in feds]
+    together = engine.train([opened.job for opened in open_rounds if opened.job])
+    for fed, opened, made in zip(feds, open_rounds, together, strict=True):
+        assert opened.job is not None
+        alone = list(Batched(fed.task).train([opened.job])[0])
         for a, b in zip(made, alone, strict=True):
             assert a.client == b.client
             assert a.drift == [pytest.approx(pair, abs=1e-5) for pair in b.drift]
 
 
 def test_a_client_with_one_example_stops_after_its_steps() -> None:
-    """Sizes from 1 to 60: what each learns is what it learns alone."""
+    """Sizes from 1 to 60; each client learns the same as alone."""
     fed = federation(data={"partition": "dirichlet", "alpha": 0.1, "least": 1, "clients": 8}, train={"cohort": 8})
     assert int(fed.partition.sizes.min()) * 10 < int(fed.partition.sizes.max())
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
 
 
-def test_scores_are_those_of_the_reference() -> None:
-    fed = federation(held=points(tests=4300))
+def test_scores_are_those_of_the_sequential_engine() -> None:
+    fed = federation(dataset=points(tests=4300))
     params = fed.start().out.params
-    mine, its = Batched(fed.task).evaluate(params), Sequential(fed.task).evaluate(params)
-    assert (mine.examples, mine.metric, mine.predicted) == (its.examples, its.metric, its.predicted)
-    assert mine.loss == pytest.approx(its.loss, rel=1e-5)
+    batched, expected = Batched(fed.task).evaluate(params), Sequential(fed.task).evaluate(params)
+    assert (batched.examples, batched.metric, batched.predicted) == (
+        expected.examples,
+        expected.metric,
+        expected.predicted,
+    )
+    assert batched.loss == pytest.approx(expected.loss, rel=1e-5)
 
 
-def test_a_loss_and_frozen_weights_of_ones_own() -> None:
+def test_a_custom_loss_and_frozen_weights() -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,11 +132,11 @@ def test_a_loss_and_frozen_weights_of_ones_own() -> None:
 
     fed = build(settings(uplink={"bits": "32+4"}), Partly(), points(), loss=loss)
     state, _, _ = train(fed)
-    mine, _, _ = train(fed, engine=Batched(fed.task))
-    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    batched, _, _ = train(fed, engine=Batched(fed.task))
+    assert max(float((batched.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
 
 
-def test_a_scalar_weight_is_a_weight() -> None:
+def test_a_scalar_weight_is_trained() -> None:
     class Warm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,13 +149,13 @@ def test_a_scalar_weight_is_a_weight() -> None:
 
     fed = federation(Warm(), train={"clip": 0.5})
     state, _, _ = train(fed)
-    mine, _, _ = train(fed, engine=Batched(fed.task))
-    assert max(float((mine.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
+    batched, _, _ = train(fed, engine=Batched(fed.task))
+    assert max(float((batched.out.params[k] - x).abs().max()) for k, x in state.out.params.items()) < 1e-4
 
 
 @pytest.mark.parametrize("bits", [32, 16, 4])
-def test_numbers_that_no_mean_can_hold_are_refused_like_the_references(bits: int) -> None:
-    """Each weight has become 1e38: two of them may be too many, and bfloat16 rounds some up to infinity."""
+def test_numbers_too_large_for_the_mean_are_refused_as_in_the_sequential_engine(bits: int) -> None:
+    """Every weight is about 1e38: the sum of two may overflow, and bfloat16 rounds some to infinity."""
 
     class Huge(nn.Linear):
         def __init__(self) -> None:
@@ -163,52 +167,52 @@ def test_numbers_that_no_mean_can_hold_are_refused_like_the_references(bits: int
     fed = federation(Huge(), uplink={"bits": bits}, train={"lr": 1e-6})
     fed.task.params["weight"].copy_(torch.linspace(-1.2e38, 1.2e38, 24).view(4, 6))
     _, (outcome,), _ = train(fed, rounds=1)
-    mine, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    batched, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
     assert found.arrived == outcome.arrived
     assert found.failed == outcome.failed
-    assert all(x.isfinite().all() for x in mine.out.params.values())
+    assert all(x.isfinite().all() for x in batched.out.params.values())
 
 
-def test_batch_norm_that_does_not_learn_is_no_hindrance() -> None:
+def test_batch_norm_in_evaluation_mode_can_be_stacked() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     model[1].eval()
     fed = federation(model)
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
 
 
 def test_clients_that_diverge_are_left_out_and_the_others_count() -> None:
-    """An example of 1e38 makes the client that holds it diverge, and no other."""
-    held = points()
-    held.x[0] = 1e38
-    fed = federation(held=held, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
+    """An example of 1e38 makes only its client diverge."""
+    data = points()
+    data.x[0] = 1e38
+    fed = federation(dataset=data, train={"cohort": 12, "rounds": 1}, uplink={"bits": "32+4"})
     _, (outcome,), _ = train(fed, rounds=1)
-    mine, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
+    batched, (found,), _ = train(fed, rounds=1, engine=Batched(fed.task))
     assert outcome.failed
     assert found.failed == outcome.failed
     assert found.arrived == outcome.arrived
-    assert all(x.isfinite().all() for x in mine.out.params.values())
+    assert all(x.isfinite().all() for x in batched.out.params.values())
 
 
 def test_entropy_coded_uploads_have_the_size_of_real_frames() -> None:
     fed = federation(uplink={"bits": "32+4", "coder": "zstd"})
-    for mine, its in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
-        assert abs(len(mine.frame) - len(its.frame)) <= 2  # a code at a border may differ
+    for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
+        assert abs(len(batched.frame) - len(expected.frame)) <= 2  # a code at a border may differ
 
 
 @pytest.mark.parametrize("send", ["weights", "updates"])
 def test_an_error_from_a_coarser_uplink_is_fed_back_by_an_exact_one(send: str) -> None:
     fed = federation(uplink={"bits": 32, "feedback": True, "send": send})
-    turn = Turn(fed, fed.start(), Ram())
-    assert turn.job is not None
+    opened = OpenRound(fed, fed.start(), Ram())
+    assert opened.job is not None
     name = fed.layers[0]
     error = torch.full_like(fed.task.params[name], 0.25)
-    job = turn.job._replace(recall=lambda client: {"error/" + name: error})
-    plain, mine, its = (
+    job = opened.job._replace(recall=lambda client: {"error/" + name: error})
+    plain, batched, expected = (
         [read(upload.frame, job.sent.params)[name] for upload in engine.train([each])[0]]
-        for engine, each in ((Sequential(fed.task), turn.job), (Batched(fed.task), job), (Sequential(fed.task), job))
+        for engine, each in ((Sequential(fed.task), opened.job), (Batched(fed.task), job), (Sequential(fed.task), job))
     )
-    for before, a, b in zip(plain, mine, its, strict=True):
+    for before, a, b in zip(plain, batched, expected, strict=True):
         torch.testing.assert_close(b, before + error, rtol=0, atol=1e-6)
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
@@ -220,7 +224,7 @@ def test_the_same_jobs_give_the_same_bits() -> None:
     assert same(first.out.params, second.out.params)
 
 
-def test_what_a_model_raises_is_told() -> None:
+def test_an_exception_of_a_model_is_reported() -> None:
     calls = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -249,5 +253,5 @@ def test_rounding_does_not_refuse_a_model_of_half_precision(dtype: torch.dtype) 
 def test_a_loss_that_is_a_sum_is_refused_in_half_precision() -> None:
     x, y = torch.ones(16, 4), torch.ones(16, 2)
     task = Task(nn.Linear(4, 2).bfloat16(), dataset(x, y, x, y), nn.MSELoss(reduction="sum"), None)
-    with pytest.raises(StackError, match="depends on who else is in the batch"):
+    with pytest.raises(StackError, match="depends on other examples of the batch"):
         Batched(task)

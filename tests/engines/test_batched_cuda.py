@@ -1,4 +1,4 @@
-"""All clients at once on a GPU: the reference's weights, the same bits twice, and packs that stop and go on."""
+"""The batched engine on a GPU: weights of the sequential engine, reproducible bits, packs stopped and resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -42,19 +42,19 @@ def papers(precision: str = "fp32", **changed: Any) -> Federation:
 
 
 def worst(fed: Federation, precision: str) -> float:
-    """How far a local weight is from the reference's, in the first round.
+    """Largest difference of a local weight from the sequential engine, in the first round.
 
     Few steps: where two inputs of a maximum are alike to the last bit or so, rounding decides which of them learns.
     """
     start, far = fed.start().out.params, 0.0
     theirs = uploads(fed, Sequential(fed.task, "fp32"))
-    for mine, its in zip(uploads(fed, Batched(fed.task, precision)), theirs, strict=True):
-        w, reference = read(mine.frame, start), read(its.frame, start)
+    for batched, expected in zip(uploads(fed, Batched(fed.task, precision)), theirs, strict=True):
+        w, reference = read(batched.frame, start), read(expected.frame, start)
         far = max(far, *(float((w[k].cpu() - reference[k].cpu()).abs().max()) for k in reference))
     return far
 
 
-def test_the_papers_cnn_has_kernels_of_its_own_and_they_are_right() -> None:
+def test_the_papers_cnn_is_trained_by_its_kernels_with_the_right_weights() -> None:
     fed = papers(train={"batch": 50})
     assert isinstance(Batched(fed.task, "fp32").net, PaperNet)
     assert worst(fed, "fp32") < 1e-4
@@ -67,19 +67,19 @@ def test_kernels_and_vmap_agree() -> None:
     engine = Batched(fed.task, "fp32")
     mapped = Batched(fed.task, "fp32")
     mapped.net = Mapped(fed.task, "fp32")
-    for mine, its in zip(uploads(fed, engine), uploads(fed, mapped), strict=True):
-        assert mine.drift == [pytest.approx(pair, abs=1e-4) for pair in its.drift]
+    for batched, expected in zip(uploads(fed, engine), uploads(fed, mapped), strict=True):
+        assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
     params = fed.start().out.params
     assert abs(engine.evaluate(params).metric - mapped.evaluate(params).metric) <= 2
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_case_is_the_references_within_rounding(name: str) -> None:
+def test_every_case_equals_the_sequential_engine_within_rounding(name: str) -> None:
     fed = federation(**merge(CASES[name], {"engine": {"device": "cuda", "precision": "fp32"}}))
     state, outcomes, memory = train(fed, engine=Sequential(fed.task, "fp32"))
-    mine, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
+    batched, found, remembered = train(fed, engine=Batched(fed.task, "fp32"))
     for k, x in state.out.params.items():
-        torch.testing.assert_close(mine.out.params[k].cpu(), x, rtol=0, atol=1e-3)
+        torch.testing.assert_close(batched.out.params[k].cpu(), x, rtol=0, atol=1e-3)
     assert memory.held.keys() == remembered.held.keys()
     assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in found]
 
@@ -98,7 +98,7 @@ def test_the_same_bits_twice(precision: str) -> None:
 
 
 @pytest.mark.parametrize("stops", [1, 3])
-def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> None:
+def test_a_stopped_pack_is_resumed_to_the_same_bits(stops: int, tmp_path: Path) -> None:
     raw = merge(GRID, CUDA | {"record": {"checkpoint": 4}})
     raw = merge(raw, {"engine": {"pack": 8, "deterministic": True}})
     trained(raw, tmp_path / "whole")
@@ -108,7 +108,7 @@ def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> 
         assert all(torch.equal(x, parts[name]) for name, x in whole.items())
 
 
-def test_a_sweep_goes_to_the_gpu_by_itself(tmp_path: Path) -> None:
+def test_a_sweep_uses_the_gpu_by_default(tmp_path: Path) -> None:
     raw = merge(GRID, {"engine": {"name": "auto"}})
     events = trained(raw, tmp_path / "grid")
     assert sum(event.kind == "done" for event in events) == 8
@@ -129,12 +129,12 @@ def test_estimated_bytes_are_those_of_real_frames_within_one_percent(
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_codes_are_counted_without_waiting_for_the_device(bits: int) -> None:
+def test_codes_are_counted_without_synchronization(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (20, 5000), dtype=torch.uint8)
-    there = codes.cuda()
+    on_device = codes.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        counted = counts([there], 20, bits)
+        counted = counts([on_device], 20, bits)
         estimate = Range().estimate(counted, bits)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -1,4 +1,4 @@
-"""One client's round: SGD as torch has it, controls, buffers, modes, draws."""
+"""One client's round: SGD as in torch, controls, buffers, modes, draws."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.federations import Normed, federation, points, processes, same, train
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_local_training_is_torchs_sgd(momentum: float) -> None:
-    """The oracle: torch.optim.SGD with clip_grad_norm_ on the same batches."""
+    """Compared with torch.optim.SGD and clip_grad_norm_ on the same batches."""
     fed = federation(train={"momentum": momentum, "weight_decay": 0.02, "clip": 0.3, "cohort": 1, "lr": 0.2})
     (client,), _ = fed.cohorts.draw(1)
     drawn = draw_plan(fed.partition, [client], seed=0, number=1, epochs=2, batch=8, rate=fed.rate)
@@ -26,7 +26,7 @@ def test_local_training_is_torchs_sgd(momentum: float) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(fed.task.data.x[chosen]), fed.task.data.y[chosen]).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-        for p in model.parameters():  # decay after clipping, as SGD's own weight_decay would have it
+        for p in model.parameters():  # decay after clipping, like the weight_decay of SGD
             assert p.grad is not None
             p.grad += 0.02 * p.detach()
         optimizer.step()
@@ -52,7 +52,7 @@ def distance(a: Params, b: Params) -> float:
 @pytest.mark.parametrize("bits", [32, 4])
 @pytest.mark.parametrize("control", ["derived", "sent"])
 def test_scaffolds_control_is_the_mean_of_the_clients(bits: int, control: str) -> None:
-    """c = (1/N) sum_i c_i over all clients, those that never trained counting zero."""
+    """c = (1/N) sum_i c_i over all clients, with c_i = 0 for those that never trained."""
     fed = federation(algorithm={"name": "scaffold", "control": control}, uplink={"bits": bits}, train={"dropout": 0.2})
     state, _, memory = train(fed, rounds=6)
     for name, c in state.out.control.items():
@@ -76,7 +76,7 @@ def test_without_momentum_a_control_is_the_mean_gradient() -> None:
         torch.testing.assert_close(c, g, rtol=1e-3, atol=1e-5)
 
 
-def test_dropout_draws_for_each_client_and_step_and_leaves_torch_alone() -> None:
+def test_dropout_draws_per_client_and_step_and_restores_torchs_generator() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
     fed = federation(model)
     torch.manual_seed(5)
@@ -102,10 +102,10 @@ def test_batch_norm_is_averaged_exactly_and_its_counter_is_the_first_clients() -
         mean = torch.stack([w[name] for w in seen]).mean(0)
         torch.testing.assert_close(state.out.params[name], mean, rtol=1e-6, atol=1e-7)
     assert state.out.params["norm.num_batches_tracked"] == seen[0]["norm.num_batches_tracked"] > 0
-    assert "frozen" not in state.out.params  # it does not travel
+    assert "frozen" not in state.out.params  # it is not sent
 
 
-def test_tied_and_frozen_weights_travel_once_and_never() -> None:
+def test_tied_weights_are_sent_once_and_frozen_ones_never() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,7 +126,7 @@ def test_tied_and_frozen_weights_travel_once_and_never() -> None:
 
 
 class Remembers(nn.Module):
-    """Buffers put in the place of others, one of them not part of the state."""
+    """Buffers that replace others, one of them not part of the state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Remembers(nn.Module):
         return logits
 
 
-def test_buffers_that_a_model_replaces_travel_and_private_ones_stay_with_no_client() -> None:
+def test_replaced_buffers_are_sent_and_private_ones_are_restored_for_each_client() -> None:
     fed = federation(Remembers())
     reference = train(fed)[0].out.params
     assert reference["mean"].abs().max() > 0.01
@@ -155,7 +155,7 @@ def test_buffers_that_a_model_replaces_travel_and_private_ones_stay_with_no_clie
     assert same(train(fed)[0].out.params, reference)
 
 
-def test_parts_set_to_evaluation_stay_so_and_a_whole_model_does_not() -> None:
+def test_modules_in_evaluation_mode_stay_in_it_unless_it_is_the_whole_model() -> None:
     frozen, whole = Normed(), Normed().eval()
     frozen.norm.eval()
     for model, trained in ((frozen, False), (whole, True)):
@@ -168,14 +168,14 @@ def test_parts_set_to_evaluation_stay_so_and_a_whole_model_does_not() -> None:
 
 
 def test_labels_that_the_data_does_not_have_are_not_counted() -> None:
-    fed = federation(nn.Linear(6, 9), held=points(tests=4300))
+    fed = federation(nn.Linear(6, 9), dataset=points(tests=4300))
     _, (outcome,), _ = train(fed, rounds=1)
     assert outcome.score is not None
     assert len(outcome.score.predicted) == 4
     assert sum(outcome.score.predicted) <= 4300
 
 
-def test_a_model_that_draws_while_it_is_scored_scores_the_same_again() -> None:
+def test_a_model_that_draws_random_numbers_has_reproducible_scores() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + torch.randn(len(x), 4)
@@ -188,8 +188,8 @@ def test_a_model_that_draws_while_it_is_scored_scores_the_same_again() -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_learning_rate_of_nothing_does_not_poison_the_controls() -> None:
+def test_a_tiny_learning_rate_does_not_make_controls_infinite() -> None:
     fed = federation(algorithm={"name": "scaffold"}, train={"schedule": "decayed", "decay": 1e-30, "patience": 9})
     state, outcomes, _ = train(fed, rounds=4)
     assert all(c.isfinite().all() for c in state.out.control.values())
-    assert "control became NaN" in next(iter(outcomes[-1].failed.values()))
+    assert "control is NaN" in next(iter(outcomes[-1].failed.values()))

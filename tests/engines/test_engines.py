@@ -1,4 +1,4 @@
-"""One table of cases on every engine: the same bytes, whoever trains; and engines that break."""
+"""One table of cases: the same bytes on every CPU engine; and engines that fail."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
     model = None if name == "examples" else Normed()  # batch norm does not take a batch of one
     fed = federation(model, **CASES[name])
-    reference, told, remembered = train(fed)
+    reference, expected, remembered = train(fed)
     for workers in (1, 2, 3):
         engine = processes(fed.task, workers)
         state, outcomes, memory = train(fed, engine=engine)
@@ -44,22 +44,22 @@ def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
         assert memory.held.keys() == remembered.held.keys()
         assert all(same(memory.held[k], remembered.held[k]) for k in memory.held)
         plain = [outcome._replace(seconds={}, uplink_seconds=None) for outcome in outcomes]
-        assert plain == [outcome._replace(seconds={}, uplink_seconds=None) for outcome in told]
+        assert plain == [outcome._replace(seconds={}, uplink_seconds=None) for outcome in expected]
 
 
-def test_centred_weights_have_filters_of_mean_zero_and_the_record_says_so() -> None:
+def test_centred_weights_have_filters_of_mean_zero_in_the_record() -> None:
     state, outcomes, _ = train(federation(Normed(), **CASES["centred scaffold"]))
     for name in ("first.weight", "last.weight", "unused.weight"):
         assert state.out.params[name].mean(1).abs().max() < 1e-7
         for outcome in outcomes:
             layer = outcome.layers[name]
-            assert layer.filters_before > 1e-4 or name == "unused.weight"  # nothing trains it
+            assert layer.filters_before > 1e-4 or name == "unused.weight"  # it is not trained
             assert max(layer.filters_after, abs(layer.mean_after)) < 1e-7
     assert state.out.params["norm.weight"].mean() > 0.5
 
 
-def test_a_large_test_set_is_scored_alike_by_all_engines() -> None:
-    fed = federation(held=points(tests=4300))
+def test_all_engines_give_a_large_test_set_the_same_score() -> None:
+    fed = federation(dataset=points(tests=4300))
     params = fed.start().out.params
     engine = processes(fed.task, 2)
     assert engine.evaluate(params) == Sequential(fed.task).evaluate(params)
@@ -68,7 +68,7 @@ def test_a_large_test_set_is_scored_alike_by_all_engines() -> None:
 
 def failing(problem: Exception) -> Federation:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # in training, that is
+        if torch.is_grad_enabled():  # only in training
             raise problem
         return outputs.mean()
 
@@ -84,7 +84,7 @@ def test_a_workers_error_reaches_the_caller_with_its_trace() -> None:
     engine.close()
 
 
-def test_a_worker_that_dies_is_named() -> None:
+def test_the_death_of_a_worker_is_reported() -> None:
     class Dies(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             import os
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_is_named() -> None:
 
     fed: Federation = federation(Dies(6, 4))
     engine: Engine = processes(fed.task, 1)
-    with pytest.raises(RuntimeError, match="a worker process ended before its time"):
+    with pytest.raises(RuntimeError, match="a worker process ended unexpectedly"):
         train(fed, rounds=1, engine=engine)
     engine.close()
 
@@ -107,7 +107,7 @@ class Awkward(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize("problem", [FileNotFoundError("weights.txt"), EOFError("over"), Awkward(1, 2)])
-def test_what_user_code_raises_is_told_with_round_client_and_line(problem: Exception) -> None:
+def test_exceptions_of_user_code_are_reported_with_round_client_and_line(problem: Exception) -> None:
     for engine in (None, processes(failing(problem).task, 2)):
         with pytest.raises(
             TrainingError, match=rf"round 1, client \d+: {type(problem).__name__}: .*test_engines.py:\d+"
@@ -115,7 +115,7 @@ def test_what_user_code_raises_is_told_with_round_client_and_line(problem: Excep
             train(failing(problem), rounds=1, engine=engine)
 
 
-def test_torchs_generator_is_left_alone_by_an_error_too() -> None:
+def test_torchs_generator_is_restored_after_an_error() -> None:
     fed = failing(KeyError("x"))
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -124,9 +124,9 @@ def test_torchs_generator_is_left_alone_by_an_error_too() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_engine_that_was_stopped_half_way_is_closed() -> None:
+def test_an_engine_that_was_stopped_in_a_round_is_closed() -> None:
     engine = processes(failing(KeyError("x")).task, 2)
     with pytest.raises(TrainingError):
         train(failing(KeyError("x")), rounds=1, engine=engine)
-    with pytest.raises(RuntimeError, match="this engine was closed"):
+    with pytest.raises(RuntimeError, match="the engine is closed"):
         train(federation(), rounds=1, engine=engine)

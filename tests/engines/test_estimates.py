@@ -13,7 +13,7 @@ from fedshift.engines import Batched
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import arithmetic
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import Ram, Turn
+from fedshift.rounds.loop import OpenRound, Ram
 from fedshift.runs import summary
 from fedshift.runs.run import Run
 from tests.engines.test_batched import images
@@ -39,18 +39,18 @@ def digits(frames: int, rounds: int = 3, seed: int = 0, engine: str = "batched",
 
 
 def decoded(fed: Federation, *, frames: bool) -> list[Decoded]:
-    """The uploads of the first round."""
-    turn = Turn(fed, fed.start(), Ram(), frames=frames)
-    assert turn.job is not None
-    uploads = [upload.frame for upload in list(Batched(fed.task).train([turn.job])[0])]
+    """Uploads of the first round."""
+    opened = OpenRound(fed, fed.start(), Ram(), frames=frames)
+    assert opened.job is not None
+    uploads = [upload.frame for upload in list(Batched(fed.task).train([opened.job])[0])]
     assert all(isinstance(upload, Decoded) for upload in uploads)
     return [upload for upload in uploads if isinstance(upload, Decoded)]
 
 
 @pytest.mark.parametrize("coder", [BitPack(), Range()])
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-def test_an_estimate_is_the_length_of_what_the_coder_writes(coder: Coder, bits: int) -> None:
-    """Within two words of the range coder; exactly where each code takes as many bits."""
+def test_an_estimate_is_the_length_of_the_encoded_codes(coder: Coder, bits: int) -> None:
+    """Within two words for the range coder; exact for codes of equal length."""
     g = torch.Generator().manual_seed(bits)
     rows = [(torch.rand(n, generator=g) ** 3 * 2**bits).to(torch.uint8) for n in (1, 10, 640, 4096, 50_000)]
     for row in rows:
@@ -67,7 +67,7 @@ def test_zstd_has_no_estimate() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_a_gpus_way_of_counting_finds_the_same(bits: int, deterministic: bool) -> None:
+def test_counting_as_on_a_gpu_gives_the_same_counts(bits: int, deterministic: bool) -> None:
     """Rows longer and shorter than the lanes, and not a multiple of them."""
     g = torch.Generator().manual_seed(bits)
     with arithmetic("fp32", deterministic):
@@ -134,13 +134,13 @@ def test_a_length_is_computed_measured_or_estimated(coder: str) -> None:
         assert same(real.params, other.params)
 
 
-def test_jobs_of_one_stack_may_differ_in_whether_frames_are_made() -> None:
+def test_in_one_stack_some_jobs_may_make_frames_and_others_not() -> None:
     fed = federation(uplink={"bits": 1, "coder": "range"})
-    turns = [Turn(fed, fed.start(), Ram(), frames=frames) for frames in (True, False)]
-    made = Batched(fed.task).train([turn.job for turn in turns if turn.job])
-    for turn, uploads in zip(turns, made, strict=True):
-        turn.take(uploads)
-    framed, estimated = (turn.end(None)[1] for turn in turns)
+    open_rounds = [OpenRound(fed, fed.start(), Ram(), frames=frames) for frames in (True, False)]
+    made = Batched(fed.task).train([opened.job for opened in open_rounds if opened.job])
+    for opened, uploads in zip(open_rounds, made, strict=True):
+        opened.take(uploads)
+    framed, estimated = (opened.end(None)[1] for opened in open_rounds)
     assert framed.bytes_estimated == estimated.bytes_estimated == sum(estimated.bytes_up)
     assert (framed.bytes_framed, estimated.bytes_framed) == (sum(framed.bytes_up), None)
     assert framed.bytes_up[1:] == estimated.bytes_up[1:]  # side data and header are exact
@@ -148,14 +148,14 @@ def test_jobs_of_one_stack_may_differ_in_whether_frames_are_made() -> None:
 
 def test_rounds_without_frames_learn_the_same_weights() -> None:
     runs = [Run(digits(frames, bits="32+2", send="updates", feedback=True)) for frames in (0, 1, 2)]
-    outcomes = [list(one) for one in runs]
-    assert all(same(runs[0].params, one.params) for one in runs[1:])
+    outcomes = [list(training) for training in runs]
+    assert all(same(runs[0].params, other.params) for other in runs[1:])
     framed = [[outcome.bytes_framed is not None for outcome in some] for some in outcomes]
     assert framed == [[False, False, False], [True, True, True], [True, True, False]]
     assert len({tuple(outcome.bytes_estimated for outcome in some) for some in outcomes}) == 1
 
 
-def test_published_bytes_are_those_of_the_reference_within_one_percent(tmp_path: Path) -> None:
+def test_published_bytes_are_within_one_percent_of_the_sequential_engine(tmp_path: Path) -> None:
     real = digits(1, rounds=6, engine="sequential", bits=1)
     list(run(real, tmp_path / "real"))
     reference = summary.load(tmp_path / "real", real)
@@ -171,7 +171,7 @@ def test_published_bytes_are_those_of_the_reference_within_one_percent(tmp_path:
 
 
 def test_time_on_an_uplink_is_that_of_the_estimated_length() -> None:
-    """At a byte a second; encoding comes on top."""
+    """At one byte per second, plus the time of encoding."""
     experiment = digits(0, rounds=2, bandwidth=1.0).changed(**{"train.cohort": 1})
     for outcome in run(experiment):
         assert outcome.uplink_seconds is not None
@@ -194,8 +194,8 @@ def test_a_stopped_run_makes_its_frames_in_the_same_rounds(tmp_path: Path) -> No
     assert [line[head.index("bytes.framed") - places[0]] != "" for line in cells[0][1:]] == [True, False, True, False]
 
 
-def test_a_record_begun_without_estimates_resumes_with_real_frames_and_its_own_columns(tmp_path: Path) -> None:
-    """Settings, identity and record as they were before estimates: without `record.frames` and the two columns."""
+def test_a_record_begun_without_estimates_resumes_with_real_frames_and_the_same_columns(tmp_path: Path) -> None:
+    """Settings, identity and record as before estimates existed: without `record.frames` and the two columns."""
     always = [sum(outcome.bytes_up) for outcome in run(digits(1, rounds=4))]
     training = Run(digits(50, rounds=4), tmp_path)
     journal = training.journal
@@ -211,10 +211,10 @@ def test_a_record_begun_without_estimates_resumes_with_real_frames_and_its_own_c
     next(training)
     next(training)
     training.close()
-    said: list[str] = []
-    again = resume(tmp_path, tell=said.append)
+    lines: list[str] = []
+    again = resume(tmp_path, tell=lines.append)
     assert [sum(outcome.bytes_up) for outcome in again] == always[2:]
-    assert said == []
+    assert lines == []
     assert "bytes.estimated" not in record.read_text()
     assert len({line.count(",") for line in record.read_text().splitlines()}) == 1
     found = summary.load(tmp_path, digits(50, rounds=4))
@@ -223,8 +223,8 @@ def test_a_record_begun_without_estimates_resumes_with_real_frames_and_its_own_c
 
 def test_the_terminal_says_that_bytes_are_estimated(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(digits(2, bits=1).toml())
-    said = fedshift("run", tmp_path / "run.toml", "--out", tmp_path / "run", "-q")
-    assert said.exit_code == 0, said.output
-    text = " ".join(said.stdout.split())  # as wide as the terminal
+    result = fedshift("run", tmp_path / "run.toml", "--out", tmp_path / "run", "-q")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())  # as wide as the terminal
     assert "Uploaded bytes of 1 of 3 rounds are estimated from counts of codes, times " in text
     assert "the ratio of real frames to estimates measured in 2 rounds." in text

@@ -1,4 +1,4 @@
-"""The GPU kernels against plain torch: on the GPU where there is one, else in Triton's interpreter."""
+"""The GPU kernels compared with plain torch: on a GPU if there is one, else in Triton's interpreter."""
 
 import importlib.util
 import os
@@ -28,9 +28,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = torch.device("cuda" if NATIVE and not INTERPRETED else "cpu")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-running = pytest.mark.skipif(not NATIVE and not INTERPRETED, reason="in a process of its own: test_in_the_interpreter")
+running = pytest.mark.skipif(not NATIVE and not INTERPRETED, reason="in a separate process: test_in_the_interpreter")
 
-if INTERPRETED:  # it takes bfloat16 for the whole numbers that hold its bits
+if INTERPRETED:  # it treats bfloat16 as the integers of the same bits
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -115,8 +115,8 @@ def test_conv_relu_pool_is_torchs(shape: tuple[int, ...], precision: str, dtype:
 
 @running
 @pytest.mark.parametrize("channels", [3, 16])
-def test_the_first_of_equals_gets_the_gradient(channels: int) -> None:
-    """Whole numbers, so that nothing is rounded, and constant images, so that the inner candidates are all equal."""
+def test_the_first_of_equal_candidates_gets_the_gradient(channels: int) -> None:
+    """Integers, so that nothing is rounded, and constant images, so that all inner candidates are equal."""
     x = torch.arange(1, 5, device=HERE).view(2, 2, 1, 1, 1).expand(2, 2, 8, 9, channels).float().contiguous()
     w = torch.arange(2 * 16 * channels * 25, device=HERE).view(2, 16, channels, 5, 5).remainder(7).sub(2).float()
     x.requires_grad_(channels >= 16)
@@ -130,7 +130,7 @@ def test_the_first_of_equals_gets_the_gradient(channels: int) -> None:
 
 @running
 @pytest.mark.parametrize("channels", [1, 16])
-def test_no_gradient_where_nothing_is_positive(channels: int) -> None:
+def test_the_gradient_is_zero_if_no_output_is_positive(channels: int) -> None:
     x = torch.ones(1, 2, 6, 6, channels, device=HERE, requires_grad=channels >= 16)
     w = torch.full((1, 16, channels, 5, 5), -1.0, device=HERE, requires_grad=True)
     out, index = pooled_maximum(x.detach(), arranged(w.detach()), 16, "fp32")
@@ -140,7 +140,7 @@ def test_no_gradient_where_nothing_is_positive(channels: int) -> None:
 
 
 @running
-def test_nan_is_passed_on() -> None:
+def test_nan_is_propagated() -> None:
     x, w = draw(2, 1, 6, 6, 16, 16)
     w[1, 3] = float("nan")
     out = conv_relu_pool(x, w, "fp32")
@@ -160,7 +160,7 @@ def test_every_element_is_written() -> None:
 
 
 @running
-def test_a_clients_result_is_its_own() -> None:
+def test_the_result_of_a_client_does_not_depend_on_others() -> None:
     x, w = draw(2, 1, 8, 8, 3, 16)
     w.requires_grad_()
     alone = w.detach()[1:2].clone().requires_grad_()
@@ -169,7 +169,7 @@ def test_a_clients_result_is_its_own() -> None:
     assert torch.equal(gradients(out, [w])[0][1:2], gradients(single, [alone])[0])
 
 
-def test_fits_only_what_there_are_kernels_for() -> None:
+def test_fits_is_true_for_supported_shapes_only() -> None:
     assert fits((100, 50, 32, 32, 3), (100, 32, 3, 5, 5))
     assert fits((100, 50, 16, 16, 32), (100, 64, 32, 5, 5))
     assert not fits((100, 50, 16, 16, 32), (99, 64, 32, 5, 5))
@@ -212,17 +212,17 @@ def test_images_are_those_of_crop_and_flip(dtype: torch.dtype, channels: int) ->
     keys = rng.key(0, "crop", torch.arange(15)).view(3, 5)
     steps = (rng.uniform(keys.flatten(), 3) * 2**24).long().view(3, 5, 3)
     offsets = torch.cat([(steps[..., :2] * 9 >> 24) - 4, steps[..., 2:] >> 23], -1).int()
-    there = [t.to(HERE) for t in (x, index, offsets, levels(data, dtype))]
-    out = images(*there).cpu()
+    on_device = [t.to(HERE) for t in (x, index, offsets, levels(data, dtype))]
+    out = images(*on_device).cpu()
     assert out.is_contiguous()
     assert torch.equal(out, data.inputs(crop_and_flip(x[index], keys)).movedim(2, -1).to(dtype))
-    still = images(there[0], there[1], None, there[3]).cpu()
+    still = images(on_device[0], on_device[1], None, on_device[3]).cpu()
     assert torch.equal(still, data.inputs(x[index]).movedim(2, -1).to(dtype))
 
 
 @running
-def test_the_net_of_the_papers_cnn_is_the_model_itself() -> None:
-    """Two clients with weights of their own, through the kernels and through vmap."""
+def test_the_net_of_the_papers_cnn_computes_the_same_as_the_model() -> None:
+    """Two clients with different weights, with the kernels and with vmap."""
     torch.manual_seed(0)
     x = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
     data = dataset(x, torch.arange(5), x, torch.arange(5), mean=(0.5,) * 3, std=(0.2,) * 3).to(HERE)

@@ -1,4 +1,4 @@
-"""Which forward pass a stack gets, and models that are refused, with alternatives, before anything is trained."""
+"""Choice of the forward pass of a stack, and models that are refused, with alternatives, before training."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class LinearNet(Mapped):
 
 
 class LinearKernels:
-    """A second model's kernels, beside those of the library."""
+    """Kernels of a second model, in addition to those of the library."""
 
     def supports(self, task: Task) -> bool:
         return type(task.model) is nn.Linear
@@ -62,7 +62,7 @@ def test_the_kernels_of_the_papers_cnn_are_for_a_gpu_alone() -> None:
     ("module", "why"),
     [
         (Normed(), r"norm \(BatchNorm1d\) mixes the examples"),
-        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), r"1 \(Dropout\) draws at random"),
+        (nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), r"1 \(Dropout\) draws random numbers"),
     ],
 )
 def test_a_model_that_cannot_be_stacked_is_refused_with_alternatives(module: nn.Module, why: str) -> None:
@@ -93,14 +93,14 @@ class Centred(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        (Counting(), "seen changes while it trains"),
-        (Centred(6, 4), "the gradient of weight depends on who else is in the batch"),
+        (Counting(), "seen changes during training"),
+        (Centred(6, 4), "the gradient of weight depends on other examples of the batch"),
         (nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten()), "padding_idx"),
     ],
 )
-def test_what_would_be_trained_wrongly_is_refused(module: nn.Module, why: str) -> None:
+def test_models_that_a_stack_would_train_wrongly_are_refused(module: nn.Module, why: str) -> None:
     with pytest.raises(StackError, match=why):
-        Batched(federation(module, held=words() if "padding" in why else None).task)
+        Batched(federation(module, dataset=words() if "padding" in why else None).task)
 
 
 def words() -> Dataset:
@@ -108,14 +108,14 @@ def words() -> Dataset:
     return dataset(x, y, x[:20], y[:20])
 
 
-def test_a_loss_that_is_no_mean_over_examples_is_refused() -> None:
+def test_a_loss_that_is_not_a_mean_over_examples_is_refused() -> None:
     rare = torch.tensor([0.1, 1.0, 5.0, 20.0])
     fed = build(settings(), data=points(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets, weight=rare))
-    with pytest.raises(StackError, match="must be the mean of its examples' losses"):
+    with pytest.raises(StackError, match="must be the mean of the examples' losses"):
         Batched(fed.task)
 
 
-def test_dropout_of_the_functional_kind_is_refused_too() -> None:
+def test_functional_dropout_is_refused_too() -> None:
     class Sly(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return F.dropout(super().forward(x), training=self.training)

@@ -81,16 +81,16 @@ def large(data: bytes) -> bytes:
 
 
 HOSTILE: dict[str, tuple[Edit, str]] = {
-    "truncated": (frame(lambda data: data[:-9]), "the frame says it has"),
+    "truncated": (frame(lambda data: data[:-9]), "the length in its header"),
     "empty": (frame(lambda data: b""), "too few for a frame"),
     "flipped": (frame(lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]), "the checksum does not match"),
-    "not a number": (frame(nan), "holds NaN"),
+    "not a number": (frame(nan), "contains NaN"),
     "of another round": (frame(of_round(7)), "the upload belongs to round 7, not 1"),
     "of another version": (frame(lambda data: sealed(data[:4] + b"\x09\x00" + data[6:])), "has version 9"),
     "of another model": (frame(of_another_model), "the frame has 1 tensors"),
     "oversized": (frame(large), "not the model's"),
-    "control truncated": (frame(lambda data: data[:50], f"{BAD}/extra"), "the frame says it has"),
-    "control not a number": (frame(nan, f"{BAD}/extra"), "holds NaN"),
+    "control truncated": (frame(lambda data: data[:50], f"{BAD}/extra"), "the length in its header"),
+    "control not a number": (frame(nan, f"{BAD}/extra"), "contains NaN"),
     "control of another model": (frame(of_another_model, f"{BAD}/extra"), "the frame has 1 tensors"),
     "plain array": (
         put("frames", ArrayRecord({str(BAD): Array(torch.zeros(3).numpy())})),
@@ -154,7 +154,7 @@ def test_controls_that_add_up_to_infinity_are_refused() -> None:
     outcome = next(on_flower(SENT, grid))
     assert outcome.arrived == 1
     assert len(outcome.failed) == 4
-    assert all("the control that follows from the upload is NaN or infinite" in why for why in outcome.failed.values())
+    assert all("the control computed from the upload is NaN or infinite" in why for why in outcome.failed.values())
 
 
 ANSWERS: dict[str, Callable[[Message], Message | None]] = {

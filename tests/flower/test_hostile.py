@@ -66,7 +66,7 @@ def test_a_run_without_usable_uploads_ends_with_the_reason() -> None:
 
     strategy = FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=6), patience=2)
     with pytest.raises(
-        NoUploadsError, match=r"round 2: no usable upload in 2 rounds in a row; .*holds NaN or infinity"
+        NoUploadsError, match=r"round 2: no usable upload in 2 rounds in a row; .*contains NaN or infinity"
     ):
         run(strategy, [QuantizeMod(4)], train=diverged)
     assert [len(x.failed) for x in strategy.rounds] == [6, 6]

@@ -179,7 +179,7 @@ def test_the_log_names_what_is_shifted_once(caplog: pytest.LogCaptureFixture) ->
             r"FedShift\(module=Sequential\): 0.weight has no shape yet; run the lazy model on one batch first",
         ),
         (lambda: FedShift(FedAvg(), tensors=["a"], module=Net()), "pass only one of tensors and module"),
-        (lambda: FedShift(FedAvg(), tensors=[3]), "needs names of tensors or patterns"),  # type: ignore[list-item]
+        (lambda: FedShift(FedAvg(), tensors=[3]), "tensors must be names or patterns"),  # type: ignore[list-item]
         (
             lambda: run(FedShift(FedAvg(), module=Net())),
             r"array 'one.weight' of shape \(8, 5\) matches no tensor of the module",

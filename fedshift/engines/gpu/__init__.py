@@ -1,1 +1,1 @@
-"""The batched engine: clients of a round, and of many runs, stacked on a leading axis; on a GPU or a CPU."""
+"""The batched engine: the clients of a round, of one or many runs, stacked on a leading axis; on a GPU or a CPU."""

@@ -1,8 +1,8 @@
-"""Uploads of stacked clients: the codecs work on all of them together, and no frame is made.
+"""Uploads of stacked clients: codecs are applied to all clients at once, without making frames.
 
-The weights a server would read are decoded from the codes where they are. The length of a frame is known before it
-exists (`wire.size`), except with entropy coders: those estimate it from counts of the codes, or, like Zstd, cannot.
-Then, and in rounds that check the estimate, frames are made to be measured.
+The weights that a server would decode are computed from the codes on the device. The length of a frame is known in
+advance (`wire.size`), except with entropy coders: these estimate it from counts of the codes or, like Zstd, cannot.
+For the latter, and in rounds that check the estimate, frames are made to measure their lengths.
 """
 
 import os
@@ -36,52 +36,52 @@ from fedshift.rounds.upload_stats import drift, flat, histograms, stacked_relati
 from fedshift.wire.reader import code_count
 from fedshift.wire.writer import EXACT, choose, known, pack, size
 
-# statistics per client beside drifts: error, 1 if the change is finite, norms of update and of change, estimated bytes
+# statistics per client besides drifts: error, 1 if the change is finite, norms of update and of change, estimated bytes
 STATS = 5
 
 
-class Trained(NamedTuple):
-    """A job whose clients have trained."""
+class TrainedJob(NamedTuple):
+    """A job after training."""
 
     job: Job
     w: Params  # (K, ...)
-    memory: list[Params]  # of each client, before
-    rule_memory: Params  # (K, ...) the rule's part of it, {} where it has none
+    memory: list[Params]  # of each client, before the round
+    rule_memory: Params  # (K, ...) the rule's part of the memory, {} if it has none
 
 
-class Coded(NamedTuple):
+class CodedGroup(NamedTuple):
     """Input and output of the codec, for the clients of one job and one uplink."""
 
-    owner: int  # the job
-    rows: list[int]
+    owner: int  # index of the job
+    rows: list[int]  # indices of the clients in the job
     at: Tensor  # the same on the device
     uplink: Uplink
-    u: Params  # (n, ...)
-    arrived: Params  # of each tensor that was quantized
-    failures: list[str]  # '' for those who can send
-    reach: list[dict[str, float]]  # of u, tensor by tensor
-    length: int | None = None  # of each frame; None where it depends on the codes
-    estimate: Tensor | None = None  # (n,) of each length, float64; None where the coder has none
+    u: Params  # (n, ...) messages
+    arrived: Params  # decoded values of each quantized tensor
+    failures: list[str]  # reason per client; '' if the message can be sent
+    reach: list[dict[str, float]]  # largest magnitude of each tensor of u
+    length: int | None = None  # of each frame; None if it depends on the codes
+    estimate: Tensor | None = None  # (n,) estimated lengths, float64; None if the coder has no estimate
 
 
-class Arrived(NamedTuple):
-    """Decoded uploads of a job, and statistics of them: all of it still on the device."""
+class DecodedJob(NamedTuple):
+    """Decoded uploads of a job and their statistics, all on the device."""
 
     decoded: Params  # (K, ...)
-    rule_memory: Params  # afterwards
-    change: Params  # what goes up beside the weights
+    rule_memory: Params  # after the round
+    change: Params  # second uploads
     stats: Tensor  # (K, 2 layers + STATS): drift before and after coding of each layer, then the others
 
 
-def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
-    """Uploads of every job. The device is asked twice: for the magnitudes of messages, and for the statistics."""
+def uploads(task: Task, trained: Sequence[TrainedJob]) -> list[list[Upload]]:
+    """Uploads of each job. There are two transfers from the device: magnitudes of messages, and statistics."""
     parts = _parts(task, trained)
     limits = torch.cat([_largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
     each = torch.split(limits, [len(part.rows) for part in parts], dim=1)
     parts = [_checked(task, part, part_limits) for part, part_limits in zip(parts, each, strict=True)]
     for uplink in dict.fromkeys(part.uplink for part in parts):
-        alike = [place for place, part in enumerate(parts) if part.uplink == uplink]
-        for place, coded in zip(alike, _code(task, uplink, trained, [parts[place] for place in alike]), strict=True):
+        places = [place for place, part in enumerate(parts) if part.uplink == uplink]
+        for place, coded in zip(places, _code(task, uplink, trained, [parts[place] for place in places]), strict=True):
             parts[place] = coded
     by_job = [[part for part in parts if part.owner == j] for j in range(len(trained))]
     arrived = [_arrived(task, stack, job_parts) for stack, job_parts in zip(trained, by_job, strict=True)]
@@ -91,7 +91,7 @@ def uploads(task: Task, trained: Sequence[Trained]) -> list[list[Upload]]:
     return [_job(task, *job) for job in zip(trained, by_job, arrived, job_stats, strict=True)]
 
 
-def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
+def _parts(task: Task, trained: Sequence[TrainedJob]) -> list[CodedGroup]:
     """Messages of the clients of each job and uplink."""
     groups = [
         (j, uplink, [i for i, other in enumerate(stack.job.uplinks) if other == uplink])
@@ -106,37 +106,37 @@ def _parts(task: Task, trained: Sequence[Trained]) -> list[Coded]:
         w = stack.w if whole else {name: x.index_select(0, at) for name, x in stack.w.items()}
         w = w | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in w}
         errors = _errors(task, w, [stack.memory[i] for i in rows]) if uplink.feedback else {}
-        parts.append(Coded(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
+        parts.append(CodedGroup(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
     return parts
 
 
 def _errors(task: Task, w: Params, memories: Sequence[Params]) -> Params:
-    """Errors to feed back (n, ...), 0 for a client that has none; tensors without any error are left out."""
+    """Errors to feed back (n, ...), 0 for a client without one; tensors without any error are left out."""
     errors = [split_memory(memory)[1] for memory in memories]
-    found = {}
+    stacked = {}
     for name in task.trained:
         if any(name in client for client in errors):
             zero = torch.zeros_like(w[name][0])
-            found[name] = torch.stack([client[name].to(zero) if name in client else zero for client in errors])
-    return found
+            stacked[name] = torch.stack([client[name].to(zero) if name in client else zero for client in errors])
+    return stacked
 
 
-def _checked(task: Task, part: Coded, limits: Tensor) -> Coded:
-    """Fail the clients whose message holds NaN or infinity, which cannot travel, and replace it by zeros."""
+def _checked(task: Task, part: CodedGroup, limits: Tensor) -> CodedGroup:
+    """Record failures of clients whose message contains NaN or infinity, and replace the message by zeros."""
     failures = []
     codecs = {name: choose(quantized(part.uplink, task.trained), name, x[0]) for name, x in part.u.items()}
     for at, column in enumerate(limits.T.tolist()):
-        broken = (name for name, far in zip(part.u, column, strict=True) if not far <= _most(codecs[name]))
+        broken = (name for name, largest in zip(part.u, column, strict=True) if not largest <= _most(codecs[name]))
         failures.append(next((f"{name}: {_refusal(codecs[name], part.u[name][at])}" for name in broken), ""))
     if any(failures):
         fine = torch.tensor([not failure for failure in failures], device=next(iter(part.u.values())).device)
         part = part._replace(u=tmap(lambda x: torch.where(over(fine, x), x, torch.zeros_like(x)), part.u))
-    far = [dict(zip(part.u, column, strict=True)) for column in limits.T.tolist()]
-    return part._replace(failures=failures, reach=far)
+    reach = [dict(zip(part.u, column, strict=True)) for column in limits.T.tolist()]
+    return part._replace(failures=failures, reach=reach)
 
 
 def _largest(u: Params) -> Tensor:
-    """The largest magnitude of every tensor and client (tensors, n), NaN or infinity where it holds one."""
+    """Largest magnitude of each tensor and client (tensors, n); NaN or infinity if a tensor contains one."""
     return torch.stack(
         [
             torch.linalg.vector_norm(flat(x), torch.inf, dim=1).double()
@@ -148,15 +148,15 @@ def _largest(u: Params) -> Tensor:
 
 
 def _most(codec: Codec) -> float:
-    """The largest magnitude that a codec takes."""
+    """Largest magnitude that a codec accepts."""
     quantizer = codec.quantizer
     return torch.finfo(quantizer.dtype).max if isinstance(quantizer, Cast) else sys.float_info.max
 
 
 def _refusal(codec: Codec, x: Tensor) -> str:
-    """Reason why the codec does not take a tensor."""
+    """Reason why the codec refuses a tensor."""
     if not codec.quantizer.lossy:
-        return "holds NaN or infinity"
+        return "contains NaN or infinity"
     try:
         codec.encode(x[None], torch.zeros(1, dtype=torch.int64))
     except ValueError as problem:
@@ -164,8 +164,8 @@ def _refusal(codec: Codec, x: Tensor) -> str:
     return NOT_FINITE
 
 
-def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequence[Coded]) -> list[Coded]:
-    """Encode and decode the clients of this uplink of all jobs at once; lengths of frames as far as they are known."""
+def _code(task: Task, uplink: Uplink, trained: Sequence[TrainedJob], parts: Sequence[CodedGroup]) -> list[CodedGroup]:
+    """Encode and decode the messages of an uplink, of all jobs at once; set lengths of frames or their estimates."""
     key = None
     if uplink.codec.quantizer.random:
         key = torch.cat([rng.fold(trained[part.owner].job.plan.key[part.rows, 0], ROUNDING) for part in parts])
@@ -174,7 +174,7 @@ def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequenc
     length, variable = known(quantized(uplink, task.trained), task.params)
     estimate = torch.full((sum(rows),), float(length), dtype=torch.float64, device=device) if variable else None
     split: list[Params] = [{} for _ in parts]
-    for name in task.trained:  # one after another: a stack of one tensor is large enough
+    for name in task.trained:  # one tensor at a time: its stack is large enough
         x = task.params[name]
         codec = choose(uplink.codec, name, x)
         if not codec.quantizer.lossy and (estimate is None or name not in variable):
@@ -193,13 +193,13 @@ def _code(task: Task, uplink: Uplink, trained: Sequence[Trained], parts: Sequenc
 
 
 def _longer(lengths: Tensor, codec: Codec, codes: Sequence[Tensor], bits: int) -> Tensor | None:
-    """Lengths (K,) of frames with the codes of one more tensor; None where the coder cannot tell from counts."""
+    """Lengths (K,) of frames with the codes of one more tensor; None if the coder has no estimate."""
     more = codec.coder.estimate(counts(codes, len(lengths), bits), bits)
     return None if more is None else lengths + more
 
 
-def _arrived(task: Task, stack: Trained, parts: Sequence[Coded]) -> Arrived:
-    """Decode the uploads of a job and measure them."""
+def _arrived(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> DecodedJob:
+    """Decode the uploads of a job and compute their statistics."""
     start, layers, rule = stack.job.sent.params, stack.job.layers, stack.job.rule
     decoded = _decoded(stack, parts)
     rule_memory, change = _finished(task, stack, decoded)
@@ -209,32 +209,34 @@ def _arrived(task: Task, stack: Trained, parts: Sequence[Coded]) -> Arrived:
             length.index_copy_(0, part.at, part.estimate)
         if part.arrived:
             error.index_copy_(0, part.at, stacked_relative_errors(part.u, part.arrived))
-    sane = _largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
+    valid = _largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
     drifts = [drift(w[name], start[name]).double() for w in (stack.w, decoded) for name in layers]
     update = _norm([decoded[name] - start[name] for name in stack.w], error)
-    beside = _norm(list(change.values()), error) if rule.extra == "sent" else torch.zeros_like(error)
-    stats = torch.stack([*drifts, error, sane, update, beside, length], dim=1)
-    return Arrived(decoded, rule_memory, change, stats)
+    second = _norm(list(change.values()), error) if rule.extra == "sent" else torch.zeros_like(error)
+    stats = torch.stack([*drifts, error, valid, update, second, length], dim=1)
+    return DecodedJob(decoded, rule_memory, change, stats)
 
 
-def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, stats: Tensor) -> list[Upload]:
+def _job(
+    task: Task, stack: TrainedJob, parts: Sequence[CodedGroup], arrived: DecodedJob, stats: Tensor
+) -> list[Upload]:
     """Uploads of one job, in the order of its clients."""
     job, start, n = stack.job, stack.job.sent.params, len(stack.job.layers)
     rows = stats.tolist()
-    found: dict[int, Upload] = {}
+    result: dict[int, Upload] = {}
     for part in parts:
         lengths = _lengths(task, part, job, [round(rows[i][2 * n + STATS - 1]) for i in part.rows])
         for at, i in enumerate(part.rows):
-            error, sane, update, beside, _ = rows[i][2 * n : 2 * n + STATS]
+            error, valid, update, second, _ = rows[i][2 * n : 2 * n + STATS]
             length, estimate = lengths[at]
-            failure = part.failures[at] or ("" if sane else "its control became NaN or infinite")
+            failure = part.failures[at] or ("" if valid else "its control is NaN or infinite")
             if failure:
-                found[i] = Upload(job.clients[i], b"", b"", stack.memory[i], [], 0.0, (0.0, 0.0), failure)
+                result[i] = Upload(job.clients[i], b"", b"", stack.memory[i], [], 0.0, (0.0, 0.0), failure)
                 continue
             counted = job.histograms and part.uplink.lossy
             u = _row(part.u, at) if part.uplink.feedback or counted else {}
             errors = lost(u, _row(part.arrived, at)) if u else {}
-            found[i] = Upload(
+            result[i] = Upload(
                 client=job.clients[i],
                 frame=Decoded(
                     {name: arrived.decoded[name][i] for name in start},
@@ -242,10 +244,10 @@ def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, s
                     part.reach[at],
                     part.uplink.lossy,
                     part.uplink.update,
-                    norms=(update, 0.0),  # buffers stay as they were sent
+                    norms=(update, 0.0),  # buffers do not change
                     estimate=estimate,
                 ),
-                extra=Decoded(_row(arrived.change, i), size(EXACT, job.sent.control), norms=(beside, 0.0))
+                extra=Decoded(_row(arrived.change, i), size(EXACT, job.sent.control), norms=(second, 0.0))
                 if job.rule.extra == "sent"
                 else b"",
                 memory=join_memory(
@@ -256,11 +258,11 @@ def _job(task: Task, stack: Trained, parts: Sequence[Coded], arrived: Arrived, s
                 seconds=(0.0, 0.0),
                 histograms=histograms(u, errors, job.layers) if counted else (),
             )
-    return [found[i] for i in range(len(job.clients))]
+    return [result[i] for i in range(len(job.clients))]
 
 
-def _decoded(stack: Trained, parts: Sequence[Coded]) -> Params:
-    """Weights that the server reads: (K, ...)"""
+def _decoded(stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
+    """Weights that the server decodes: (K, ...)"""
     start, clients = stack.job.sent.params, len(stack.job.clients)
     changed = [part for part in parts if part.arrived or part.uplink.update or part.uplink.feedback]
     decoded = tmap(torch.clone, stack.w) if changed else dict(stack.w)
@@ -270,14 +272,14 @@ def _decoded(stack: Trained, parts: Sequence[Coded]) -> Params:
     return decoded | {name: x.expand(clients, *x.shape) for name, x in start.items() if name not in decoded}
 
 
-def _finished(task: Task, stack: Trained, decoded: Params) -> tuple[Params, Params]:
-    """New memory of the rule, and the change of its control that the server learns: (K, ...)"""
+def _finished(task: Task, stack: TrainedJob, decoded: Params) -> tuple[Params, Params]:
+    """New memory of the rule, and the second uploads: (K, ...)"""
     rule, memory = stack.job.rule, stack.rule_memory
     if rule.extra == "none":
         return memory, {}
-    seen = take(decoded if rule.extra == "derived" else stack.w, task.trained)
-    distance = travel(stack.job.plan, task.momentum).to(_device(seen))
-    after, change = rule.finish(seen, stack.job.sent, memory, distance)
+    weights = take(decoded if rule.extra == "derived" else stack.w, task.trained)
+    distance = travel(stack.job.plan, task.momentum).to(_device(weights))
+    after, change = rule.finish(weights, stack.job.sent, memory, distance)
     return tmap(torch.Tensor.type_as, after, memory), tmap(torch.Tensor.type_as, change, memory)
 
 
@@ -285,8 +287,8 @@ def _row(params: Params, i: int) -> Params:
     return {name: x[i] for name, x in params.items()}
 
 
-def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
-    """Length of each frame, and its estimate where there is one: both are the same unless frames are made."""
+def _lengths(task: Task, part: CodedGroup, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
+    """Length of each frame, and its estimate or None; both are equal unless frames are made."""
     if part.length is not None:
         return [(part.length, None)] * len(part.rows)
     if part.estimate is not None and not job.frames:
@@ -296,7 +298,7 @@ def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> lis
     def framed(at: int) -> int:
         return len(pack(codec, tmap(torch.Tensor.cpu, _row(part.u, at)), key=keys[at]))
 
-    with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # mostly without the interpreter's lock
+    with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # packing mostly releases the GIL
         lengths = list(pool.map(framed, range(len(part.rows))))
     if part.estimate is None:
         return [(length, None) for length in lengths]
@@ -304,7 +306,7 @@ def _lengths(task: Task, part: Coded, job: Job, estimates: Sequence[int]) -> lis
 
 
 def _norm(changes: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Norm of each client's changes (K, ...) together, added up in float64: (K,)"""
+    """Norm of the changes (K, ...) of each client over all tensors, in float64: (K,)"""
     each = [torch.linalg.vector_norm(flat(x), dim=1, dtype=torch.float64) for x in changes]
     total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0) if each else torch.zeros_like(like)
     return total

@@ -1,7 +1,7 @@
-"""All clients at once: the jobs of many runs are trained as one stack of models.
+"""The batched engine: the jobs of many runs are trained as one stack of models.
 
-The draws are those of the reference, so local weights differ from its by rounding alone; the codecs
-are the same, so equal weights give equal codes.
+Draws are the same as in the sequential engine, so local weights differ only by rounding; the codecs
+are the same, so equal weights have equal codes.
 """
 
 import time
@@ -12,7 +12,7 @@ import torch
 from fedshift.algorithms.base import ClientRule
 from fedshift.core.tree import take
 from fedshift.core.types import Params
-from fedshift.engines.gpu.coding import Trained, uploads
+from fedshift.engines.gpu.coding import TrainedJob, uploads
 from fedshift.engines.gpu.stacked import stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
@@ -20,11 +20,11 @@ from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic,
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import split_memory
 
-EXAMPLES = 10_000  # scored at a time
+EXAMPLES = 10_000  # examples scored at a time
 
 
 class Batched:
-    """One model, its data, and as many jobs as there are: on a GPU a step of all clients is one CUDA graph."""
+    """Train all clients of all jobs as one stack; on a GPU, one step of all clients is a CUDA graph."""
 
     def __init__(self, task: Task, precision: str = "tf32", deterministic: bool = False) -> None:
         self.task, self.precision, self.deterministic = task, precision, deterministic
@@ -37,7 +37,7 @@ class Batched:
         self.steps: dict[ClientRule, Steps] = {}
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
-        """Train at once; uploads are computed when the first is asked for, which must be before the next call."""
+        """Train immediately; uploads are computed when the first is requested, which must be before the next call."""
         begin = time.perf_counter()
         with arithmetic(self.precision, self.deterministic), torch.no_grad():
             trained = self._train(jobs)
@@ -51,9 +51,9 @@ class Batched:
 
         return [uploads_of(place) for place in range(len(jobs))]
 
-    def _train(self, jobs: Sequence[Job]) -> list[Trained]:
+    def _train(self, jobs: Sequence[Job]) -> list[TrainedJob]:
         """Train the jobs of each rule as one stack."""
-        found: dict[int, Trained] = {}
+        trained: dict[int, TrainedJob] = {}
         for rule in dict.fromkeys(job.rule for job in jobs):
             places = [place for place, job in enumerate(jobs) if job.rule == rule]
             alike = [jobs[place] for place in places]
@@ -70,10 +70,10 @@ class Batched:
                 raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
             for place, job, w, memory, rows in zip(places, alike, weights, memories, rule_memories, strict=True):
                 stack = {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
-                found[place] = Trained(job, w, memory, stack)
-        return [found[place] for place in range(len(jobs))]
+                trained[place] = TrainedJob(job, w, memory, stack)
+        return [trained[place] for place in range(len(jobs))]
 
-    def _uploads(self, trained: Sequence[Trained], begin: float) -> list[list[Upload]]:
+    def _uploads(self, trained: Sequence[TrainedJob], begin: float) -> list[list[Upload]]:
         self._wait()
         middle, clients = time.perf_counter(), sum(len(stack.job.clients) for stack in trained)
         made = uploads(self.task, trained)

@@ -1,7 +1,7 @@
 """Triton kernels for stacked clients of any model: the SGD step and the images of a batch.
 
-Every tensor has the clients on its first axis. The module can be imported without Triton; `AVAILABLE` is then False.
-Nothing adds atomically, so that the same inputs give the same bits.
+All tensors have the clients on their first axis. The module can be imported without Triton; `AVAILABLE` is then False.
+Kernels use no atomic additions, so that equal inputs give equal bits.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -53,8 +53,8 @@ def _sgd(w, v, g, shadow, lr, momentum, n, SHADOW: tl.constexpr, BLOCK: tl.const
 def sgd(w: Tensor, v: Tensor, g: Tensor, lr: Tensor, momentum: float, shadow: Tensor | None = None) -> None:
     """v = momentum v + g;  w = w - lr[k] v;  shadow = bfloat16(w); in place.
 
-    w, v float32 (K, ...), g float32 or bfloat16 of that shape, lr float32 (K,). Where lr[k] is 0, w[k] keeps its bits,
-    whatever v is.
+    w, v float32 (K, ...), g float32 or bfloat16 of that shape, lr float32 (K,). If lr[k] is 0, the bits of w[k] do not
+    change for any v.
     """
     for name, x in (("w", w), ("v", v), ("g", g), ("shadow", w if shadow is None else shadow)):
         if x.shape != w.shape or not x.is_contiguous():
@@ -96,8 +96,8 @@ def _images(
 def images(x: Tensor, index: Tensor, offsets: Tensor | None, table: Tensor) -> Tensor:
     """out[k, b, h, w, c] = table[c, x[index[k, b], c, h + dy, w' + dx]], w' = W - 1 - w if flipped; black outside.
 
-    x uint8 (N, C, H, W), index int64 (K, B), offsets int32 (K, B, 3) = (dy, dx, flip) or None, table (C, 256) as
-    `levels` gives it, in the dtype of the output. out (K, B, H, W, C).
+    x uint8 (N, C, H, W), index int64 (K, B), offsets int32 (K, B, 3) = (dy, dx, flip) or None, table (C, 256) from
+    `levels`, in the dtype of the output. out (K, B, H, W, C).
     """
     c, h, w = x.shape[1:]
     out = torch.empty(*index.shape, h, w, c, dtype=table.dtype, device=x.device)

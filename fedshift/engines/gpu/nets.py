@@ -1,4 +1,4 @@
-"""Contract of the forward pass of K stacked clients, and the packages of kernels that have one for their model."""
+"""Contract of the forward pass of K stacked clients, and the packages of kernels that implement it for one model."""
 
 from typing import Protocol
 
@@ -10,12 +10,12 @@ from fedshift.rounds.engine import Task
 
 
 class Net(Protocol):
-    """The forward pass of K clients."""
+    """Forward pass of K clients."""
 
-    short: bool  # True if it takes its weights in bfloat16
+    short: bool  # True if its weights are bfloat16
 
     def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
-        """The examples x[index], index (K, B), cropped and flipped as drawn (K, B, 3), as the model sees them."""
+        """Inputs of the model: the examples x[index], index (K, B), cropped and flipped as drawn (K, B, 3)."""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """params (K, ...), inputs (K, B, ...) -> outputs (K, B, ...)"""

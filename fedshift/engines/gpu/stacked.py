@@ -1,4 +1,4 @@
-"""K models at once: weights, inputs and outputs with a leading axis of clients."""
+"""Forward pass of K stacked models: weights, inputs and outputs have a leading axis of clients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,15 +17,15 @@ from fedshift.rounds.evaluate import Loss
 
 BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
 DROPOUT = nn.modules.dropout._DropoutNd
-TRIED = 8  # examples of a client in the trial
+TRIED = 8  # examples per client in the trial
 
 
 class StackError(ValueError):
-    """A model whose clients cannot be trained as one stack."""
+    """A model cannot be trained for stacked clients."""
 
 
 class Mapped:
-    """Any module, by vmap over its clients."""
+    """Any module, with `torch.vmap` over the clients."""
 
     short = False
 
@@ -42,7 +42,7 @@ class Mapped:
         return self.task.data.inputs(x if drawn is None else cropped(x, drawn))
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        # no cache of casts: a graph that is replayed must cast anew
+        # no cache of casts: a replayed graph must cast again
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             outputs = self.forward(params, x)
         return outputs.to(self.task.data.dtype) if self.bf16 else outputs
@@ -57,9 +57,9 @@ def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) ->
         if isinstance(module, BATCH_STATISTICS):
             raise StackError(_refusal(task, f"{kind} mixes the examples of a batch"))
         if isinstance(module, DROPOUT) and module.p:
-            raise StackError(_refusal(task, f"{kind} draws at random"))
+            raise StackError(_refusal(task, f"{kind} draws random numbers"))
         if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
-            raise StackError(_refusal(task, f"{kind} has padding_idx or max_norm, which a stack does not know"))
+            raise StackError(_refusal(task, f"{kind} has padding_idx or max_norm, which stacked models do not support"))
     try:
         with arithmetic("fp32"):
             problem = _different(task)
@@ -76,7 +76,7 @@ def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) ->
 
 
 def _different(task: Task) -> str:
-    """Reason why the gradients of two stacked clients, one with a short batch, differ from each alone; '' if equal."""
+    """Reason why two stacked clients, one with a short batch, have other gradients than alone; '' if they are equal."""
     data, net, device = task.data, Mapped(task, "fp32"), task.data.x.device
     b = min(TRIED, len(data.x))
     index = torch.arange(2 * b, device=device).view(2, b) * (len(data.x) // (2 * b) or 1) % len(data.x)
@@ -91,7 +91,7 @@ def _different(task: Task) -> str:
     if moved := [name for name, x in before.items() if name not in now or not same(x, now[name])]:
         for name, x in before.items():
             task.model.get_buffer(name).copy_(x)
-        return f"{moved[0]} changes while it trains"
+        return f"{moved[0]} changes during training"
     params = dict(task.model.named_parameters()) | now
     stack = {name: params[name].detach().expand(2, *params[name].shape).clone() for name in task.params}
     leaves = [stack[name].requires_grad_() for name in task.trained]
@@ -106,8 +106,8 @@ def _different(task: Task) -> str:
                 expected, found, rtol=1e-2, atol=1e-4 + 1e-2 * float(expected.abs().max())
             ):
                 return (
-                    f"the gradient of {name} depends on who else is in the batch; "
-                    "examples must not see each other, and a loss must be the mean of its examples' losses"
+                    f"the gradient of {name} depends on other examples of the batch; "
+                    "examples must be independent, and a loss must be the mean of the examples' losses"
                 )
     return ""
 
@@ -115,12 +115,12 @@ def _different(task: Task) -> str:
 def _refusal(task: Task, why: str) -> str:
     return (
         f"{type(task.model).__name__} cannot be trained for many clients at once: {why}; "
-        "engine.name = 'sequential' or 'processes' trains it, and GroupNorm can stand in for BatchNorm"
+        "use engine.name = 'sequential' or 'processes', or GroupNorm instead of BatchNorm"
     )
 
 
 def each_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of every example on its own (K, B): a loss is a mean over examples."""
+    """Loss of each example (K, B); a loss must be a mean over examples."""
     if loss is F.cross_entropy and outputs.ndim == 3 and targets.ndim == 2:
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
     each: Tensor = vmap(vmap(lambda output, target: loss(output[None], target[None])))(outputs, targets)
@@ -128,5 +128,5 @@ def each_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def mean_losses(each: Tensor, keep: Tensor) -> Tensor:
-    """(K,): the mean over the examples that count, 0 for a client that has none."""
+    """Mean over the examples in `keep` for each client (K,), 0 for a client without any."""
     return torch.where(keep, each, 0.0).sum(1) / keep.sum(1).clamp(min=1)

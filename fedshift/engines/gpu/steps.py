@@ -1,10 +1,10 @@
-"""The local steps of K stacked clients.
+"""Local steps of K stacked clients.
 
-    v = m v + adjust(grad + weight_decay w);   w = w - lr v       for every client on its own
+    v = m v + adjust(grad + weight_decay w);   w = w - lr v       for each client separately
 
-Clients are sorted by how many steps they make, the busiest first, so those that are still training
-are the first A of the stack; A falls in a few stages, and a client that has finished does not move.
-On a GPU a step is one CUDA graph, which takes its batches from the plan by a counter of its own.
+Clients are sorted by their number of steps, in descending order, so the clients that still train are
+the first A of the stack; A decreases in a few stages, and the weights of a finished client do not change.
+On a GPU, a step is one CUDA graph, which finds its batches in the plan with a counter on the device.
 """
 
 from collections.abc import Sequence
@@ -23,43 +23,43 @@ from fedshift.engines.gpu.nets import Net
 from fedshift.engines.gpu.stacked import each_loss, mean_losses
 from fedshift.rounds.engine import Job, Task
 
-STAGES = 8  # numbers of clients a step is prepared for
+STAGES = 8  # number of different A for which a step is prepared
 
 
 class Buffers(NamedTuple):
-    """Tensors that steps read and write, in the same place every round: graphs know them by their address."""
+    """Tensors that steps read and write, at the same address in every round, as CUDA graphs require."""
 
-    w: Params  # (K, ...) what is trained
-    v: Params  # its velocity, {} without momentum
-    short: Params  # w in bfloat16, {} where the forward pass takes w itself
+    w: Params  # (K, ...) trained weights
+    v: Params  # their velocity, {} without momentum
+    short: Params  # w in bfloat16, {} if the forward pass uses w
     fixed: Params  # the model's buffers
-    start: Params  # w_t, control and memory: {} where the rule does not look at them
+    start: Params  # w_t, control and memory: {} if the rule does not use them
     control: Params
     memory: Params
     batches: Tensor  # (S, K, B) int64
     keep: Tensor  # (S, K, B) bool
     lr: Tensor  # (S, K), 0 for a client that has finished
     drawn: Tensor | None  # (S, K, B, 3) int32: crop and flip
-    at: Tensor  # (1,) int64: the step
+    at: Tensor  # (1,) int64: index of the step
 
 
 class Steps:
-    """All clients that follow one rule."""
+    """Local steps of all clients with the same rule."""
 
     def __init__(self, task: Task, net: Net, rule: ClientRule) -> None:
         self.task, self.net, self.rule = task, net, rule
         self.device = task.data.x.device
         self.fused = self.device.type == "cuda" and kernels.AVAILABLE
-        self.idle = getattr(type(rule), "adjust", None) is Plain.adjust  # the gradient stays as it is
+        self.idle = getattr(type(rule), "adjust", None) is Plain.adjust  # the rule does not change gradients
         self.buffers: Buffers | None = None
         self.recorded = self.device.type == "cuda"
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool: Any = None
 
     def train(self, jobs: Sequence[Job], memories: Sequence[Sequence[Params]]) -> list[Params]:
-        """The weights of every job's clients after their plans: (K_j, ...), overwritten by the next call.
+        """Train the clients of all jobs; return the weights of each job (K_j, ...), which the next call overwrites.
 
-        memories: what the rule remembers of each client.
+        memories: the memory of the rule, for each client of each job.
         """
         plans = [job.plan for job in jobs]
         counts = torch.cat([plan.keep.any(-1).sum(-1) for plan in plans]).cpu()  # steps of each client
@@ -79,18 +79,18 @@ class Steps:
         return [{name: x[rows] for name, x in buffers.w.items()} for rows in self._rows(jobs, order)]
 
     def _rows(self, jobs: Sequence[Job], order: Tensor) -> list[slice | Tensor]:
-        """Rows of the stack that hold the clients of each job."""
+        """Rows of the stack with the clients of each job."""
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
-        found: list[slice | Tensor] = []
+        result: list[slice | Tensor] = []
         for places in torch.split(back, [len(job.clients) for job in jobs]):
             first = int(places[0])
             together = torch.equal(places, torch.arange(first, first + len(places)))
-            found.append(slice(first, first + len(places)) if together else places.to(self.device))
-        return found
+            result.append(slice(first, first + len(places)) if together else places.to(self.device))
+        return result
 
     def _stages(self, counts: Sequence[int]) -> list[int]:
-        """For each step, how many clients take part: those that still train, and a few more."""
+        """Number of clients in each step: those that still train, rounded up to a stage."""
         unit = max(1, -(-len(counts) // STAGES))
         stages = []
         for step in range(counts[0]):
@@ -161,7 +161,7 @@ class Steps:
             x.copy_(buffers.w[name])
 
     def _prepare(self, a: int) -> None:
-        """Record the step of A clients as a CUDA graph; what it does meanwhile is overwritten by `_load`."""
+        """Record the step of A clients as a CUDA graph; `_load` overwrites the results of the trial steps."""
         if not self.recorded or a in self.graphs:
             return
         buffers = self.buffers
@@ -178,7 +178,7 @@ class Steps:
         try:
             with torch.cuda.graph(graph, pool=self.pool):
                 self._step(buffers, a)
-        except RuntimeError:  # a model that asks the device something on its way: its steps are launched one by one
+        except RuntimeError:  # a model that synchronizes with the device: its steps are launched without a graph
             self.recorded = False
             torch.cuda.synchronize()
             return
@@ -229,7 +229,7 @@ class Steps:
                 short.copy_(x)
 
     def close(self) -> None:
-        """Free the graphs and the buffers they work in."""
+        """Free the graphs and their buffers."""
         self.graphs.clear()
         self.buffers, self.pool = None, None
 

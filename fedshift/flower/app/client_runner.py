@@ -81,7 +81,7 @@ class ClientRunner:
             histograms=request.histograms,
         )
         try:
-            upload = self.client.turn(job, 0, start, recalled.lost)
+            upload = self.client.train(job, 0, start, recalled.lost)
         except TrainingError as problem:  # only this client fails, not the others of the node
             return Upload(client, b"", b"", {}, [], 0.0, (0.0, 0.0), str(problem))
         if keeps and not upload.failure:

@@ -1,4 +1,4 @@
-"""Triton kernels for the paper's CNN, behind the interface `Kernels`; nothing else in the engine knows that model."""
+"""Triton kernels for the paper's CNN, with the interface `Kernels`; the rest of the engine does not know that model."""
 
 from fedshift.engines.gpu.paper_cnn.net import stack, supports
 

@@ -1,7 +1,7 @@
 """Device code of `convpool`: convolution, ReLU and pooling of many clients, forward and backward.
 
 The kernels come in three groups. `narrow` ones are for fewer than 16 input channels: a row of the window is 6C numbers
-in sequence, and the weights hold all four candidates, with zeros where one does not reach. `wide` ones are for 16
+in sequence, and the weights contain all four candidates, with zeros outside their windows. `wide` ones are for 16
 channels or more: a product of C numbers for each of the 25 taps. `major` ones replace the `wide` backward kernels for
 tf32, whose products read both factors along the sum: the axis that is summed over must be the contiguous one. For the
 gradient of the inputs that is the output channel: the weights come as (K, 25, C, O). For the gradient of the weights it
@@ -21,7 +21,7 @@ if AVAILABLE:
 
 @jit
 def winner(first, second, third, fourth, py, px, HC: tl.constexpr, WC: tl.constexpr):
-    """max(0, candidates), and which it was: the first of equals, 4 for none. NaN wins, as it does in torch."""
+    """max(0, candidates), and its index: the first of equal ones, 4 for none. NaN is the maximum, as in torch."""
     up, down, left, right = py > 0, 2 * py < HC, px > 0, 2 * px < WC
     best = tl.zeros_like(first)
     which = tl.full(first.shape, 4, tl.int32)
@@ -37,7 +37,7 @@ def winner(first, second, third, fourth, py, px, HC: tl.constexpr, WC: tl.conste
 
 @jit
 def spread(w, out, C: tl.constexpr, O: tl.constexpr, LINE: tl.constexpr, BLOCK: tl.constexpr):
-    """out[k, u, (dy, dx, o), (v, c)] = w[k, o, c, u - dy, v - dx], or 0 where there is no such weight"""
+    """out[k, u, (dy, dx, o), (v, c)] = w[k, o, c, u - dy, v - dx], or 0 if there is no such weight"""
     client, u = tl.program_id(1).to(tl.int64), tl.program_id(0)
     at = tl.arange(0, BLOCK)
     j, n = at % LINE, at // LINE
@@ -224,7 +224,7 @@ def input_wide(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Inputs (2a + ry, 2d + rx), ry and rx 0 or 1, were seen by pooled (a + 1 - oy, d + 1 - ox), oy and ox 0, 1, 2"""
+    """Inputs (2a + ry, 2d + rx), ry and rx 0 or 1, are inputs of pooled (a + 1 - oy, d + 1 - ox), oy and ox 0, 1, 2"""
     H2: tl.constexpr = (H - 2) // 2 + 1
     W2: tl.constexpr = (W - 2) // 2 + 1
     HA: tl.constexpr = (H + 1) // 2
@@ -274,7 +274,7 @@ def weight_wide(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Four of the 25 taps; one product a step, because two that share an operand in registers were seen to go wrong."""
+    """Four of the 25 taps; one product per step, because two with a common operand in registers gave wrong results."""
     HC: tl.constexpr = H - 2
     WC: tl.constexpr = W - 2
     H2: tl.constexpr = (H - 2) // 2 + 1
@@ -332,7 +332,7 @@ def expand(
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of conv position (b, i, j): that of its pooled one if it won, else 0; 0 after the last position"""
+    """Gradient of conv position (b, i, j): that of its pooled position if it is the maximum, else 0"""
     HC: tl.constexpr = H - 2
     WC: tl.constexpr = W - 2
     H2: tl.constexpr = (H - 2) // 2 + 1
@@ -394,7 +394,7 @@ def weight_major(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Four of the 25 taps; what it adds for the last program's taps above 24 is not read"""
+    """Four of the 25 taps; sums for taps above 24 of the last program are not used"""
     HC: tl.constexpr = H - 2
     WC: tl.constexpr = W - 2
     split, four = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT
@@ -430,7 +430,7 @@ def input_major(
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Inputs (2a + ry, 2d + rx), ry and rx 0 or 1, were seen by conv (2a + 2 - u, 2d + 2 - v), u and v 0 to 5"""
+    """Inputs (2a + ry, 2d + rx), ry and rx 0 or 1, are inputs of conv (2a + 2 - u, 2d + 2 - v), u and v 0 to 5"""
     HC: tl.constexpr = H - 2
     WC: tl.constexpr = W - 2
     HA: tl.constexpr = (H + 1) // 2

@@ -1,9 +1,9 @@
 """conv 5x5 pad 1, ReLU, maxpool 2x2 pad 1 as one Triton kernel for many clients, each with its own weights.
 
-Pooled position (p, q) looks at conv positions (2p - 1 + dy, 2q - 1 + dx), dy and dx 0 or 1: its four candidates, which
-see a window of 6x6 inputs that begins at (2p - 2, 2q - 2). Channels are last. The device code, conv_kernels.py, is for
-C < 16 (`narrow`) or for more (`wide`). The backward pass expands the pooled gradient as it reads it, candidate i gets g
-where index == i; for tf32 (`major`) it does so first.
+Pooled position (p, q) covers conv positions (2p - 1 + dy, 2q - 1 + dx), dy and dx 0 or 1: its four candidates, which
+depend on a window of 6x6 inputs that begins at (2p - 2, 2q - 2). Channels are last. The device code, conv_kernels.py,
+has kernels for C < 16 (`narrow`) and for larger C (`wide`). The backward pass expands the pooled gradient while reading
+it: candidate i gets g if index == i; for tf32 (`major`), it is expanded before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def narrow(w: Tensor) -> bool:
 
 
 def line(channels: int) -> int:
-    """6C, to the next power of two that a product takes"""
+    """6C, rounded up to 16 or 32, sizes that a product supports"""
     return 16 if 6 * channels <= 16 else 32
 
 
@@ -73,18 +73,18 @@ def pooled(n: int) -> int:
 
 
 def option(kernel: str, x: Tensor, precision: str) -> dict[str, Any]:
-    """The tuned launch of a kernel, and how it multiplies"""
+    """Tuned launch options of a kernel, and its precision"""
     name = "bf16" if x.dtype == torch.bfloat16 else precision
     return {"PRECISION": "ieee" if name == "fp32" else "tf32", **TUNED[kernel][name]}
 
 
 def major(x: Tensor, precision: str) -> bool:
-    """True if the `major` backward kernels are the faster ones"""
+    """True if the `major` backward kernels are faster"""
     return x.dtype == torch.float32 and precision == "tf32"
 
 
 def arranged(w: Tensor) -> Tensor:
-    """w (K, O, C, 5, 5) as the kernels read it: (K, 6, 4 O, LINE) where narrow, else (K, 25, O, C)"""
+    """w (K, O, C, 5, 5) in the layout of the kernels: (K, 6, 4 O, LINE) if narrow, else (K, 25, O, C)"""
     k, o, c = w.shape[:3]
     if not narrow(w):
         return w.permute(0, 3, 4, 1, 2).contiguous()
@@ -94,7 +94,7 @@ def arranged(w: Tensor) -> Tensor:
 
 
 def forward(x: Tensor, ready: Tensor, outputs: int, precision: str) -> tuple[Tensor, Tensor]:
-    """max(0, conv of x), pooled, and which candidate it was; `ready` are the weights as `arranged` gives them"""
+    """max(0, conv of x), pooled, and the index of its candidate; `ready` are the weights from `arranged`"""
     k, b, h, w, c = x.shape
     shape = (k, b, pooled(h), pooled(w), outputs)
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -123,7 +123,7 @@ def input_gradient(grad: Tensor, index: Tensor, ready: Tensor, shape: tuple[int,
 
 
 def expanded(grad: Tensor, index: Tensor, h: int, w: int, length: int, *, first: bool) -> Tensor:
-    """The gradient of every conv position, (K, O, length) or (K, length, O), 0 after the last"""
+    """Gradient of each conv position, (K, O, length) or (K, length, O), 0 after the last"""
     k, b, o = len(grad), grad.shape[1], grad.shape[4]
     out = torch.empty((k, o, length) if first else (k, length, o), device=grad.device)
     grid = (-(-length // EXPAND["BLOCK"]), k)
@@ -141,7 +141,7 @@ def bordered(x: Tensor) -> Tensor:
 
 
 def weight_gradient(x: Tensor, grad: Tensor, index: Tensor, precision: str) -> Tensor:
-    """(K, O, C, 5, 5), added up in float32 in a fixed order"""
+    """Gradient of w (K, O, C, 5, 5), summed in float32 in a fixed order"""
     k, b, h, w, c = x.shape
     o = grad.shape[4]
     out = torch.empty(k, o, c, 5, 5, dtype=x.dtype, device=x.device)
@@ -203,6 +203,6 @@ def conv_relu_pool(x: Tensor, w: Tensor, precision: str = "tf32") -> Tensor:
     """maxpool(relu(conv(x[k], w[k]))): conv 5x5 pad 1, pool 2x2 pad 1; of equal candidates the first gets the gradient.
 
     x (K, B, H, W, C) and w (K, O, C, 5, 5), both bfloat16 or both float32, and then precision is "fp32" or "tf32";
-    the sums are float32. Returns (K, B, H2, W2, O) in x's dtype. `fits` says which shapes there are kernels for.
+    the sums are float32. Returns (K, B, H2, W2, O) in x's dtype. `fits` is true for the supported shapes.
     """
     return cast(Tensor, _ConvReluPool.apply(x, w, precision))  # type: ignore[no-untyped-call]

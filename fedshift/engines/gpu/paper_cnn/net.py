@@ -1,4 +1,4 @@
-"""The forward pass of the paper's CNN for K stacked clients, channels last, and the tasks that it supports."""
+"""Forward pass of the paper's CNN for K stacked clients, channels last, and the tasks that it supports."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedshift.rounds.engine import Task
 
 
 def supports(task: Task) -> bool:
-    """True for the paper's CNN in float32 on bytes that are on a GPU, if there are kernels for its shapes."""
+    """True for the paper's CNN in float32 on uint8 data on a GPU, if there are kernels for its shapes."""
     return (
         type(task.model) is PaperCNN
         and task.data.x.is_cuda
@@ -43,7 +43,7 @@ class PaperNet:
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         x = convpool.conv_relu_pool(x, params["conv1.weight"], self.precision)
         x = convpool.conv_relu_pool(x, params["conv2.weight"], self.precision)
-        x = x.permute(0, 1, 4, 2, 3).flatten(2)  # the order of the model's own flatten
+        x = x.permute(0, 1, 4, 2, 3).flatten(2)  # the order of flatten in the model
         x = F.relu(linear(x, params["fc1.weight"]))
         return linear(x, params["fc2.weight"]).float()
 

@@ -206,7 +206,7 @@ def test_a_metric_whose_name_tells_no_goal_needs_one(tmp_path: Path) -> None:
     assert 'goal = "max"' in settings.read_text()
     settings.write_text(settings.read_text().replace('goal = "max"\n', ""))  # as before there were goals
     warnings = gather([tmp_path / "run"]).warnings
-    assert warnings == ["No goal is recorded for tests.test_scores:close, so higher is taken to be better."]
+    assert warnings == ["No goal is recorded for tests.test_scores:close; higher values are assumed to be better."]
 
 
 def result(metric: str, goal: Goal | None, bits: str, shift: bool, seed: int, score: float) -> RunResult:
@@ -291,7 +291,7 @@ def test_the_report_judges_by_the_goal(metric: str, goal: Goal | None, answer: s
     assert made.answer == [answer]
     results, chart = made.parts
     assert isinstance(results, Table)
-    assert results.title == f"{name} at the end{' (lower is better)' * lower}"
+    assert results.title == f"Final {name}{' (lower is better)' * lower}"
     assert [row.cells[3] for row in results.rows][1:] == [
         f"+0.25{' (worse)' * lower} against 32 bits",
         f"-0.125{' (better)' * lower} against no shift",
@@ -308,7 +308,7 @@ def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) ->
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
         "With the shift per layer, mae is higher (worse) in 1 of 2 comparisons and lower (better) in 1.",
-        "There are too few seeds to know what is noise.",
+        "There are too few seeds to estimate the noise.",
         "The mean difference is +0.0625 (worse), from -0.125 (better) (fedprox, shift per layer) "
         "to +0.25 (worse) (fedavg, shift per layer).",
     ]

@@ -93,7 +93,7 @@ def charts(lines: list[LegendLine], rounds: int, panels: dict[str, list[LegendLi
     )
     final = Intervals(
         "final",
-        "Accuracy at the end",
+        "Final accuracy",
         "Mean and standard deviation over seeds; small rings are single seeds.",
         ACCURACY,
         [

@@ -79,7 +79,7 @@ def test_many_comparisons_are_counted(tmp_path: Path) -> None:
     assert made.answer == [
         "With the shift per layer, accuracy is higher in 3 of 4 comparisons and lower in 1.",
         "Beyond noise it is higher in 1 and lower in 1; in 1 the difference is within noise; "
-        "for 1 there are too few seeds to tell.",
+        "in 1 there are too few seeds to judge.",
         "The mean difference is +3.0 points, "
         "from -2.0 points (fedprox, mu 0.01, shift per layer) to +6.0 points (scaffold, mu 0.01, shift per layer).",
     ]
@@ -107,8 +107,8 @@ def test_comparisons_are_counted_for_each_rule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shift", "sentence"),
     [
-        (True, "There is no run without the shift to compare with, so whether it helped cannot be told."),
-        (False, "No run here has the shift, so whether it would help cannot be told."),
+        (True, "There is no run without the shift to compare with, so its effect is unknown."),
+        (False, "No run uses the shift, so its effect is unknown."),
     ],
 )
 def test_one_run_says_what_it_reached_and_that_nothing_compares(shift: bool, sentence: str, tmp_path: Path) -> None:
@@ -124,27 +124,27 @@ def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert table(made).rows[1].cells == ["per layer", "unfinished, round 9 of 20", "1", "75.0", "0.0090"]
     only = section(grouped(read([tmp_path / "b"])))
-    assert only.answer == ["No run is finished yet, so nothing can be said."]
+    assert only.answer == ["No run is finished yet."]
 
 
 def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
     made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
     assert made.answer == ["With the shift per layer, Gain differs by +5."]
-    assert table(made).title == "Gain at the end"
+    assert table(made).title == "Final Gain"
     assert table(made).rows[1].cells == ["per layer", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
 
 
 def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
     said = settings(rounds=12, train={"metric": "mine:gain"})
     made = section(grouped(read([write(tmp_path / "run", said, math.nan)])))
-    assert made.answer == ["What the runs came to is no number: gain is infinite or NaN."]
+    assert made.answer == ["Final scores (gain) are NaN or infinite."]
     assert table(made).rows[0].cells[1] == "nan"
     assert len(made.parts) == 1
 
 
 def test_a_run_to_compare_with_that_came_to_no_number_is_not_said_to_be_missing(tmp_path: Path) -> None:
     made = told(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
-    assert made.answer[1] == "What is to be compared came to no number, so whether the shift helped cannot be told."
+    assert made.answer[1] == "Scores with or without the shift are NaN or infinite, so its effect is unknown."
 
 
 def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_points_are_read_by_pointer_and_keys(open_page: Open, report: Report) ->
     page.locator("#pareto [data-spot='3']").hover()
     assert readout(page) == [
         ["accuracy", "90.5% ± 0.7%"],
-        ["sent up by all clients", "109.2 kB"],
+        ["uploaded by all clients", "109.2 kB"],
         ["Pareto-optimal", "yes"],
     ]
     plot.focus()

@@ -25,14 +25,17 @@ def test_a_page_is_written_beside_the_runs_and_again_over_itself(runs: Path) -> 
         assert (done.exit_code, done.stdout) == (0, f"{runs / 'report.html'}\n")
     page = (runs / "report.html").read_text()
     assert SIGN in page
-    assert page.index("Was it worth it?") < page.index("Did the shift help?")
+    assert page.index("Was compression worth it?") < page.index("Did the shift help?")
 
 
 def test_a_page_of_ones_own_is_not_written_over(runs: Path) -> None:
     (runs / "report.html").write_text("<html>mine</html>")
     done = fedshift("report", runs)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "report.html: is there already and is no report; `fedshift report` takes another --out" in done.stderr
+    assert (
+        "report.html: already exists and is not a report; choose another file with `fedshift report --out`"
+        in done.stderr
+    )
     assert (runs / "report.html").read_text() == "<html>mine</html>"
     assert fedshift("report", runs, "--out", runs / "new" / "page.html").exit_code == 0
     assert SIGN in (runs / "new" / "page.html").read_text()
@@ -45,7 +48,7 @@ def test_figures_are_drawn_in_the_formats_that_are_asked_for(tmp_path: Path) -> 
     drawn = list((tmp_path / "figures").iterdir())
     assert {path.suffix for path in drawn} == {".pdf", ".svg"}
     assert {path.stem for path in drawn} >= {"final", "score", "loss", "error", "upload", "phases"}
-    assert f"{len(drawn)} figures are in {tmp_path / 'figures'}" in done.stdout
+    assert f"{len(drawn)} figures written to {tmp_path / 'figures'}" in done.stdout
 
 
 def test_json_is_printed_and_nothing_written(runs: Path) -> None:
@@ -69,11 +72,11 @@ def test_a_program_writes_a_report_where_it_likes(runs: Path, tmp_path: Path) ->
     ("arguments", "sentence"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
-        (["empty"], "empty: holds no run"),
+        (["empty"], "empty: contains no run"),
         (["runs", "--uplink", "fast"], "--uplink fast: must be a rate"),
         (["runs", "--figures", "figures", "--format", "gif"], "--format gif: must be among svg, png, pdf"),
-        (["runs", "--out", "empty"], "empty: is a folder, where a page is to be; "),
-        (["runs", "--out", "runs/True/settings.toml"], "settings.toml: is there already and is no report"),
+        (["runs", "--out", "empty"], "empty: is a folder instead of a file; "),
+        (["runs", "--out", "runs/True/settings.toml"], "settings.toml: already exists and is not a report"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

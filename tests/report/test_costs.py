@@ -36,7 +36,7 @@ def test_accuracy_against_bytes_and_against_seconds_on_one_link(tmp_path: Path) 
     assert list(sent.panels[0].curves[0].x) == [1000, 2000, 3000, 4000]
     assert list(seconds.panels[0].curves[0].x) == [1, 2, 3, 4]
     assert (sent.x.unit, seconds.x.unit, sent.rate, seconds.rate) == ("B", "s", None, RATE)
-    assert made.answer == ["A run sends 4 kB, 4 s on one link of 1 kB/s for all."]
+    assert made.answer == ["A run sends 4 kB, 4 s on one shared link of 1 kB/s."]
 
 
 def test_an_upload_is_codes_side_data_and_header(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_the_least_and_the_most_are_named(tmp_path: Path) -> None:
     few = write(tmp_path / "few", settings(rounds=10, bits="32+4"))
     many = write(tmp_path / "many", settings(rounds=10, bits="32+32"), figures={"bytes.codes": 2900})
     assert costs(few, many).answer == [
-        "Runs with 32+4 bits send the least: 10 kB, 10 s on one link of 1 kB/s for all.",
-        "Those with 32+32 bits send 3 times as much: 30 kB, 30 s on one link of 1 kB/s for all.",
+        "Runs with 32+4 bits send the least: 10 kB, 10 s on one shared link of 1 kB/s.",
+        "Those with 32+32 bits send 3 times as much: 30 kB, 30 s on one shared link of 1 kB/s.",
     ]
 
 
@@ -87,8 +87,8 @@ def test_lines_with_and_without_the_shift_may_send_different_amounts(tmp_path: P
     plain = write(tmp_path / "plain", settings(shift=False), figures={"bytes.codes": 500})
     made = costs(plain, write(tmp_path / "shifted", settings(shift=True)))
     assert made.answer == [
-        "Runs with no shift send the least: 12 kB, 12 s on one link of 1 kB/s for all.",
-        "Those with shift per layer send 1.67 times as much: 20 kB, 20 s on one link of 1 kB/s for all.",
+        "Runs with no shift send the least: 12 kB, 12 s on one shared link of 1 kB/s.",
+        "Those with shift per layer send 1.67 times as much: 20 kB, 20 s on one shared link of 1 kB/s.",
     ]
 
 
@@ -112,7 +112,7 @@ def test_bytes_that_are_no_number_are_none(tmp_path: Path) -> None:
 def test_estimated_bytes_are_corrected_by_the_ratio_and_the_page_says_so(tmp_path: Path) -> None:
     made = costs(write(tmp_path / "run", settings(rounds=3), figures=GUESSED))
     assert made.answer == [
-        "A run sends 3.5 kB, 3.5 s on one link of 1 kB/s for all.",
+        "A run sends 3.5 kB, 3.5 s on one shared link of 1 kB/s.",
         "Uploaded bytes of 2 of 3 rounds are estimated from counts of codes, times 1.25, the ratio of real frames to "
         "estimates measured in 1 round.",
     ]
@@ -124,7 +124,7 @@ def test_estimated_bytes_are_corrected_by_the_ratio_and_the_page_says_so(tmp_pat
 def test_estimates_that_nothing_checks_are_taken_as_they_are(tmp_path: Path) -> None:
     made = costs(write(tmp_path / "run", settings(rounds=3), figures=GUESSED | {"bytes.framed": [None] * 3}))
     assert made.answer == [
-        "A run sends 3 kB, 3 s on one link of 1 kB/s for all.",
+        "A run sends 3 kB, 3 s on one shared link of 1 kB/s.",
         "Uploaded bytes of 3 of 3 rounds are estimated from counts of codes, and no real frames were made to check "
         "them.",
     ]

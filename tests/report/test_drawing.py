@@ -67,7 +67,7 @@ def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "score.svg").write_text("<svg>mine</svg>")
-    with pytest.raises(RunError, match=r"score\.svg: is there already and was not drawn by fedshift report"):
+    with pytest.raises(RunError, match=r"score\.svg: already exists and was not drawn by fedshift report"):
         draw(report(tmp_path), tmp_path, ["svg"])
     assert (tmp_path / "score.svg").read_text() == "<svg>mine</svg>"
     assert [path.name for path in tmp_path.glob("*.*")] == ["score.svg"]

@@ -29,10 +29,10 @@ def test_a_report_answers_in_order(tmp_path: Path) -> None:
     made = gather([tmp_path / "sweep"])
     assert (made.title, made.about) == ("sweep", "digits: 2 runs of 20 rounds, seeds 0, 1")
     assert [one.title for one in made.sections] == [
-        "Was it worth it?",
+        "Was compression worth it?",
         "Did the shift help?",
         "What did it cost?",
-        "What happened inside?",
+        "What happened during training?",
         "What was run?",
     ]
     assert made.warnings == []
@@ -56,11 +56,11 @@ def test_what_is_unfinished_broken_damaged_or_double_is_said(tmp_path: Path) -> 
     (tmp_path / "sweep.toml").write_text(f"[sweep]\n{runs}\n")
     (tmp_path / "a_seed-0").mkdir()
     unfinished, waiting, broken, hurt, double = gather([tmp_path]).warnings
-    assert unfinished == "Not finished, and not in the final figures: half (stopped after round 9 of 20)."
-    assert waiting == "Not begun: b_seed-5."
+    assert unfinished == "Not finished, and not included in final scores: half (stopped after round 9 of 20)."
+    assert waiting == "Not started: b_seed-5."
     assert broken.startswith(f"Broken: broken ({tmp_path / 'broken' / 'settings.toml'}: not TOML")
     assert hurt == (
-        "Damaged in places, and read without them: hurt (1 damaged line in rounds.csv; 1 round without a line)."
+        "Damaged, and read without the damaged lines: hurt (1 damaged line in rounds.csv; 1 round without a line)."
     )
     assert double == (
         f"Left out, because another run has the same settings and seed: whole again ({tmp_path / 'whole'})."
@@ -70,7 +70,7 @@ def test_what_is_unfinished_broken_damaged_or_double_is_said(tmp_path: Path) -> 
 def test_a_run_that_has_only_begun_is_no_hindrance(tmp_path: Path) -> None:
     write(tmp_path / "begun", reached=0)
     alone = gather([tmp_path])
-    assert alone.warnings == ["Not finished, and not in the final figures: begun (stopped after round 0 of 20)."]
+    assert alone.warnings == ["Not finished, and not included in final scores: begun (stopped after round 0 of 20)."]
     assert [part.name for one in alone.sections for part in one.parts] == [
         "worth-table",
         "results",
@@ -92,7 +92,7 @@ def test_a_folder_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text("[sweep]\nruns = [{seed = 5, name = 'b_seed-5'}]\n")
     made = gather([tmp_path, tmp_path, tmp_path / "run", tmp_path / "." / "run"])
     assert made.about == "digits: 1 run of 20 rounds, seed 0"
-    assert made.warnings == ["Not begun: b_seed-5."]
+    assert made.warnings == ["Not started: b_seed-5."]
 
 
 @linux
@@ -161,7 +161,7 @@ def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:
 def test_what_cannot_be_reported_gets_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nowhere: there is no such folder"):
         gather([tmp_path / "nowhere"])
-    with pytest.raises(RunError, match=r"holds no run \(there is no settings\.toml in it or below\)"):
+    with pytest.raises(RunError, match=r"contains no run \(there is no settings\.toml in it or below\)"):
         gather([tmp_path])
     (write(tmp_path / "run") / "settings.toml").write_text("?")
     with pytest.raises(RunError, match=r"settings\.toml: not TOML: .*; there is no other run in "):

@@ -103,13 +103,13 @@ def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) ->
     made = inside(write(tmp_path / "run", figures=shares))
     heat, curves = part(made, "predicted", Heat), part(made, "inferior", Curves)
     assert heat.marks == ["superior", "inferior", "superior", "inferior"]
-    assert "full-precision, or quantized, clients" in heat.caption  # what the marks mean
+    assert "A label is superior if 90 % of its examples or more belong" in heat.caption  # what the marks mean
     assert list(heat.values[0]) == pytest.approx(list(shares.values()))
     assert curves.level == 0.5
     assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)
     assert made.answer == [
-        "Labels that quantized clients hold (90 % or more of each) are 50.0 % of the data; "
-        "of what is predicted at the end they are 33.0 % with the shift per layer."
+        "Inferior labels (at least 90 % of their examples belong to quantized clients) are 50.0 % of the data; "
+        "their share of final predictions is 33.0 % with the shift per layer."
     ]
 
 

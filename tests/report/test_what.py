@@ -102,6 +102,6 @@ def test_runs_of_one_name_are_told_apart_and_one_that_is_left_out_says_so(tmp_pa
     assert [(row.cells[0], row.cells[-1]) for row in table.rows] == [
         ("a/seed-0", "finished"),
         ("b/seed-0", "finished"),
-        ("c/seed-0", "finished; left out, another is the same"),
+        ("c/seed-0", "finished; left out: another run has the same settings and seed"),
     ]
     assert made.warnings[0].endswith(f"c/seed-0 ({tmp_path / 'a' / 'seed-0'}).")

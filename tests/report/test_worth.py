@@ -41,7 +41,7 @@ def test_each_setting_stands_beside_full_precision(tmp_path: Path) -> None:
     runs = [(kind("32+32", seed), [x + seed / 50 for x in rising], False) for seed in range(2)]
     runs += [(kind("32+4", seed), [x + seed / 50 - 0.005 for x in rising], True) for seed in range(2)]
     made = told(tmp_path, *runs)
-    assert (made.name, made.title) == ("worth", "Was it worth it?")
+    assert (made.name, made.title) == ("worth", "Was compression worth it?")
     assert made.answer[0] == (
         "32+4 bits uploads 2 kB instead of 20 kB (10.0 times fewer) and reaches 90.5 % "
         "(full precision with the same server rule: 91.0 %; difference -0.5 points)."
@@ -58,16 +58,16 @@ def test_each_setting_stands_beside_full_precision(tmp_path: Path) -> None:
     ]
     packed, full = [row.cells for row in table(made).rows]
     assert packed[:6] == ["32+4", "90.5 ± 1.4", "0.0020", "yes", "10.0", "-0.5 (-0.5 to -0.5)"]
-    assert packed[6] == "51.0 (this wins by 39.5)"
+    assert packed[6] == "51.0 (this setting wins by 39.5)"
     assert full == ["32+32", "91.0 ± 1.4", "0.02", "yes", "", "full precision", "", "0.0090"]
     assert table(made).caption.startswith("Pareto-optimal settings first")
-    assert "Target: its final accuracy less 1 point." in table(made).caption
+    assert "Target: the final accuracy of full precision less 1 point." in table(made).caption
 
 
 def test_a_setting_that_loses_to_fewer_rounds_is_called_out_in_the_table(tmp_path: Path) -> None:
     made = told(tmp_path, (kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True))
     assert "loses to simply running fewer rounds in full precision" in made.answer[1]
-    assert table(made).rows[0].cells[5:] == ["-20.0 (one seed)", "90.0 (this loses by 20.0)", "not reached"]
+    assert table(made).rows[0].cells[5:] == ["-20.0 (one seed)", "90.0 (this setting loses by 20.0)", "not reached"]
     assert "With one seed, noise is unknown." in table(made).caption
 
 
@@ -96,14 +96,14 @@ def test_a_run_alone_says_what_is_missing_and_is_drawn(tmp_path: Path) -> None:
         "There is no finished full-precision run with the same server rule to compare with "
         "fedavg, 32+4 bits, no shift; add a run with `--set uplink.bits=32+32` and otherwise the same settings."
     ]
-    assert table(made).rows[0].cells[-3:] == ["nothing to compare with", "", ""]
+    assert table(made).rows[0].cells[-3:] == ["no full precision to compare with", "", ""]
     assert [len(chart.fields[0].points) for chart in points(made)] == [1, 1]
 
 
 def test_unfinished_runs_are_last_in_the_table_and_in_no_chart(tmp_path: Path) -> None:
     write(tmp_path / "a", kind("32+4"), 0.7, reached=9)
     alone = section(grouped(read([tmp_path / "a"])))
-    assert alone.answer == ["No run is finished yet, so nothing can be said."]
+    assert alone.answer == ["No run is finished yet."]
     assert points(alone) == []
     write(tmp_path / "b", kind("32+32"), 0.9)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))

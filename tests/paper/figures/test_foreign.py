@@ -65,5 +65,5 @@ def test_only_figures_of_ours_are_written_over(tmp_path: Path) -> None:
     before = ours.read_bytes()
     refused = fedshift("paper", "figures", "1", "2", "--out", tmp_path)
     assert refused.exit_code == 2
-    assert f"{theirs}: is there already and was not drawn by fedshift paper figures" in refused.stderr
+    assert f"{theirs}: already exists and was not drawn by fedshift paper figures" in refused.stderr
     assert (theirs.read_text(), ours.read_bytes()) == ("mine", before)

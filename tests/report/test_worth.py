@@ -146,7 +146,8 @@ def test_a_metric_is_judged_by_its_goal(metric: str, tmp_path: Path) -> None:
     assert optimal == {"32+4": "yes", "32+32": "no" if lower else "yes"}
     assert points(made)[0].lower == lower
     assert ("worth" in made.answer[0]) != lower
-    assert f"Target: its final {metric[5:]} {'plus' if lower else 'less'} 1 %." in table(made).caption
+    target = f"Target: the final {metric[5:]} of full precision {'plus' if lower else 'less'} 1 %."
+    assert target in table(made).caption
 
 
 def test_lines_that_differ_in_many_settings_are_named_in_one_column(tmp_path: Path) -> None:

@@ -73,6 +73,6 @@ def test_a_folder_that_is_taken_away_does_not_stop_the_run(tmp_path: Path) -> No
             (out / "tensorboard").write_text("not a folder")
     assert len(told) == 1
     assert told[0].startswith("--track tensorboard: ")
-    assert told[0].endswith("; the training goes on without it")
+    assert told[0].endswith("; training continues without it")
     assert finished(out)
     assert len(column(out, "loss")) == 8

@@ -94,7 +94,7 @@ def test_one_that_fails_is_told_of_once_and_left_out(
     kind: type[Tracker], why: str, tmp_path: Path, own: type[Own]
 ) -> None:
     told, numbers = followed(tmp_path / "one", {"bad": kind, "own": own})
-    assert (told, numbers) == ([f"--track bad: {why}; the training goes on without it"], [1, 2, 3])
+    assert (told, numbers) == ([f"--track bad: {why}; training continues without it"], [1, 2, 3])
     assert "finished" in own.told  # the other goes on; both write to one list, each from its own thread
 
 
@@ -135,8 +135,8 @@ def test_training_does_not_wait_for_one_that_hangs(
     told, numbers = followed(tmp_path / "one", {"slow": Hanging})
     assert numbers == [1, 2, 3]
     assert told == [
-        "--track slow: has not come to an end yet; it has 0.2 seconds, Ctrl-C cuts them short",
-        "--track slow: has not come to an end; what it was told last may be missing there",
+        "--track slow: has not finished yet; waiting up to 0.2 seconds, or until Ctrl-C",
+        "--track slow: has not finished; the last rounds may be missing there",
     ]
     free.set()
     assert ended.wait(600)
@@ -169,8 +169,8 @@ def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own], m
     free.set()
     presses.join()
     assert told == [
-        "--track slow: has not come to an end yet; it has 600 seconds, Ctrl-C cuts them short",
-        "--track slow: has not come to an end; what it was told last may be missing there",
+        "--track slow: has not finished yet; waiting up to 600 seconds, or until Ctrl-C",
+        "--track slow: has not finished; the last rounds may be missing there",
     ]
 
 

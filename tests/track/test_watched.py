@@ -68,7 +68,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_ends_well(tmp_path: Pa
     done = fedshift("resume", out, "--track", "tensorboard", "-q")
     assert done.exit_code == 0
     assert done.stderr.count("--track tensorboard: ") == 1
-    assert "the training goes on without it" in done.stderr
+    assert "training continues without it" in done.stderr
     assert finished(out)
     assert (out / "tensorboard").read_text() == "not a folder"
 

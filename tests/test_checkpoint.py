@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     for path in checkpoints(tmp_path / "run"):
         rewrite(path, lambda tensors: {name: x for name, x in tensors.items() if "bias" not in name})
     before = everything(tmp_path / "run")
-    with pytest.raises(RunError, match="is of another model or algorithm than the settings say"):
+    with pytest.raises(RunError, match="does not match the model and the algorithm in the settings"):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 

@@ -141,7 +141,7 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
             "in any of the 2 rounds",
         ),
         (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
-        (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
+        (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: contains rounds.csv, which does not belong to a run"),
         (
             ["run", "--set", "seed=7"],
             2,

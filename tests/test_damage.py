@@ -69,7 +69,7 @@ def test_the_memory_of_another_client_or_run_is_noticed(how: str, tmp_path: Path
         one.unlink()
         shutil.copy(foreign, one.parent)
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "cannot be used without" in told
+    assert "cannot be used: " in told
     assert told.endswith("; resuming from round 1")
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
     newest = checkpoints(tmp_path / "other")[-1]
     shutil.copy(newest, out)
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert f"{out / newest.name}: is of another run (id " in told
+    assert f"{out / newest.name}: belongs to another run (id " in told
     assert told.endswith("; resuming from round 4")
 
 
@@ -90,7 +90,7 @@ def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Pat
     newest.unlink()
     shutil.copy(older, older.with_name(older.name.replace("000004", "000005")))
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "is the checkpoint of round 4, which is not the one its name says; resuming from round 4" in told
+    assert "is the checkpoint of round 4, which contradicts its file name; resuming from round 4" in told
 
 
 def test_the_model_of_another_run_does_not_finish_a_run(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_model_of_another_run_does_not_finish_a_run(tmp_path: Path) -> None:
     go(experiment.changed(seed=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "model.safetensors: is damaged or not the model that the run ended with; it is made again" in told
+    assert "model.safetensors: is damaged or not the final model of the run; it will be written again" in told
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
     assert not finished(out)
-    assert "not the model that the run ended with, and there is no checkpoint; start a new run in" in refused(out)
+    assert "not the final model of the run, and there is no checkpoint; start a new run in" in refused(out)
 
 
 @pytest.mark.parametrize("content", [b"", bytes(5000)])
@@ -119,9 +119,9 @@ def test_an_empty_model_is_not_the_end_of_a_run(content: bytes, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda x: x.int(), "is of another model or algorithm than the settings say"),
-        (lambda x: x.double(), "is of another model or algorithm than the settings say"),
-        (lambda x: x / 0, "holds NaN or infinite values"),
+        (lambda x: x.int(), "does not match the model and the algorithm in the settings"),
+        (lambda x: x.double(), "does not match the model and the algorithm in the settings"),
+        (lambda x: x / 0, "contains NaN or infinity"),
     ],
     ids=["int32", "float64", "NaN"],
 )
@@ -161,7 +161,7 @@ def test_changed_settings_are_listed_with_what_to_do(tmp_path: Path) -> None:
     path.write_text(text.replace("rounds = 8", "rounds = 9").replace("lr = 0.05", "lr = 0.5"))
     assert refused(out) == (
         f"{path}: the settings are not those the run was started with (train.rounds: was 8, now 9; "
-        "train.lr: was 0.05, now 0.5); put them back to resume it, or start a new run in another folder from the "
+        "train.lr: was 0.05, now 0.5); restore them to resume it, or start a new run in another folder from the "
         "changed file"
     )
     for each in checkpoints(out):
@@ -215,7 +215,7 @@ def test_a_field_that_is_too_long_ends_the_record_there(tmp_path: Path) -> None:
     *lines, last = path.read_text().splitlines()
     path.write_text("\n".join([*lines, last + "1" * 200_000, ""]))
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record ends before it, at round 4; resuming from round 4" in told
+    assert "is later than the record, which ends at round 4; resuming from round 4" in told
 
 
 def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path) -> None:
@@ -227,11 +227,11 @@ def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path)
     path.write_text("\n".join([*lines[:-1], ",".join(changed), ""]))
     shutil.copytree(out, tmp_path / "first")
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record up to round 5 is not what was written; resuming from round 4" in told
+    assert "the record up to round 5 does not match this checkpoint; resuming from round 4" in told
     path = tmp_path / "first" / "rounds.csv"
     path.write_text("\n".join([lines[0], lines[1].replace(".", ".0", 1), *lines[2:], ""]))
     (told,) = goes_on_with(tmp_path / "first", tmp_path / "whole", experiment)
-    assert "the record is not what was written up to round 5; resuming from round 5" in told
+    assert "the record up to round 5 does not match the checkpoint; resuming from round 5" in told
 
 
 def test_what_follows_from_the_settings_is_repaired(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_another_model_in_python_is_refused(tmp_path: Path) -> None:
     before = everything(out)
     with pytest.raises(RunError, match="the model's frozen weights or buffers are not those the run was started with"):
         resume(out, model=other, data=digits())
-    with pytest.raises(RunError, match=r"\(model.name: was '.*:Frozen', now '.*:Linear'\); put them back"):
+    with pytest.raises(RunError, match=r"\(model.name: was '.*:Frozen', now '.*:Linear'\); restore them"):
         resume(out, model=nn.Linear(64, 10), data=digits())
     assert everything(out) == before
     other.features.load_state_dict(model.features.state_dict())  # what is learnt comes from the checkpoint
@@ -287,7 +287,7 @@ def test_without_a_checkpoint_the_first_weights_must_be_the_same(tmp_path: Path)
     out, model = tmp_path / "run", nn.Linear(64, 10)
     Run(small(FEDAVG), out, model=model, data=digits()).close()
     before = everything(out)
-    with pytest.raises(RunError, match="there is no checkpoint, and the model's first weights are not those"):
+    with pytest.raises(RunError, match="there is no checkpoint, and the model's initial weights are not those"):
         resume(out, model=nn.Linear(64, 10), data=digits())
     assert everything(out) == before
     list(resume(out, model=model, data=digits()))

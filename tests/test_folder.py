@@ -51,14 +51,14 @@ def test_where_the_record_lacks_the_last_round_it_is_trained_again(tmp_path: Pat
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text[:-40])
     (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record ends before it, at round 4; resuming from round 4" in told
+    assert "is later than the record, which ends at round 4; resuming from round 4" in told
 
 
 def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
     stopped(tmp_path / "run", BOTH)
     (tmp_path / "run" / "rounds.csv").write_text((tmp_path / "run" / "rounds.csv").read_text().partition("\n")[0])
     before = everything(tmp_path / "run")
-    with pytest.raises(RunError, match="the record ends before it, at round 0; no usable checkpoint is left"):
+    with pytest.raises(RunError, match="is later than the record, which ends at round 0; no usable checkpoint is left"):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 
@@ -79,7 +79,7 @@ def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder, why in (
         (tmp_path / "nowhere", "there is no such folder"),
-        (tmp_path / "empty", "holds no run to resume (there is no settings.toml)"),
+        (tmp_path / "empty", "contains no run to resume (there is no settings.toml)"),
     ):
         done = fedshift("resume", folder)
         assert (done.exit_code, done.stderr) == (2, f"fedshift: {folder}: {why}\n")
@@ -94,7 +94,7 @@ def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(t
         assert killed_at(experiment, out, point) == -signal.SIGKILL
         done = fedshift("resume", out)
         assert done.exit_code == 2
-        assert f"{out}: nothing was started in this folder before the command was stopped; repeat the" in done.stderr
+        assert f"{out}: the command was stopped before the run started; repeat the" in done.stderr
     again = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
     assert again.exit_code == 0, again.output
     assert f"Results are in {out}" in " ".join(again.stdout.split())
@@ -104,7 +104,7 @@ def test_where_the_settings_are_missing_no_new_run_is_started(tmp_path: Path) ->
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     (out / "settings.toml").unlink()
     before = everything(out)
-    assert f"{out}: holds no run to resume (there is no settings.toml)" in fedshift("resume", out).stderr
+    assert f"{out}: contains no run to resume (there is no settings.toml)" in fedshift("resume", out).stderr
     done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
     assert done.exit_code == 2
     assert "of a run whose settings.toml is missing; choose an empty folder" in done.stderr

@@ -16,7 +16,7 @@ from fedshift import Experiment
 from fedshift.cli.interrupts import StopRequest
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.runs.events import Event
-from fedshift.runs.packs import activations, room
+from fedshift.runs.packs import activations, memory_needed
 from fedshift.runs.record import finished
 from fedshift.runs.run import Run
 from fedshift.runs.sweep import Sweep, estimate
@@ -163,7 +163,7 @@ def test_a_run_that_failed_does_not_take_the_others_back(tmp_path: Path) -> None
 
 def test_deterministic_in_a_sweep_needs_to_know_the_pack(tmp_path: Path) -> None:
     raw = merge(GRID, {"engine": {"deterministic": True}})
-    with pytest.raises(SettingsError, match=r"needs engine.pack, how many runs are trained at once"):
+    with pytest.raises(SettingsError, match=r"requires engine.pack, the number of runs per pack, in a sweep"):
         trained(raw, tmp_path / "grid")
 
 
@@ -210,6 +210,6 @@ def test_room_is_what_the_formula_says() -> None:
     experiment = small({"algorithm": {"name": "scaffold"}, "uplink": {"feedback": True, "bits": 4}})
     task = Run(experiment).fed.task
     assert activations(task) == 12 * (8 + 10 + 10)
-    assert room(experiment, task, 336) == 4 * (24 * 610 + 336 * 32) + 12 * 4 * 610 + 4 * 12 * 610 * 2
+    assert memory_needed(experiment, task, 336) == 4 * (24 * 610 + 336 * 32) + 12 * 4 * 610 + 4 * 12 * 610 * 2
     plain: Experiment = small()
-    assert room(plain, task, 336) == 4 * (24 * 610 + 336 * 32)
+    assert memory_needed(plain, task, 336) == 4 * (24 * 610 + 336 * 32)

@@ -113,8 +113,8 @@ def test_damaged_lines_of_other_files_are_lost_too(tmp_path: Path) -> None:
         ("settings.toml", b"\xff\xfe", "settings.toml: not a text file"),
         ("settings.toml", b"[train]\nlrr = 1\n", "settings.toml: unknown setting 'train.lrr'"),
         ("rounds.csv", None, "rounds.csv: cannot be read: No such file"),
-        ("rounds.csv", b"", "rounds.csv: its first line names no columns"),
-        ("rounds.csv", b"\0\0\0\n\0\0", "rounds.csv: its first line names no columns"),
+        ("rounds.csv", b"", "rounds.csv: the first line contains no column named round"),
+        ("rounds.csv", b"\0\0\0\n\0\0", "rounds.csv: the first line contains no column named round"),
     ],
 )
 def test_a_run_of_which_nothing_can_be_told_is_broken(
@@ -132,7 +132,7 @@ def test_a_run_of_which_nothing_can_be_told_is_broken(
 
 def test_a_column_is_asked_for_strictly(tmp_path: Path) -> None:
     (tmp_path / "some.csv").write_text("round,score\n1,\n2,0.5\n3,half\n")
-    with pytest.raises(RunError, match=r"some\.csv: score: holds something that is no number"):
+    with pytest.raises(RunError, match=r"some\.csv: score: contains a value that is not a number"):
         sheet(tmp_path / "some.csv").column("score")
     with pytest.raises(RunError, match=r"some\.csv: has no column loss"):
         sheet(tmp_path / "some.csv").column("loss")

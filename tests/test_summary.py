@@ -246,7 +246,7 @@ def test_rows_are_told_apart_when_some_runs_failed() -> None:
 
 def test_a_damaged_record_is_not_summed_up(tmp_path: Path) -> None:
     (tmp_path / "rounds.csv").write_text("round,accuracy,bytes.codes,bytes.side,bytes.header\n1,0.5,1,2,3\n2,0.\n")
-    with pytest.raises(RunError, match=r"rounds\.csv: 1 damaged line; `fedshift report .*` shows the others"):
+    with pytest.raises(RunError, match=r"rounds\.csv: 1 damaged line; `fedshift report .*` shows the undamaged ones"):
         load(tmp_path, Experiment())
 
 
@@ -260,7 +260,7 @@ def test_a_difference_of_ones_own_metric_is_no_percentage() -> None:
 def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:
     made = rows([one._replace(score=math.nan) if i in (4, 7) else one for i, one in enumerate(CLEAR)])
     assert [row.spread is not None and math.isnan(row.spread) for row in made] == [False, True, True]
-    assert [row.verdict for row in made[1:]] == ["no number", "no number"]
+    assert [row.verdict for row in made[1:]] == ["NaN or infinite", "NaN or infinite"]
     assert sentences(made) == []
 
 

@@ -150,7 +150,7 @@ def test_cells_parts_means_and_bins_are_read(open_page: Open) -> None:
     page.locator("#by-label [data-spot='12']").hover()
     assert readout(page) == [["2 (rare)", f"{100 * chart(report, 'by-label').values[1][2]:.1f}%"]]
     page.locator("#sent [data-spot='1']").hover()
-    assert readout(page) == [["centroids", "90 kB (17.6%)"], ["in all", "511.2 kB"]]
+    assert readout(page) == [["centroids", "90 kB (17.6%)"], ["total", "511.2 kB"]]
     page.locator("#final [data-spot='0']").hover()
     assert [label for label, _ in readout(page)] == ["mean", "seed 0", "seed 1", "seed 2"]
     page.locator("#weights [data-spot='3']").hover()

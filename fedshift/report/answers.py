@@ -87,12 +87,12 @@ def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
     experiment, name = shifted[0].experiment, metric(shifted[0].experiment)
     points = experiment.train.metric == "accuracy"
 
-    def much(gain: float) -> str:
+    def amount(gain: float) -> str:
         return f"{100 * gain:+.1f} points" if points else f"{gain:+.4g}{summary.quality(gain, experiment)}"
 
     if len(gains) == 1:
         ((gain, verdict, _),) = gains
-        return [f"With the shift {rule}, {name} differs by {much(gain)}{f' ({verdict})' if verdict else ''}."]
+        return [f"With the shift {rule}, {name} differs by {amount(gain)}{f' ({verdict})' if verdict else ''}."]
     more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
     clear = [gain for gain, verdict, _ in gains if not verdict]
     alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
@@ -107,8 +107,8 @@ def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
         answer.append(f"Beyond noise it is {higher} in {up} and {lower} in {down}{rest}.")
     (least, _, worst), (most, _, best) = (pick(gains, key=lambda strand: strand[0]) for pick in (min, max))
     mean = statistics.fmean(gain for gain, _, _ in gains)
-    ends = f"from {much(least)} ({worst.line.label}) to {much(most)} ({best.line.label})"
-    return [*answer, f"The mean difference is {much(mean)}, {ends}."]
+    ends = f"from {amount(least)} ({worst.line.label}) to {amount(most)} ({best.line.label})"
+    return [*answer, f"The mean difference is {amount(mean)}, {ends}."]
 
 
 def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:

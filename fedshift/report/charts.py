@@ -15,7 +15,7 @@ class LegendLine(NamedTuple):
     label: str  # 'fedprox, 32+4 bits, shift per filter'
     settings: dict[str, str]  # those in which lines differ, by which a reader selects lines
     colour: int  # of the palette
-    dash: Dash  # dashed: without the shift; dotdash: per layer, beside lines per filter
+    dash: Dash  # dashed: without the shift; dotdash: per layer, if there are lines per filter
     runs: list[str]
 
 

@@ -59,10 +59,10 @@ def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
     further = [estimated] if estimated else []
     if bytes_text(least) == bytes_text(most):
         return [f"A run sends {sent_in(least)}.", *further]
-    much = f"{most / least:.3g} times as much" if least else "most"
+    factor = f"{most / least:.3g} times as much" if least else "most"
     return [
         f"Runs with {which(least)} send the least: {sent_in(least)}.",
-        f"Those with {which(most)} send {much}: {sent_in(most)}.",
+        f"Those with {which(most)} send {factor}: {sent_in(most)}.",
         *further,
     ]
 

@@ -90,7 +90,7 @@ def about(runs: Sequence[Recorded]) -> str:
 def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> list[str]:
     """Sentences on runs that are unfinished, broken, damaged or duplicates."""
     sentences = []
-    named = what.called([*(run.folder for run in runs), *(run.folder for run in broken)])
+    named = what.folder_names([*(run.folder for run in runs), *(run.folder for run in broken)])
     if late := [run for run in runs if not counts(run)]:
         listed = [f"{named[run.folder]} ({what.status(run)})" for run in late]
         sentences.append(f"Not finished, and not included in final scores: {_some(listed)}.")
@@ -98,8 +98,8 @@ def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], 
         sentences.append(f"Not started: {_some(waiting)}.")
     if broken:
         sentences.append(f"Broken: {_some([f'{named[run.folder]} ({run.problem})' for run in broken])}.")
-    if damaged := [run for run in runs if counts(run) and what.losses(run)]:
-        listed = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in damaged]
+    if damaged := [run for run in runs if counts(run) and what.damage(run)]:
+        listed = [f"{named[run.folder]} ({'; '.join(what.damage(run))})" for run in damaged]
         sentences.append(f"Damaged, and read without the damaged lines: {_some(listed)}.")
     if undirected := sorted({run.experiment.train.metric for run in runs if run.experiment.train.direction is None}):
         sentences.append(f"No goal is recorded for {_some(undirected)}; higher values are assumed to be better.")

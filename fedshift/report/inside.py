@@ -50,7 +50,7 @@ def averages(strands: Sequence[Strand], of: Callable[[Recorded], Figures]) -> li
 
 
 def losses(strands: Sequence[Strand]) -> list[Curves]:
-    others = [strand for strand in strands if strand.experiment.train.metric != "loss"]  # whose score is the loss
+    others = [strand for strand in strands if strand.experiment.train.metric != "loss"]  # otherwise it is the score
     found = averages(others, lambda run: run.figure("loss"))
     return [Curves("loss", "Loss", f"{AVERAGE} {BAND}", ROUND, Axis("test loss"), found)] if found else []
 

@@ -147,7 +147,7 @@ def _data(group: LabelGroup, end: str) -> str:
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    """Predicted share of inferior labels, without shift and with each rule, beside their share of the data."""
+    """Predicted share of inferior labels, without shift and with each rule, and their share of the data."""
     answer: list[str] = []
     groups = label_groups(strands)
     for group in groups:

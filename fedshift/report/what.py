@@ -31,20 +31,20 @@ def status(run: Recorded) -> str:
     end = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
     if run.finished and not counts(run):
         end = f"finished, but the record ends with round {run.reached} of {rounds}"
-    return "; ".join([end, *losses(run)])
+    return "; ".join([end, *damage(run)])
 
 
-def losses(run: Recorded) -> list[str]:
+def damage(run: Recorded) -> list[str]:
     """Phrases on damaged lines and missing rounds of the record."""
     damaged = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
     gone = run.missing
     return [*damaged, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
 
 
-def called(folders: Sequence[Path]) -> dict[Path, str]:
+def folder_names(folders: Sequence[Path]) -> dict[Path, str]:
     """Names of folders, with as many parent folders as needed to distinguish them.
 
-    >>> list(called([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/b/seed-1")]).values())
+    >>> list(folder_names([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/b/seed-1")]).values())
     ['a/seed-0', 'b/seed-0', 'seed-1']
     """
     found = {folder: folder.name for folder in folders}
@@ -57,7 +57,7 @@ def called(folders: Sequence[Path]) -> dict[Path, str]:
 def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Table:
     words = summary.words(grouped.varying)
     lines = {run.folder: strand.line for strand in grouped.strands for run in strand.runs}
-    named = called([*(run.folder for run in runs), *(run.folder for run in broken)])
+    named = folder_names([*(run.folder for run in runs), *(run.folder for run in broken)])
     doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:

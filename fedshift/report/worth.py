@@ -10,7 +10,7 @@ from fedshift.report.charts import Axis, Choice, Field, Point, Points, Section, 
 from fedshift.report.curves import by_metric, cut, score_axis, titled
 from fedshift.report.lines import Grouped, Strand
 from fedshift.runs import summary, tradeoff
-from fedshift.runs.summary import metric, much, quality, quantized, scored, times
+from fedshift.runs.summary import metric, quality, quantized, scored, signed, times
 
 SETTINGS = 3  # most settings with their own columns; lines that differ in more are named in one column
 PANELS = 12  # tasks drawn side by side; with more, the reader selects one
@@ -138,7 +138,7 @@ def _caption(experiment: Experiment) -> str:
         f"{summary.ORDER}. Differences are from full precision with the same server rule (the same settings except "
         "those of the uplink), over the seeds that both have, with a paired 95 % interval. At equal bytes: full "
         "precision stopped after the same uploaded bytes. With one seed, noise is unknown. "
-        f"Target: the final {metric(experiment)} of full precision {tradeoff.room_of(experiment)}. "
+        f"Target: the final {metric(experiment)} of full precision {tradeoff.margin_text(experiment)}. "
         "Both are read from curves smoothed over up to five evaluated rounds on each side."
     )
 
@@ -164,10 +164,10 @@ def _setting_cells(row: summary.SummaryRow, optimal: bool) -> list[str]:
 
 
 def _difference(cost: summary.Paired, experiment: Experiment) -> str:
-    points = f"{much(cost.gain, experiment)}{quality(cost.gain, experiment)}"
+    points = f"{signed(cost.gain, experiment)}{quality(cost.gain, experiment)}"
     if cost.margin is None:
         return f"{points} ({summary.brief(cost.verdict)})"
-    low, high = (much(cost.gain + side * cost.margin, experiment) for side in (-1, 1))
+    low, high = (signed(cost.gain + side * cost.margin, experiment) for side in (-1, 1))
     return f"{points} ({low} to {high})"
 
 
@@ -179,7 +179,7 @@ def _equal(row: summary.SummaryRow) -> str:
         return "fewer bytes than its first evaluated round"
     if not math.isfinite(found.gain.gain):
         return scored(found.score, row.experiment)
-    by = much(found.gain.gain, row.experiment).lstrip("+-")
+    by = signed(found.gain.gain, row.experiment).lstrip("+-")
     known = found.gain.verdict not in ("", summary.ONE_SEED)  # that there is one seed is in the column of differences
     verdict = f", {found.gain.verdict}" if known else ""
     outcome = "wins" if found.better else "loses"

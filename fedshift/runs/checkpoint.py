@@ -165,7 +165,7 @@ class Checkpoints:
         return state, saved
 
 
-def known(folder: Path) -> RunIdentity | None:
+def stored_identity(folder: Path) -> RunIdentity | None:
     """Identity of the run in a folder: that of `identity.json`, or of the newest checkpoint if the file is damaged."""
     return RunIdentity.read(folder) or Checkpoints(folder).identity()
 

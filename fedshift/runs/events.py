@@ -8,7 +8,7 @@ from fedshift.rounds.federation import Outcome
 class Event(NamedTuple):
     """Round, message, end or failure of a run."""
 
-    kind: str  # 'round', 'told' (a message), 'done', 'stopped', 'failed'
+    kind: str  # 'round', 'message', 'done', 'stopped', 'failed'
     text: str = ""
     number: int = 0
     score: float | None = None

@@ -11,10 +11,10 @@ from fedshift.data.datasets import load
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.federation import Federation, Outcome, State
 from fedshift.runs.about import machine
-from fedshift.runs.checkpoint import Checkpoints, known
+from fedshift.runs.checkpoint import Checkpoints, stored_identity
 from fedshift.runs.identity import IDENTITY, RunIdentity, data_id
 from fedshift.runs.memory import StoredMemory
-from fedshift.runs.record import MODEL, SETTINGS, RunFolder, finished, remains
+from fedshift.runs.record import MODEL, SETTINGS, RunFolder, finished, leftover
 
 
 class Journal:
@@ -43,7 +43,7 @@ class Journal:
         if foreign := self.folder.foreign:
             self.folder.leave()
             raise RunError(f"{where}: contains {foreign}, which does not belong to a run; choose an empty folder")
-        if left := remains(where):
+        if left := leftover(where):
             raise RunError(f"{where}: contains {left} of a run whose {SETTINGS} is missing; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
         self.folder.begin(self.experiment, self.fed, about | {"shifted": self.fed.shifted}, self.identity)
@@ -56,7 +56,7 @@ class Journal:
         Everything is checked before the folder is changed; RunError leaves it as it is.
         """
         where, state = self.folder.path, self.fed.start()
-        stored = known(where)
+        stored = stored_identity(where)
         if stored is None:
             raise RunError(
                 f"{where}: the run cannot be identified, because {IDENTITY} and all checkpoints are missing or "
@@ -128,7 +128,7 @@ class Journal:
 
 def require(folder: Path, experiment: Experiment, objects: Collection[str]) -> None:
     """Raise RunError if a run cannot be resumed with these settings and arguments; called before anything is built."""
-    if (stored := known(folder)) is None:
+    if (stored := stored_identity(folder)) is None:
         return
     if names := _missing(stored, objects):
         raise RunError(
@@ -140,7 +140,7 @@ def require(folder: Path, experiment: Experiment, objects: Collection[str]) -> N
 
 def require_settings(folder: Path, experiment: Experiment) -> None:
     """Raise RunError if a run, finished or not, was started with other settings."""
-    if stored := known(folder):
+    if stored := stored_identity(folder):
         stored.compare_settings(experiment, folder, ())
 
 
@@ -151,7 +151,7 @@ def taken(folder: Path) -> RunError:
             f"{folder}: already contains a finished run; `fedshift report {folder}` shows it, and a new run needs "
             "another folder"
         )
-    if (stored := known(folder)) and (names := _missing(stored, ())):
+    if (stored := stored_identity(folder)) and (names := _missing(stored, ())):
         return RunError(f"{folder}: already contains a run; resume it in Python with {_call(folder, names)}")
     return RunError(f"{folder}: already contains a run; resume it with `fedshift resume {folder}`")
 

@@ -70,7 +70,7 @@ def _train(
             planned.folder,
             again=begun(planned.folder),
             cores=1,
-            tell=lambda sentence: server.send(Event("told", f"{planned.name}: {sentence}", place=place)),
+            tell=lambda sentence: server.send(Event("message", f"{planned.name}: {sentence}", place=place)),
         )
         for outcome in run:
             server.send(Event.of(outcome, place))

@@ -176,7 +176,7 @@ def begun(path: Path) -> bool:
     return (path / SETTINGS).exists()
 
 
-def remains(path: Path) -> str:
+def leftover(path: Path) -> str:
     """Name of a file that shows that a run has trained in the folder, or ''."""
     found = [*path.glob("checkpoint.*.*.safetensors"), *path.glob(MODEL), *path.glob("memory")]
     with suppress(OSError):

@@ -20,7 +20,7 @@ from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, Drawn, Ended, Ram, Training, Turn, run_rounds
 from fedshift.runs.journal import Journal, require
-from fedshift.runs.record import SETTINGS, begun, finished, remains, settings_of
+from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
 
 
 def _check_types(experiment: Any, model: Any, data: Any) -> None:
@@ -121,7 +121,7 @@ class Run(Training):
         shared = like.fed.task.data if like else None
         fed = build(experiment, model, data or shared, loss, metric)
         if experiment.shift.on and not fed.shifted:
-            tell(f"shift.on = true: nothing is shifted: {why_nothing(fed)}")
+            tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
         try:
             if self.journal:
@@ -269,14 +269,14 @@ def resume(
     """
     folder = Path(out)
     if not begun(folder):
-        raise RunError(nothing_in(folder))
+        raise RunError(nothing_to_resume(folder))
     if finished(folder):
         raise RunError(f"{out}: this run is finished; `fedshift report {out}` shows it")
     experiment = settings_of(folder)
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)
 
 
-def why_nothing(fed: Federation) -> str:
+def reason_nothing_shifted(fed: Federation) -> str:
     """Reason why there is no tensor to shift, and what to do."""
     kind = type(fed.task.model).__name__
     if not fed.layers:
@@ -285,11 +285,11 @@ def why_nothing(fed: Federation) -> str:
     return f"{few}; name weights in shift.tensors, or choose shift.per = 'layer'"
 
 
-def nothing_in(folder: Path) -> str:
+def nothing_to_resume(folder: Path) -> str:
     """Reason why a folder without settings cannot be resumed, and what to do."""
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
-    if (folder / LOCK).exists() and not remains(folder):
+    if (folder / LOCK).exists() and not leftover(folder):
         return (
             f"{folder}: the command was stopped before the run started; repeat the command, with --out {folder} to use "
             "this folder"

@@ -637,10 +637,10 @@ def brief(verdict: str) -> str:
 
 def _difference_text(difference: Paired, against: str, experiment: Experiment) -> str:
     gain, verdict = difference.gain, f" ({difference.verdict})" if difference.verdict else ""
-    return f"{much(gain, experiment)}{quality(gain, experiment)} against {against}{verdict}"
+    return f"{signed(gain, experiment)}{quality(gain, experiment)} against {against}{verdict}"
 
 
-def much(gain: float, experiment: Experiment) -> str:
+def signed(gain: float, experiment: Experiment) -> str:
     """Difference with its sign: points of accuracy, other metrics unchanged."""
     return f"{100 * gain:+.1f}" if experiment.train.metric == "accuracy" else f"{gain:+.4g}"
 

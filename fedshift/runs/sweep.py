@@ -163,7 +163,7 @@ class OpenedPack:
             like=self.runs[0] if self.runs else None,
             latest=latest,
             on=seat,
-            tell=lambda sentence: self.events.append(Event("told", f"{planned.name}: {sentence}", place=place)),
+            tell=lambda sentence: self.events.append(Event("message", f"{planned.name}: {sentence}", place=place)),
         )
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:

@@ -55,7 +55,7 @@ def refused(out: Path, error: type[Exception] = RunError) -> str:
 
 
 @pytest.mark.parametrize("how", ["swapped", "of another run"])
-def test_the_memory_of_another_client_or_run_is_noticed(how: str, tmp_path: Path) -> None:
+def test_the_memory_of_another_client_or_run_is_detected(how: str, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED, after=2), tmp_path / "run"
     first = {path.name.split(".")[0] for path in (out / "memory").glob("*.1.*")}
     one, two = [path for path in (out / "memory").glob("*.2.*") if path.name.split(".")[0] not in first][:2]
@@ -133,7 +133,7 @@ def test_other_kinds_of_tensors_are_refused(change: Callable[[Tensor], Tensor], 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\2\0\0\0\0\0\0\0{}", b"\2\0\0\0\0\0\0\0[]", b"\xff" * 99])
-def test_a_checkpoint_that_is_none_is_put_aside(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_put_aside(content: bytes, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG, {"train": {"rounds": 6}}), tmp_path / "run"
     for name in f"{zlib.crc32(content):08x}", "00000000":
         (out / f"checkpoint.000005.{name}.safetensors").write_bytes(content)
@@ -182,7 +182,7 @@ def goes_on_with(out: Path, whole: Path, experiment: object) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "x = " + "{a=" * 100_000, "x = " + "1" * 5000])
-def test_settings_nobody_can_read_get_a_sentence(text: str, tmp_path: Path) -> None:
+def test_unreadable_settings_are_reported(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(SettingsError, match=r"a\.toml: (not TOML|not settings): "):
         read(tmp_path / "a.toml")
@@ -191,7 +191,7 @@ def test_settings_nobody_can_read_get_a_sentence(text: str, tmp_path: Path) -> N
     assert "a.toml: not " in done.stderr
 
 
-def test_a_value_of_the_command_line_that_is_nested_too_deeply_gets_a_sentence() -> None:
+def test_a_value_of_the_command_line_that_is_nested_too_deeply_is_reported() -> None:
     with pytest.raises(SettingsError, match=r"--set train\.lr: its value is nested too deeply"):
         assign({}, "train.lr=" + "[" * 100_000)
 
@@ -218,7 +218,7 @@ def test_a_field_that_is_too_long_ends_the_record_there(tmp_path: Path) -> None:
     assert "is later than the record, which ends at round 4; resuming from round 4" in told
 
 
-def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path) -> None:
+def test_a_changed_value_of_the_record_is_trained_again_or_reported(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     path = out / "rounds.csv"
     lines = path.read_text().splitlines()
@@ -234,7 +234,7 @@ def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path)
     assert "the record up to round 5 does not match the checkpoint; resuming from round 5" in told
 
 
-def test_what_follows_from_the_settings_is_repaired(tmp_path: Path) -> None:
+def test_files_that_follow_from_the_settings_are_repaired(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     damage(out / "clients.csv")
     (out / "identity.json").write_text("{}")
@@ -282,7 +282,7 @@ def test_another_model_in_python_is_refused(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, f"{out}: this run is already finished.\n")
 
 
-def test_without_a_checkpoint_the_first_weights_must_be_the_same(tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_initial_weights_must_be_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
     out, model = tmp_path / "run", nn.Linear(64, 10)
     Run(small(FEDAVG), out, model=model, data=digits()).close()
@@ -293,7 +293,7 @@ def test_without_a_checkpoint_the_first_weights_must_be_the_same(tmp_path: Path)
     list(resume(out, model=model, data=digits()))
 
 
-def test_memory_says_whose_it_is(tmp_path: Path) -> None:
+def test_memory_files_name_their_run_client_and_round(tmp_path: Path) -> None:
     stopped(tmp_path / "run", DERIVED, after=1)
     run = json.loads((tmp_path / "run" / "identity.json").read_text())["run"]
     files = list((tmp_path / "run" / "memory").iterdir())

@@ -38,7 +38,7 @@ __all__ = ["disk"]  # a fixture
 
 
 @pytest.mark.parametrize("end", ["6,0.5", "6,0.5\n", "nonsense", "\0\0\0\0", "5,5\n7,7\n"])
-def test_what_stands_after_the_last_whole_line_is_forgotten(end: str, tmp_path: Path) -> None:
+def test_bytes_after_the_last_complete_line_are_removed(end: str, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     for name in "rounds.csv", "histograms.jsonl":
         with open(out / name, "a") as file:
@@ -46,7 +46,7 @@ def test_what_stands_after_the_last_whole_line_is_forgotten(end: str, tmp_path: 
     assert goes_on(out, experiment, tmp_path / "whole") == []
 
 
-def test_where_the_record_lacks_the_last_round_it_is_trained_again(tmp_path: Path) -> None:
+def test_a_round_missing_from_the_record_is_trained_again(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", BOTH), tmp_path / "run"
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text[:-40])
@@ -54,7 +54,7 @@ def test_where_the_record_lacks_the_last_round_it_is_trained_again(tmp_path: Pat
     assert "is later than the record, which ends at round 4; resuming from round 4" in told
 
 
-def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_lost_record_is_reported_and_nothing_is_changed(tmp_path: Path) -> None:
     stopped(tmp_path / "run", BOTH)
     (tmp_path / "run" / "rounds.csv").write_text((tmp_path / "run" / "rounds.csv").read_text().partition("\n")[0])
     before = everything(tmp_path / "run")
@@ -66,7 +66,7 @@ def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path)
 # the folder
 
 
-def test_a_folder_that_holds_a_run_is_not_run_into(tmp_path: Path) -> None:
+def test_a_new_run_does_not_use_the_folder_of_another(tmp_path: Path) -> None:
     experiment = stopped(tmp_path / "run", FEDAVG)
     before = everything(tmp_path / "run")
     done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", tmp_path / "run")
@@ -88,7 +88,7 @@ def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
 
 
 @linux
-def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(tmp_path: Path) -> None:
+def test_a_command_killed_before_it_wrote_settings_can_be_repeated(tmp_path: Path) -> None:
     experiment, out = small(FEDAVG), tmp_path / "run"
     for point in 3, 8:  # changes to the folder, of which the first makes it and the second its lock
         assert killed_at(experiment, out, point) == -signal.SIGKILL
@@ -100,7 +100,7 @@ def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(t
     assert f"Results are in {out}" in " ".join(again.stdout.split())
 
 
-def test_where_the_settings_are_missing_no_new_run_is_started(tmp_path: Path) -> None:
+def test_no_new_run_is_started_if_the_settings_are_missing(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     (out / "settings.toml").unlink()
     before = everything(out)
@@ -163,7 +163,7 @@ def test_settings_that_cannot_be_read_are_named(content: bytes, said: str, tmp_p
     assert everything(tmp_path / "run") == before
 
 
-def test_files_of_other_names_are_nobodys_business(tmp_path: Path) -> None:
+def test_files_of_other_names_are_ignored(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     (out / "checkpoint.best.safetensors").write_bytes(b"mine")
     (out / "checkpoint.my.best.safetensors").write_bytes(b"mine")
@@ -182,7 +182,7 @@ def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None
     assert everything(tmp_path / "run") == before
 
 
-def test_bytes_that_are_no_text_after_the_last_line_are_forgotten(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_after_the_last_line_are_removed(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     with open(out / "rounds.csv", "ab") as file:
         file.write(b"6,0.\xff\xfe")
@@ -197,7 +197,7 @@ def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @linux
-def test_killed_while_it_tidies_up_nothing_is_left_lying_about(tmp_path: Path) -> None:
+def test_a_run_killed_while_removing_checkpoints_leaves_no_files(tmp_path: Path) -> None:
     go(small(DERIVED), tmp_path / "whole")
     stopped(tmp_path / "run", DERIVED)
     shutil.copy(tmp_path / "whole" / "model.safetensors", tmp_path / "run")
@@ -210,7 +210,7 @@ def test_killed_while_it_tidies_up_nothing_is_left_lying_about(tmp_path: Path) -
 
 @linux
 @pytest.mark.parametrize("leave", range(0, 40_000, 8192))
-def test_a_full_disk_costs_nothing_but_time(leave: int, disk: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_by_a_full_disk_is_resumed_exactly(leave: int, disk: Path, tmp_path: Path) -> None:
     """Whatever write is the one that fails."""
     experiment = stopped(disk / "run", BOTH, {"train": {"rounds": 12}})
     ballast = fill(disk, leave)
@@ -242,7 +242,7 @@ def test_a_read_only_folder_is_named(disk: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 0])
-def test_a_finished_run_whose_record_has_no_line_left_is_told_so(keep: int, tmp_path: Path) -> None:
+def test_a_finished_run_with_an_empty_record_is_reported(keep: int, tmp_path: Path) -> None:
     go(small(FEDAVG), out := tmp_path / "run")
     lines = (out / "rounds.csv").read_bytes().splitlines(keepends=True)
     (out / "rounds.csv").write_bytes(b"".join(lines[:keep]))
@@ -276,7 +276,7 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
         ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: was not set, now {}"),
     ],
 )
-def test_settings_that_only_look_equal_are_not_resumed_with(
+def test_settings_that_only_look_equal_are_refused(
     changes: dict[str, Any], edited: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     experiment, out = stopped(tmp_path / "run", changes), tmp_path / "run"

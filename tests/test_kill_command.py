@@ -53,7 +53,7 @@ def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
 
 
 @linux
-def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> None:
+def test_the_command_killed_and_interrupted_has_the_same_result(tmp_path: Path) -> None:
     experiment, out = small(BOTH, PROCESSES, METRIC, LONG), tmp_path / "run"
     gate = Gate(tmp_path / "killed", out, 10)
     process = command("run", file_of(tmp_path / "a.toml", experiment), "--out", out, "--json", gate=gate)
@@ -82,7 +82,7 @@ def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> Non
 
 
 @linux
-def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
+def test_a_sweep_interrupted_and_killed_has_the_same_result(tmp_path: Path) -> None:
     experiment, out = small(DERIVED, METRIC, LONG), tmp_path / "sweep"
     grid = file_of(tmp_path / "a.toml", experiment, "\n[sweep]\nseed = [1, 2]\n")
     gate = Gate(tmp_path / "interrupted", out, 1)

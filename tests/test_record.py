@@ -66,7 +66,7 @@ def test_settings_of_a_run_repeat_it(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_clients_and_their_labels_are_told_once() -> None:
+def test_clients_and_their_labels_are_recorded() -> None:
     fed = build(settings(uplink={"bits": "32+4"}), data=points())
     rows = list(client_rows(fed))
     assert len(rows) == 12
@@ -156,7 +156,7 @@ def test_a_skipped_round_has_a_line(tmp_path: Path) -> None:
     assert first["step.fc1.weight"] == ""
 
 
-def test_a_failed_client_is_told(tmp_path: Path) -> None:
+def test_a_failed_client_is_reported(tmp_path: Path) -> None:
     told: list[str] = []
     training = Run(settings(train={"lr": 1e30}), data=points(), tell=told.append)
     next(training)
@@ -166,7 +166,7 @@ def test_a_failed_client_is_told(tmp_path: Path) -> None:
     assert "NaN or infinity" in told[0]
 
 
-def test_own_things_are_named_in_the_settings_and_resumed_with_them(tmp_path: Path) -> None:
+def test_custom_objects_are_named_in_the_settings_and_needed_to_resume(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 4)
 
@@ -202,7 +202,7 @@ def test_a_run_in_memory_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_contains_a_run_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(
@@ -213,9 +213,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_a_run_that_was_closed_trains_no_more_and_one_that_is_forgotten_frees_its_folder(
-    engine: str, tmp_path: Path
-) -> None:
+def test_a_closed_run_trains_no_more_and_a_deleted_one_releases_its_folder(engine: str, tmp_path: Path) -> None:
     try:
         first = run(settings(engine={"name": engine}, train={"rounds": 5}), tmp_path / "run", data=points())
     except ForkError as problem:

@@ -66,7 +66,7 @@ def printed(of: object) -> str:
 
 
 @pytest.mark.parametrize("metric", [None, mae])
-def test_a_loss_that_is_no_mean_is_refused_before_anything_is_written(metric: Any, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_mean_is_refused_before_anything_is_written(metric: Any, tmp_path: Path) -> None:
     loss = nn.MSELoss(reduction="none")
     with pytest.raises(
         SettingsError, match=r"a loss must give one number, the mean over the batch, not shape \(20, 1\)"
@@ -76,7 +76,7 @@ def test_a_loss_that_is_no_mean_is_refused_before_anything_is_written(metric: An
 
 
 @pytest.mark.parametrize(("shape", "seen"), [((), "(60,)"), ((1,), "(60, 1)"), ((2,), "(30, 2)")])
-def test_floating_point_targets_are_not_taken_for_probabilities(
+def test_floating_point_targets_are_not_interpreted_as_probabilities(
     shape: tuple[int, ...], seen: str, tmp_path: Path
 ) -> None:
     x = torch.zeros(60, 4)
@@ -129,7 +129,7 @@ def test_targets_that_torch_would_broadcast_are_refused(tmp_path: Path) -> None:
 # what it is scored by
 
 
-def test_a_loss_of_ones_own_is_the_score_unless_there_is_a_metric(tmp_path: Path) -> None:
+def test_a_custom_loss_is_the_score_unless_there_is_a_metric(tmp_path: Path) -> None:
     assert Experiment().train.metric == "accuracy"
     assert Experiment(train={"loss": "mine:f"}).train.metric == "loss"
     assert Experiment(train={"loss": "mine:f", "metric": "accuracy"}).train.metric == "accuracy"
@@ -145,7 +145,7 @@ def test_a_loss_of_ones_own_is_the_score_unless_there_is_a_metric(tmp_path: Path
     assert 'metric = "loss"' in (tmp_path / "run" / "settings.toml").read_text()
 
 
-def test_a_loss_of_ones_own_with_accuracy_asked_for_has_both(tmp_path: Path) -> None:
+def test_a_custom_loss_with_accuracy_as_metric_has_both(tmp_path: Path) -> None:
     said = Experiment(**SMALL).changed(**{"train.metric": "accuracy"})
     (*_, last) = run(said, tmp_path / "run", model=nn.Linear(6, 4), data=points(), loss=F.cross_entropy)
     told = line(tmp_path / "run")
@@ -184,14 +184,14 @@ def test_progress_shows_the_metric_by_its_name() -> None:
         ({"metric": "loss", "goal": "max"}, "train.goal = 'max': the goal of loss is 'min'"),
     ],
 )
-def test_a_goal_that_cannot_be_is_named_in_one_sentence(train: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_goal_is_reported_in_one_sentence(train: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError) as problem:
         Experiment(train=train)
     assert str(problem.value) == sentence
     assert Experiment(train={"metric": "mine:error", "goal": "max"}).train.direction == "max"  # its owner knows
 
 
-def test_a_metric_whose_name_tells_no_goal_needs_one(tmp_path: Path) -> None:
+def test_a_metric_of_unknown_direction_requires_a_goal(tmp_path: Path) -> None:
     own: dict[str, Any] = {"model": nn.Linear(4, 1), "data": sums(1), "loss": F.mse_loss, "metric": close}
     with pytest.raises(SettingsError) as problem:
         run(Experiment(**SMALL), tmp_path / "run", **own)
@@ -242,7 +242,7 @@ def test_the_terminal_judges_by_the_goal(metric: str, goal: Goal | None, verdict
     ]
 
 
-def test_the_table_says_what_a_difference_of_an_error_means() -> None:
+def test_the_table_says_whether_a_difference_of_an_error_is_better() -> None:
     made = rows(compared("mine:mae"))
     drawn = printed(table(made, made[0].experiment))
     assert "+0.25 (worse) against 32 bits" in drawn
@@ -260,7 +260,7 @@ def test_a_table_of_several_metrics_names_each() -> None:
     assert all(cell in drawn for cell in ("score", "accuracy 50.0", "loss 0.5", "mae 0.5"))
 
 
-def test_a_difference_of_nothing_is_neither_better_nor_worse() -> None:
+def test_a_difference_of_zero_is_neither_better_nor_worse() -> None:
     kinds = [result("mine:mae", None, "32+4", shift, seed, 0.5) for shift in (False, True) for seed in range(3)]
     assert sentences(rows(kinds)) == ["The shift per filter made no difference (within noise)."]
 
@@ -317,7 +317,7 @@ def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("metric", "best"), [("mine:mae", "lowest of 2 is lr 0.1"), ("mine:auc", "highest of 2 is lr 0.2")]
 )
-def test_the_best_of_several_lines_is_so_by_the_goal(metric: str, best: str, tmp_path: Path) -> None:
+def test_the_best_of_several_lines_follows_the_goal(metric: str, best: str, tmp_path: Path) -> None:
     for lr, score in ((0.1, 0.25), (0.2, 0.75)):
         said = recorded(12, shift=False, train={"rounds": 12, "metric": metric, "lr": lr})
         write(tmp_path / f"{lr}", said, score)

@@ -30,7 +30,7 @@ def table(of: Section) -> Table:
     return found
 
 
-def test_what_the_shift_gave_back_comes_first(tmp_path: Path) -> None:
+def test_the_gain_of_the_shift_comes_first(tmp_path: Path) -> None:
     """0.80, 0.81, 0.82 and 0.85, 0.86, 0.87: standard deviation 0.01, a difference of 0.05 in every seed."""
     made = told(tmp_path, SCORES)
     assert made.answer == [
@@ -45,7 +45,7 @@ def test_what_the_shift_gave_back_comes_first(tmp_path: Path) -> None:
     ]
 
 
-def test_what_seeds_alone_could_make_is_within_noise(tmp_path: Path) -> None:
+def test_a_difference_explained_by_seeds_is_within_noise(tmp_path: Path) -> None:
     """Differences -0.05, 0.05 and 0.15 have a standard error of 0.058, times 4.303."""
     made = told(tmp_path, SCORES, wander=0.1)
     assert made.answer[0] == "The shift per layer gave back 5.0 points at 32+4 bits (within noise)."
@@ -111,14 +111,14 @@ def test_comparisons_are_counted_for_each_rule(tmp_path: Path) -> None:
         (False, "No run uses the shift, so its effect is unknown."),
     ],
 )
-def test_one_run_says_what_it_reached_and_that_nothing_compares(shift: bool, sentence: str, tmp_path: Path) -> None:
+def test_a_single_run_has_its_score_and_no_comparison(shift: bool, sentence: str, tmp_path: Path) -> None:
     made = section(grouped(read([write(tmp_path / "run", settings(shift=shift), 0.625)])))
     label = f"fedavg, 32+4 bits, {'shift per layer' if shift else 'no shift'}"
     assert made.answer == [f"{label} reached accuracy 62.5 %, the mean of the last 10 evaluated rounds.", sentence]
     assert table(made).rows[0].cells == [label, "62.5", "1", "62.5", "0.02"]
 
 
-def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
+def test_an_unfinished_line_is_marked_in_the_table(tmp_path: Path) -> None:
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.75, reached=9)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
@@ -127,14 +127,14 @@ def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
     assert only.answer == ["No run is finished yet."]
 
 
-def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_a_custom_metric_is_shown_unchanged(tmp_path: Path) -> None:
     made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
     assert made.answer == ["With the shift per layer, Gain differs by +5."]
     assert table(made).title == "Final Gain"
     assert table(made).rows[1].cells == ["per layer", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
 
 
-def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
+def test_scores_that_are_nan_are_reported(tmp_path: Path) -> None:
     said = settings(rounds=12, train={"metric": "mine:gain"})
     made = section(grouped(read([write(tmp_path / "run", said, math.nan)])))
     assert made.answer == ["Final scores (gain) are NaN or infinite."]
@@ -142,7 +142,7 @@ def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
     assert len(made.parts) == 1
 
 
-def test_a_run_to_compare_with_that_came_to_no_number_is_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_base_with_a_score_of_nan_is_not_reported_as_missing(tmp_path: Path) -> None:
     made = told(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
     assert made.answer[1] == "Scores with or without the shift are NaN or infinite, so its effect is unknown."
 
@@ -155,7 +155,7 @@ def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
     assert second.startswith("mnist reached accuracy 75.0 %")
 
 
-def test_one_seed_does_not_tell_that_the_shift_makes_no_difference(tmp_path: Path) -> None:
+def test_no_difference_with_one_seed_has_unknown_noise(tmp_path: Path) -> None:
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.5)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))

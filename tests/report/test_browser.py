@@ -59,7 +59,7 @@ def readout(page: Any) -> list[list[str]]:
     return [row[1:] for row in cells(page.locator("#tip tr"))]
 
 
-def test_tables_tell_what_the_report_tells(open_page: Open) -> None:
+def test_tables_have_the_cells_of_the_report(open_page: Open) -> None:
     report = made.demo()
     page = open_page(report)
     table: Table = chart(report, "summary")
@@ -104,7 +104,7 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
         assert [number(cell) for cell in row] == near(told)
 
 
-def test_lines_of_one_colour_are_told_apart_by_their_dashes(open_page: Open) -> None:
+def test_lines_of_one_colour_differ_in_their_dashes(open_page: Open) -> None:
     """In the legend, and by open discs, diamonds and discs where means are drawn."""
     report = made.demo()
     dashes: tuple[Dash, ...] = ("dashed", "dotdash", "")
@@ -193,7 +193,7 @@ def test_charts_are_drawn_when_they_come_near_and_all_before_print(open_page: Op
     assert page.locator("figure .plot > svg").count() == places
 
 
-def test_paper_is_light_and_says_what_was_chosen(open_page: Open) -> None:
+def test_print_is_light_and_shows_the_selected_chart(open_page: Open) -> None:
     page = open_page(made.demo())
     page.locator("#theme").click()
     page.emulate_media(media="print")

@@ -19,7 +19,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_page_is_written_beside_the_runs_and_again_over_itself(runs: Path) -> None:
+def test_a_page_is_written_beside_the_runs_and_overwrites_an_older_one(runs: Path) -> None:
     for _ in range(2):
         done = fedshift("report", runs)
         assert (done.exit_code, done.stdout) == (0, f"{runs / 'report.html'}\n")
@@ -28,7 +28,7 @@ def test_a_page_is_written_beside_the_runs_and_again_over_itself(runs: Path) -> 
     assert page.index("Was compression worth it?") < page.index("Did the shift help?")
 
 
-def test_a_page_of_ones_own_is_not_written_over(runs: Path) -> None:
+def test_a_page_that_is_not_a_report_is_not_overwritten(runs: Path) -> None:
     (runs / "report.html").write_text("<html>mine</html>")
     done = fedshift("report", runs)
     assert (done.exit_code, done.stdout) == (2, "")
@@ -41,7 +41,7 @@ def test_a_page_of_ones_own_is_not_written_over(runs: Path) -> None:
     assert SIGN in (runs / "new" / "page.html").read_text()
 
 
-def test_figures_are_drawn_in_the_formats_that_are_asked_for(tmp_path: Path) -> None:
+def test_figures_are_drawn_in_the_requested_formats(tmp_path: Path) -> None:
     run = write(tmp_path / "run", settings(rounds=3), layers=(), classes=0)
     done = fedshift("report", run, "--figures", tmp_path / "figures", "--format", "pdf", "--format", "svg")
     assert done.exit_code == 0, done.output
@@ -62,7 +62,7 @@ def test_json_is_printed_and_nothing_written(runs: Path) -> None:
     assert not (runs / "report.html").exists()
 
 
-def test_a_program_writes_a_report_where_it_likes(runs: Path, tmp_path: Path) -> None:
+def test_a_program_writes_a_report_to_any_path(runs: Path, tmp_path: Path) -> None:
     where = write_report([runs], tmp_path / "page.html", title="<Mine> & yours")
     assert where == tmp_path / "page.html"
     assert "<title>&lt;Mine&gt; &amp; yours</title>" in where.read_text()

@@ -46,7 +46,7 @@ def test_names_of_charts_and_tables_are_unique(tmp_path: Path) -> None:
     assert {"results", "results-2", "score", "score-2", "predicted", "predicted-2"} <= set(names)
 
 
-def test_what_is_unfinished_broken_damaged_or_double_is_said(tmp_path: Path) -> None:
+def test_unfinished_broken_damaged_and_duplicate_runs_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "whole", settings(seed=0))
     copytree(tmp_path / "whole", tmp_path / "whole again")
     write(tmp_path / "half", settings(seed=1), reached=9)
@@ -67,7 +67,7 @@ def test_what_is_unfinished_broken_damaged_or_double_is_said(tmp_path: Path) -> 
     )
 
 
-def test_a_run_that_has_only_begun_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_run_without_rounds_does_not_prevent_a_report(tmp_path: Path) -> None:
     write(tmp_path / "begun", reached=0)
     alone = gather([tmp_path])
     assert alone.warnings == ["Not finished, and not included in final scores: begun (stopped after round 0 of 20)."]
@@ -96,7 +96,7 @@ def test_a_folder_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     """As with one of somebody else's; this one's path is too long for the system, whoever asks."""
     write(tmp_path / "run")
     at = os.open(tmp_path, os.O_RDONLY)
@@ -113,13 +113,13 @@ def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tmp_path: Path) 
     assert "File name too long" in broken
 
 
-def test_a_name_that_is_no_text_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf_8_does_not_prevent_a_report(tmp_path: Path) -> None:
     folder = write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")))
     page = write_report([folder], tmp_path / "report.html").read_text("utf-8")
     assert "<title>bad\\udcff</title>" in page
 
 
-def test_published_and_whole_records_stand_side_by_side(tmp_path: Path) -> None:
+def test_published_and_complete_records_are_compared(tmp_path: Path) -> None:
     published(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.6)
     made = gather([tmp_path])
@@ -135,7 +135,7 @@ def test_the_published_records_of_the_paper_make_a_report() -> None:
     assert answer[3].startswith("With the shift per filter, accuracy is higher in ")
 
 
-def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:
+def test_a_sweep_of_120_runs_of_800_rounds_is_readable(tmp_path: Path) -> None:
     layers = ("conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight")
     wander = [0.1 + 0.8 * ((t * 7919) % 997) / 997 for t in range(800)]
     figures = {f"{figure}.{layer}": wander for figure in ("mean_after", "step", "drift") for layer in layers}
@@ -158,7 +158,7 @@ def test_a_sweep_of_120_runs_of_800_rounds_is_no_soup(tmp_path: Path) -> None:
     assert len(strict_json(to_json(made))) < 3_000_000
 
 
-def test_what_cannot_be_reported_gets_a_sentence(tmp_path: Path) -> None:
+def test_folders_without_runs_are_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nowhere: there is no such folder"):
         gather([tmp_path / "nowhere"])
     with pytest.raises(RunError, match=r"contains no run \(there is no settings\.toml in it or below\)"):

@@ -94,7 +94,7 @@ def test_only_the_pages_own_style_and_script_are_allowed(demo: str) -> None:
     assert not any("style" in attributes for _, attributes in outline.elements)
 
 
-def test_the_page_names_no_address_outside(demo: str) -> None:
+def test_the_page_contains_no_external_address(demo: str) -> None:
     assert set(re.findall(r"(?:https?:)?//[a-z][\w.]*[^\s\"']*", demo.replace("// ", ""))) <= {
         "http://www.w3.org/2000/svg"
     }
@@ -103,7 +103,7 @@ def test_the_page_names_no_address_outside(demo: str) -> None:
         assert str(attributes.get("href", "#")).startswith(("#", "data:"))
 
 
-def test_the_page_tells_what_made_it(demo: str) -> None:
+def test_the_page_names_its_generator(demo: str) -> None:
     metas = [attributes for tag, attributes in Outline(demo).elements if tag == "meta"]
     assert {"name": "generator", "content": f"fedshift {fedshift.__version__}"} in metas
 
@@ -128,14 +128,14 @@ def test_curves_over_the_same_x_share_it() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_not_drawn(value: float) -> None:
+def test_nan_and_infinity_are_not_drawn(value: float) -> None:
     curve = Curve("", [1, 2, 3], [0.5, value, 0.25])
     curves = Curves("a", "a", "", Axis("x"), Axis("y"), [Panel("", [curve])])
     report = Report("t", "", [], [], [Section("s", "s", [], [curves])])
     assert embedded(render(report))["charts"][0]["panels"][0]["curves"][0]["y"] == [0.5, None, 0.25]
 
 
-def test_tables_hold_every_cell_and_warnings_are_told(demo: str) -> None:
+def test_tables_contain_every_cell_and_warnings_are_shown(demo: str) -> None:
     report = made.demo()
     outline = Outline(demo)
     cells = {cell.strip() for tag in ("td", "th") for cell in outline.texts[tag]}
@@ -149,7 +149,7 @@ def test_tables_hold_every_cell_and_warnings_are_told(demo: str) -> None:
     assert contents == [f"#{section.name}" for section in report.sections]
 
 
-def test_places_have_names_of_their_own() -> None:
+def test_ids_are_unique() -> None:
     ids = [attributes["id"] for _, attributes in Outline(render(hostile())).elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 

@@ -35,7 +35,7 @@ def points(of: Section) -> list[Points]:
     return [part for part in of.parts if isinstance(part, Points)]
 
 
-def test_each_setting_stands_beside_full_precision(tmp_path: Path) -> None:
+def test_each_setting_is_compared_with_full_precision(tmp_path: Path) -> None:
     """Full precision uploads 20 kB to reach 90 %, and had 50 % after the 2 kB of two of its rounds."""
     rising = [0.5, 0.5, 0.5, *[0.9] * 17]
     runs = [(kind("32+32", seed), [x + seed / 50 for x in rising], False) for seed in range(2)]
@@ -64,7 +64,7 @@ def test_each_setting_stands_beside_full_precision(tmp_path: Path) -> None:
     assert "Target: the final accuracy of full precision less 1 point." in table(made).caption
 
 
-def test_a_setting_that_loses_to_fewer_rounds_is_called_out_in_the_table(tmp_path: Path) -> None:
+def test_a_setting_that_loses_to_fewer_rounds_is_marked_in_the_table(tmp_path: Path) -> None:
     made = told(tmp_path, (kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True))
     assert "loses to simply running fewer rounds in full precision" in made.answer[1]
     assert table(made).rows[0].cells[5:] == ["-20.0 (one seed)", "90.0 (this setting loses by 20.0)", "not reached"]
@@ -90,7 +90,7 @@ def test_broadcasts_that_are_not_recorded_leave_one_chart(tmp_path: Path) -> Non
     assert [chart.name for chart in points(made)] == ["pareto"]
 
 
-def test_a_run_alone_says_what_is_missing_and_is_drawn(tmp_path: Path) -> None:
+def test_for_a_single_run_the_missing_base_is_named(tmp_path: Path) -> None:
     made = told(tmp_path, (kind("32+4"), 0.7, False))
     assert made.answer == [
         "There is no finished full-precision run with the same server rule to compare with "
@@ -111,7 +111,7 @@ def test_unfinished_runs_are_last_in_the_table_and_in_no_chart(tmp_path: Path) -
     assert [len(chart.fields[0].points) for chart in points(made)] == [1, 1]
 
 
-def test_tasks_have_their_own_fields(tmp_path: Path) -> None:
+def test_tasks_have_their_own_panels(tmp_path: Path) -> None:
     runs = [
         (kind(bits, data={"name": data}, algorithm={"name": algorithm}), 0.9, bits == "32+4")
         for data in ("digits", "mnist")
@@ -127,7 +127,7 @@ def test_tasks_have_their_own_fields(tmp_path: Path) -> None:
     ]
 
 
-def test_one_of_very_many_tasks_is_chosen(tmp_path: Path) -> None:
+def test_many_tasks_are_a_choice(tmp_path: Path) -> None:
     runs = [(kind("32+4", data={"alpha": (i + 1) / 10, "partition": "dirichlet"}), 0.9, True) for i in range(13)]
     made = told(tmp_path, *runs, layers=(), classes=0)
     choice = made.parts[1]

@@ -42,7 +42,7 @@ def test_bytes_add_up_and_what_was_not_measured_is_left_out(tmp_path: Path) -> N
     assert figures["test/loss"] != figures["test/loss"]  # a loss that is not a number is told as it is
 
 
-def test_a_line_is_told_when_it_is_whole_and_only_once(tmp_path: Path) -> None:
+def test_a_line_is_read_when_it_is_complete_and_only_once(tmp_path: Path) -> None:
     record = tmp_path / "rounds.csv"
     line = "1,0.5,1,1,0.25,0.1,100,20,3,500,0.5,9,1,,0.1\n"
     record.write_text(HEAD + line[:20])

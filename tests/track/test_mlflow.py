@@ -36,7 +36,9 @@ def history(client: MlflowClient, run: str, name: str) -> list[tuple[int, float]
     return sorted((point.step, point.value) for point in client.get_metric_history(run, name))
 
 
-def test_its_client_finds_the_record(client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_mlflow_has_the_values_of_the_record(
+    client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     out = tmp_path / "one"
     assert train(small(), out, "mlflow", 8) == []
     (run,) = runs(client, request.node.name)
@@ -46,7 +48,7 @@ def test_its_client_finds_the_record(client: MlflowClient, tmp_path: Path, reque
         assert history(client, run.info.run_id, name) == list(enumerate(column(out, known), 1))
 
 
-def test_rounds_that_are_trained_again_are_there_once(
+def test_rounds_that_are_trained_again_are_logged_once(
     client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     out = tmp_path / "one"
@@ -59,7 +61,7 @@ def test_rounds_that_are_trained_again_are_there_once(
     assert history(client, run.info.run_id, "test/loss") == list(enumerate(column(out, "loss"), 1))
 
 
-def test_a_run_that_was_deleted_there_is_told_anew(
+def test_a_run_that_was_deleted_is_logged_again(
     client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     out = tmp_path / "one"
@@ -70,7 +72,7 @@ def test_a_run_that_was_deleted_there_is_told_anew(
     assert history(client, run.info.run_id, "test/loss") == list(enumerate(column(out, "loss"), 1))
 
 
-def test_a_run_goes_on_in_the_store_where_it_began(
+def test_a_run_is_resumed_in_its_store(
     client: MlflowClient, store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "one"
@@ -83,7 +85,7 @@ def test_a_run_goes_on_in_the_store_where_it_began(
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_server_that_is_gone_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     (told,) = train(small(), tmp_path / "one", "mlflow", 8)

@@ -33,7 +33,7 @@ def sessions(out: Path) -> dict[str, Any]:
     return told
 
 
-def test_its_reader_finds_the_record(tmp_path: Path) -> None:
+def test_tensorboard_has_the_values_of_the_record(tmp_path: Path) -> None:
     out, experiment = tmp_path / "one", small()
     assert train(experiment, out, "tensorboard", 8) == []
     for name, known in {
@@ -54,7 +54,7 @@ def test_its_reader_finds_the_record(tmp_path: Path) -> None:
     assert told["_hparams_/session_end_info"].session_end_info.status == Status.Value("STATUS_SUCCESS")
 
 
-def test_rounds_that_are_trained_again_are_there_once(tmp_path: Path) -> None:
+def test_rounds_that_are_trained_again_are_logged_once(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert train(small(SELDOM), out, "tensorboard", 5) == []
     assert sessions(out)["_hparams_/session_end_info"].session_end_info.status == Status.Value("STATUS_UNKNOWN")
@@ -64,7 +64,7 @@ def test_rounds_that_are_trained_again_are_there_once(tmp_path: Path) -> None:
     assert values == pytest.approx(column(out, "loss"), rel=1e-6)
 
 
-def test_a_folder_that_is_taken_away_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_removed_folder_does_not_stop_the_run(tmp_path: Path) -> None:
     out, told = tmp_path / "one", list[str]()
     for outcome in tracked(Run(small(), out, data=digits()), "tensorboard", tell=told.append):
         if outcome.number == 2:

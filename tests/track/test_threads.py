@@ -56,7 +56,7 @@ def follow(out: Path, trackers: Trackers, **train: int) -> list[int]:
     return numbers
 
 
-def test_a_tracker_hears_of_the_run_its_rounds_and_its_end(tmp_path: Path, own: type[Own]) -> None:
+def test_a_tracker_gets_the_run_its_rounds_and_its_end(tmp_path: Path, own: type[Own]) -> None:
     assert followed(tmp_path / "one", {"own": own}) == ([], [1, 2, 3])
     run, *rounds, how = own.told
     assert (run.name, run.group, run.now, how) == ("one", "", 1, "finished")
@@ -90,7 +90,7 @@ class NotToEnd(Own):
         (NotToEnd, "ValueError: not now"),
     ],
 )
-def test_one_that_fails_is_told_of_once_and_left_out(
+def test_a_tracker_that_fails_is_reported_once_and_dropped(
     kind: type[Tracker], why: str, tmp_path: Path, own: type[Own]
 ) -> None:
     told, numbers = followed(tmp_path / "one", {"bad": kind, "own": own})
@@ -98,7 +98,7 @@ def test_one_that_fails_is_told_of_once_and_left_out(
     assert "finished" in own.told  # the other goes on; both write to one list, each from its own thread
 
 
-def test_the_same_trouble_of_two_runs_is_told_of_once(tmp_path: Path) -> None:
+def test_the_same_error_of_two_runs_is_reported_once(tmp_path: Path) -> None:
     told: list[str] = []
     trackers = Trackers({"bad": NotToBegin}, told.append)
     for name in ("one", "two"):
@@ -108,7 +108,7 @@ def test_the_same_trouble_of_two_runs_is_told_of_once(tmp_path: Path) -> None:
     assert len(told) == 1
 
 
-def test_a_run_that_is_left_ends_like_this(tmp_path: Path, own: type[Own]) -> None:
+def test_a_run_that_is_not_finished_ends_as_stopped(tmp_path: Path, own: type[Own]) -> None:
     trackers = Trackers({"own": own}, pytest.fail)
     with Run(small(), tmp_path / "one", data=digits()) as run:
         trackers.round(tmp_path / "one", next(run).number)
@@ -116,7 +116,7 @@ def test_a_run_that_is_left_ends_like_this(tmp_path: Path, own: type[Own]) -> No
     assert own.told[-1] == "stopped"
 
 
-def test_training_does_not_wait_for_one_that_hangs(
+def test_training_does_not_wait_for_a_tracker_that_hangs(
     tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "SILENT", 0.1)
@@ -146,7 +146,7 @@ def test_training_does_not_wait_for_one_that_hangs(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_wait_for_trackers(tmp_path: Path, own: type[Own], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "SILENT", 0.1)
     free, waiting = Event(), Event()
 
@@ -174,7 +174,7 @@ def test_ctrl_c_cuts_the_wait_at_the_end_short(tmp_path: Path, own: type[Own], m
     ]
 
 
-def test_one_that_was_away_for_some_rounds_hears_of_them_later(tmp_path: Path, own: type[Own]) -> None:
+def test_rounds_that_a_tracker_missed_are_replayed(tmp_path: Path, own: type[Own]) -> None:
     out = tmp_path / "one"
     with Run(small(), out, data=digits()) as run:
         for _ in range(3):

@@ -68,7 +68,7 @@ def history(out: Path, name: str) -> list[tuple[int, float]]:
     return [(row["_step"], row[name]) for row in rows]
 
 
-def test_its_files_hold_the_record(tmp_path: Path) -> None:
+def test_wandb_has_the_values_of_the_record(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert train(small(), out, "wandb", 8) == []
     for name, known in {"test/accuracy": "accuracy", "layers/step/fc1.weight": "step.fc1.weight"}.items():
@@ -80,7 +80,7 @@ def test_its_files_hold_the_record(tmp_path: Path) -> None:
     assert ended.exit_code == 0
 
 
-def test_rounds_that_are_trained_again_are_there_once_and_of_the_same_run(tmp_path: Path) -> None:
+def test_rounds_that_are_trained_again_are_logged_once_in_the_same_run(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert train(small(SELDOM), out, "wandb", 5) == []
     assert train(small(SELDOM), out, "wandb", 8) == []  # from round 3 on
@@ -91,7 +91,7 @@ def test_rounds_that_are_trained_again_are_there_once_and_of_the_same_run(tmp_pa
     assert kinds.count("preempting") == 1  # it was stopped, and went on
 
 
-def test_its_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_wandb_are_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("WANDB_PROJECT", "mine")
@@ -120,7 +120,7 @@ for outcome in tracked(Run(small(), out, data=digits()), "wandb", tell=print):
 """
 
 
-def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_killed_wandb_process_does_not_stop_the_run(tmp_path: Path) -> None:
     alone = {key: x for key, x in os.environ.items() if key != "WANDB_SERVICE"}  # not with the process of these tests
     program = [sys.executable, "-c", KILLED, str(tmp_path / "one")]
     done = subprocess.run(program, capture_output=True, text=True, env=alone)
@@ -130,7 +130,9 @@ def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Pat
     assert len(column(tmp_path / "one", "loss")) == 8
 
 
-def test_what_nobody_heard_while_it_was_disabled_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_trained_while_wandb_was_disabled_are_logged_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "one"
     assert train(small(), out, "wandb", 2) == []
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -141,7 +143,7 @@ def test_what_nobody_heard_while_it_was_disabled_is_told_later(tmp_path: Path, m
     assert history(out, "test/loss") == list(enumerate(column(out, "loss"), 1))
 
 
-def test_a_mode_it_does_not_know_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_mode_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "sideways")
     (told,) = train(small(), tmp_path / "one", "wandb", 8)
     assert told.startswith("--track wandb: ")

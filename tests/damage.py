@@ -185,9 +185,9 @@ def tensors(folder: Path, draw: random.Random) -> list[Path]:
 
 def check(folder: Path, whole: dict[str, Any]) -> str:
     """'resumed', 'warned', 'finished' or 'refused'; anything else is a failure."""
-    before, told, refused = everything(folder), list[str](), ""
+    before, warnings, refused = everything(folder), list[str](), ""
     try:
-        list(resume(folder, data=digits(), tell=told.append))
+        list(resume(folder, data=digits(), tell=warnings.append))
     except (RunError, SettingsError) as problem:
         refused = str(problem)
     if refused:
@@ -199,9 +199,9 @@ def check(folder: Path, whole: dict[str, Any]) -> str:
         return "finished"
     found = record(folder)
     assert found["model"] == whole["model"], "another model"
-    assert told or found["rounds"] == whole["rounds"], "another record, and nothing is said about it"
+    assert warnings or found["rounds"] == whole["rounds"], "another record, and nothing is said about it"
     assert finished(folder)
-    return "warned" if told else "resumed"
+    return "warned" if warnings else "resumed"
 
 
 def run(seed: int, count: int, folder: Path, more: dict[str, Any] = SHORT) -> Counter[str]:

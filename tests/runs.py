@@ -76,9 +76,9 @@ def record(out: Path) -> dict[str, Any]:
 
 def undisturbed(experiment: Experiment, out: Path) -> dict[str, Any]:
     go(experiment, out)
-    told = record(out)
-    assert len(told["rounds"]) == experiment.train.rounds
-    return told
+    content = record(out)
+    assert len(content["rounds"]) == experiment.train.rounds
+    return content
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -147,10 +147,10 @@ def rewrite(path: Path, change: Callable[[Params], Params]) -> Path:
 
 def goes_on(out: Path, experiment: Experiment, whole: Path) -> list[str]:
     """What it tells; it must end like a run that nothing happened to."""
-    told: list[str] = []
-    list(resume(out, data=digits(), tell=told.append))
+    warnings: list[str] = []
+    list(resume(out, data=digits(), tell=warnings.append))
     assert record(out) == undisturbed(experiment, whole)
-    return told
+    return warnings
 
 
 def fedshift(*arguments: str | Path) -> Result:

@@ -89,8 +89,8 @@ def test_the_previous_checkpoint_replaces_a_damaged_one(tmp_path: Path) -> None:
     damage(newest)
     done = fedshift("resume", out, "--quiet")
     assert done.exit_code == 0, done.output
-    told = " ".join(done.stderr.split())
-    assert f"{newest}: damaged: its content does not match its checksum; resuming from round 4" in told
+    warnings = " ".join(done.stderr.split())
+    assert f"{newest}: damaged: its content does not match its checksum; resuming from round 4" in warnings
     assert record(out) == undisturbed(experiment, tmp_path / "whole")
 
 
@@ -122,9 +122,9 @@ def test_the_previous_checkpoint_is_used_if_newest_memory_is_missing(how: str, t
     first = {path.name.split(".")[0] for path in (out / "memory").glob("*.1.*")}
     new = next(path for path in (out / "memory").glob("*.2.*") if path.name.split(".")[0] not in first)
     damage(new) if how == "damaged" else new.unlink()
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert (f"{new}: damaged" if how == "damaged" else f"{new}: cannot be read: No such file") in told
-    assert told.endswith("; resuming from round 1")
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert (f"{new}: damaged" if how == "damaged" else f"{new}: cannot be read: No such file") in warning
+    assert warning.endswith("; resuming from round 1")
 
 
 def test_files_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:

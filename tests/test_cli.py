@@ -179,8 +179,8 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence
     assert done.returncode == code, done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("fedshift: ")]
-    assert len(told) == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("fedshift: ")]
+    assert len(errors) == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rounds.csv"]
     assert (tmp_path / "mine" / "rounds.csv").read_text() == "MINE"
 

@@ -68,9 +68,9 @@ def test_the_memory_of_another_client_or_run_is_detected(how: str, tmp_path: Pat
         (foreign,) = (tmp_path / "other" / "memory").glob(one.name.rsplit(".", 2)[0] + ".*")
         one.unlink()
         shutil.copy(foreign, one.parent)
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "cannot be used: " in told
-    assert told.endswith("; resuming from round 1")
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "cannot be used: " in warning
+    assert warning.endswith("; resuming from round 1")
 
 
 def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
     checkpoints(out)[-1].unlink()
     newest = checkpoints(tmp_path / "other")[-1]
     shutil.copy(newest, out)
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert f"{out / newest.name}: belongs to another run (id " in told
-    assert told.endswith("; resuming from round 4")
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert f"{out / newest.name}: belongs to another run (id " in warning
+    assert warning.endswith("; resuming from round 4")
 
 
 def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Path) -> None:
@@ -89,16 +89,16 @@ def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Pat
     older, newest = checkpoints(out)
     newest.unlink()
     shutil.copy(older, older.with_name(older.name.replace("000004", "000005")))
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "is the checkpoint of round 4, which contradicts its file name; resuming from round 4" in told
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "is the checkpoint of round 4, which contradicts its file name; resuming from round 4" in warning
 
 
 def test_the_model_of_another_run_does_not_finish_a_run(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     go(experiment.changed(seed=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "model.safetensors: is damaged or not the final model of the run; it will be written again" in told
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "model.safetensors: is damaged or not the final model of the run; it will be written again" in warning
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
     assert not finished(out)
     assert "not the final model of the run, and there is no checkpoint; start a new run in" in refused(out)
@@ -138,8 +138,8 @@ def test_a_file_that_is_not_a_checkpoint_is_put_aside(content: bytes, tmp_path: 
     for name in f"{zlib.crc32(content):08x}", "00000000":
         (out / f"checkpoint.000005.{name}.safetensors").write_bytes(content)
     checkpoints(out)[-1].write_bytes(content)
-    for told in goes_on(out, experiment, tmp_path / "whole"):
-        assert "damaged: its content does not match its checksum" in told
+    for warning in goes_on(out, experiment, tmp_path / "whole"):
+        assert "damaged: its content does not match its checksum" in warning
 
 
 def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
@@ -168,17 +168,17 @@ def test_changed_settings_are_listed_with_what_to_do(tmp_path: Path) -> None:
         each.unlink()  # then identity.json says it
     assert "(train.rounds: was 8, now 9; train.lr: was 0.05, now 0.5)" in refused(out)
     path.write_text(f"# the same values\n{text}")
-    (told,) = goes_on_with(out, tmp_path / "whole", experiment)
-    assert "the checkpoints are missing; resuming from round 0" in told
+    (warning,) = goes_on_with(out, tmp_path / "whole", experiment)
+    assert "the checkpoints are missing; resuming from round 0" in warning
 
 
 def goes_on_with(out: Path, whole: Path, experiment: object) -> list[str]:
     """Like `goes_on`, but for the text of the settings."""
-    told: list[str] = []
-    list(resume(out, data=digits(), tell=told.append))
+    warnings: list[str] = []
+    list(resume(out, data=digits(), tell=warnings.append))
     go(experiment, whole)  # type: ignore[arg-type]
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    return told
+    return warnings
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "x = " + "{a=" * 100_000, "x = " + "1" * 5000])
@@ -214,8 +214,8 @@ def test_a_field_that_is_too_long_ends_the_record_there(tmp_path: Path) -> None:
     path = out / "rounds.csv"
     *lines, last = path.read_text().splitlines()
     path.write_text("\n".join([*lines, last + "1" * 200_000, ""]))
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "is later than the record, which ends at round 4; resuming from round 4" in told
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "is later than the record, which ends at round 4; resuming from round 4" in warning
 
 
 def test_a_changed_value_of_the_record_is_trained_again_or_reported(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def test_a_changed_value_of_the_record_is_trained_again_or_reported(tmp_path: Pa
     changed[2] = "0.123"
     path.write_text("\n".join([*lines[:-1], ",".join(changed), ""]))
     shutil.copytree(out, tmp_path / "first")
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record up to round 5 does not match this checkpoint; resuming from round 4" in told
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "the record up to round 5 does not match this checkpoint; resuming from round 4" in warning
     path = tmp_path / "first" / "rounds.csv"
     path.write_text("\n".join([lines[0], lines[1].replace(".", ".0", 1), *lines[2:], ""]))
-    (told,) = goes_on_with(tmp_path / "first", tmp_path / "whole", experiment)
-    assert "the record up to round 5 does not match the checkpoint; resuming from round 5" in told
+    (warning,) = goes_on_with(tmp_path / "first", tmp_path / "whole", experiment)
+    assert "the record up to round 5 does not match the checkpoint; resuming from round 5" in warning
 
 
 def test_files_that_follow_from_the_settings_are_repaired(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_files_that_follow_from_the_settings_are_repaired(tmp_path: Path) -> Non
     (out / "identity.json").write_text("{}")
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text.replace("loss", "lost", 1))
-    told = goes_on(out, experiment, tmp_path / "whole")
-    assert [sentence.split(": ")[0] for sentence in told] == [
+    warnings = goes_on(out, experiment, tmp_path / "whole")
+    assert [sentence.split(": ")[0] for sentence in warnings] == [
         str(out / name) for name in ("identity.json", "rounds.csv", "clients.csv")
     ]
 

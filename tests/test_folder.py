@@ -50,8 +50,8 @@ def test_a_round_missing_from_the_record_is_trained_again(tmp_path: Path) -> Non
     experiment, out = stopped(tmp_path / "run", BOTH), tmp_path / "run"
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text[:-40])
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "is later than the record, which ends at round 4; resuming from round 4" in told
+    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    assert "is later than the record, which ends at round 4; resuming from round 4" in warning
 
 
 def test_a_lost_record_is_reported_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"\xff\xfe", "UTF-8"), (b"a = ", "not TOML"), (b"rouns = 3\n", "unknown setting 'rouns'")]
+    ("content", "message"), [(b"\xff\xfe", "UTF-8"), (b"a = ", "not TOML"), (b"rouns = 3\n", "unknown setting 'rouns'")]
 )
-def test_settings_that_cannot_be_read_are_named(content: bytes, said: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_named(content: bytes, message: str, tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     (tmp_path / "run" / "settings.toml").write_bytes(content)
     before = everything(tmp_path / "run")
-    with pytest.raises(SettingsError, match=r"run/settings\.toml: .*" + said):
+    with pytest.raises(SettingsError, match=r"run/settings\.toml: .*" + message):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 
@@ -264,7 +264,7 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
 
 
 @pytest.mark.parametrize(
-    ("changes", "edited", "said"),
+    ("changes", "edited", "message"),
     [
         (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: was {'32': 0.5, '4': 0.5}, now"),
         (GROUPS, {"uplink": {"group": dict(reversed(GROUPS["uplink"]["group"].items()))}}, "order of uplink.group: "),
@@ -277,7 +277,7 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
     ],
 )
 def test_settings_that_only_look_equal_are_refused(
-    changes: dict[str, Any], edited: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], edited: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     experiment, out = stopped(tmp_path / "run", changes), tmp_path / "run"
     raw = tomllib.loads(experiment.toml())
@@ -285,6 +285,6 @@ def test_settings_that_only_look_equal_are_refused(
         raw[table] |= values
     (out / "settings.toml").write_text(tomli_w.dumps(plain(raw)))
     before = everything(out)
-    with pytest.raises(RunError, match=f"the settings are not those the run was started with .*{re.escape(said)}"):
+    with pytest.raises(RunError, match=f"the settings are not those the run was started with .*{re.escape(message)}"):
         resume(out, data=digits())
     assert everything(out) == before

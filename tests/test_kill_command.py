@@ -111,5 +111,5 @@ def test_a_sweep_interrupted_and_killed_has_the_same_result(tmp_path: Path) -> N
     assert len(runs) == 2
     for seed, folder in enumerate(runs, 1):
         whole = undisturbed(experiment.changed(seed=seed), tmp_path / f"whole {seed}")
-        told = record(folder)
-        assert (told["model"], told["rounds"]) == (whole["model"], whole["rounds"])
+        content = record(folder)
+        assert (content["model"], content["rounds"]) == (whole["model"], whole["rounds"])

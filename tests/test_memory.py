@@ -65,18 +65,18 @@ def test_the_two_newest_checkpoints_find_their_memory(
 ) -> None:
     """Rounds change some clients; every so many there is a checkpoint. Going back to either of two is exact."""
     folder = tmp_path_factory.mktemp("memory")
-    memory, told = StoredMemory(folder, "a", keep), dict[int, float]()
+    memory, values = StoredMemory(folder, "a", keep), dict[int, float]()
     truth: dict[int, dict[int, float]] = {}  # by round of a checkpoint
     listed: dict[int, dict[int, Version]] = {}
     for number, changes in enumerate(rounds, 1):
         for client, x in changes.items():
             memory.put(client, w(x))
-        told |= changes
-        assert {client: value(memory.get(client)) for client in told} == told
+        values |= changes
+        assert {client: value(memory.get(client)) for client in values} == values
         if not keep or number % every == 0:
             memory.save(number)
         if number % every == 0:
-            truth[number], listed[number] = dict(told), dict(memory.newest)
+            truth[number], listed[number] = dict(values), dict(memory.newest)
             memory.prune(sorted(truth)[-2:][0])
     for number in sorted(truth)[-2:][::-1]:  # the older after the newer: what is later is removed
         again = StoredMemory.restored(folder, "a", number, listed[number], keep)

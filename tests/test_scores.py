@@ -112,17 +112,17 @@ def test_soft_labels_are_trained_with_cross_entropy() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_the_loss_that_a_refusal_names_works(engine: str, dtype: torch.dtype) -> None:
-    said = Experiment(**SMALL).changed(
+    experiment = Experiment(**SMALL).changed(
         **{"train.loss": "torch.nn.functional:mse_loss", "engine.name": engine, "train.rounds": 6}
     )
-    losses = [one.loss or 0.0 for one in run(said, model=nn.Linear(4, 1).to(dtype), data=sums(1))]
+    losses = [one.loss or 0.0 for one in run(experiment, model=nn.Linear(4, 1).to(dtype), data=sums(1))]
     assert losses[-1] < losses[0] / 4
 
 
 def test_targets_that_torch_would_broadcast_are_refused(tmp_path: Path) -> None:
-    said = Experiment(**SMALL).changed(**{"train.loss": "torch.nn.functional:mse_loss"})
+    experiment = Experiment(**SMALL).changed(**{"train.loss": "torch.nn.functional:mse_loss"})
     with pytest.raises(SettingsError, match=r"Using a target size \(torch.Size\(\[20\]\)\) that is different"):
-        run(said, tmp_path / "run", model=nn.Linear(4, 1), data=sums())
+        run(experiment, tmp_path / "run", model=nn.Linear(4, 1), data=sums())
     assert not (tmp_path / "run").exists()
 
 
@@ -139,18 +139,18 @@ def test_a_custom_loss_is_the_score_unless_there_is_a_metric(tmp_path: Path) -> 
     (*_, last) = whole
     assert whole.experiment.train.metric == "loss"
     assert last.accuracy == last.loss
-    told = line(tmp_path / "run")
-    assert float(told["loss"]) == pytest.approx(last.loss, rel=1e-5)
-    assert "accuracy" not in told
+    cells = line(tmp_path / "run")
+    assert float(cells["loss"]) == pytest.approx(last.loss, rel=1e-5)
+    assert "accuracy" not in cells
     assert 'metric = "loss"' in (tmp_path / "run" / "settings.toml").read_text()
 
 
 def test_a_custom_loss_with_accuracy_as_metric_has_both(tmp_path: Path) -> None:
-    said = Experiment(**SMALL).changed(**{"train.metric": "accuracy"})
-    (*_, last) = run(said, tmp_path / "run", model=nn.Linear(6, 4), data=points(), loss=F.cross_entropy)
-    told = line(tmp_path / "run")
-    assert float(told["accuracy"]) == pytest.approx(last.accuracy, rel=1e-5)
-    assert float(told["loss"]) == pytest.approx(last.loss, rel=1e-5)
+    experiment = Experiment(**SMALL).changed(**{"train.metric": "accuracy"})
+    (*_, last) = run(experiment, tmp_path / "run", model=nn.Linear(6, 4), data=points(), loss=F.cross_entropy)
+    cells = line(tmp_path / "run")
+    assert float(cells["accuracy"]) == pytest.approx(last.accuracy, rel=1e-5)
+    assert float(cells["loss"]) == pytest.approx(last.loss, rel=1e-5)
 
 
 def test_progress_shows_the_metric_by_its_name() -> None:
@@ -211,8 +211,8 @@ def test_a_metric_of_unknown_direction_requires_a_goal(tmp_path: Path) -> None:
 
 def result(metric: str, goal: Goal | None, bits: str, shift: bool, seed: int, score: float) -> RunResult:
     train = {"metric": metric} | ({"goal": goal} if goal else {})
-    said = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed, train=train)
-    return RunResult(said, score, score, 1_000_000)
+    experiment = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed, train=train)
+    return RunResult(experiment, score, score, 1_000_000)
 
 
 def compared(metric: str, goal: Goal | None = None) -> list[RunResult]:
@@ -270,9 +270,9 @@ def test_a_difference_of_zero_is_neither_better_nor_worse() -> None:
 
 def written(folder: Path, metric: str, goal: Goal | None = None) -> list[Path]:
     for i, one in enumerate(compared(metric, goal)):
-        said = one.experiment
+        experiment = one.experiment
         train = {"rounds": 12, "metric": metric} | ({"goal": goal} if goal else {})
-        more = recorded(12, str(said.uplink.bits), said.shift.on, seed=said.seed, train=train)
+        more = recorded(12, str(experiment.uplink.bits), experiment.shift.on, seed=experiment.seed, train=train)
         write(folder / f"run {i}", more, one.score)
     return sorted(folder.iterdir())
 
@@ -303,8 +303,8 @@ def test_the_report_judges_by_the_goal(metric: str, goal: Goal | None, answer: s
 def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) -> None:
     for algorithm, change in (("fedavg", 0.25), ("fedprox", -0.125)):
         for shift in (False, True):
-            said = recorded(12, shift=shift, algorithm={"name": algorithm}, train={"rounds": 12, "metric": "mine:mae"})
-            write(tmp_path / f"{algorithm} {shift}", said, 0.5 + change * shift)
+            raw = recorded(12, shift=shift, algorithm={"name": algorithm}, train={"rounds": 12, "metric": "mine:mae"})
+            write(tmp_path / f"{algorithm} {shift}", raw, 0.5 + change * shift)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
         "With the shift per layer, mae is higher (worse) in 1 of 2 comparisons and lower (better) in 1.",
@@ -319,8 +319,8 @@ def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) ->
 )
 def test_the_best_of_several_lines_follows_the_goal(metric: str, best: str, tmp_path: Path) -> None:
     for lr, score in ((0.1, 0.25), (0.2, 0.75)):
-        said = recorded(12, shift=False, train={"rounds": 12, "metric": metric, "lr": lr})
-        write(tmp_path / f"{lr}", said, score)
+        raw = recorded(12, shift=False, train={"rounds": 12, "metric": metric, "lr": lr})
+        write(tmp_path / f"{lr}", raw, score)
     answer = section(grouped(read(sorted(tmp_path.iterdir())))).answer[0]
     name, value = metric.rpartition(":")[2], {"mine:mae": "0.25", "mine:auc": "0.75"}[metric]
     assert answer == f"The {best}, with {name} {value}, the mean of the last 10 evaluated rounds."
@@ -328,8 +328,8 @@ def test_the_best_of_several_lines_follows_the_goal(metric: str, best: str, tmp_
 
 def test_a_page_of_losses_draws_them_once(tmp_path: Path) -> None:
     for shift in (False, True):
-        said = recorded(12, shift=shift, train={"rounds": 12, "loss": "mine:f"})
-        write(tmp_path / f"{shift}", said, figures={"loss": 0.5 - shift / 4})
+        raw = recorded(12, shift=shift, train={"rounds": 12, "loss": "mine:f"})
+        write(tmp_path / f"{shift}", raw, figures={"loss": 0.5 - shift / 4})
     report = gather([tmp_path])
     names = [part.name for one in report.sections for part in one.parts]
     assert [name for name in names if name.startswith(("score", "loss"))] == ["score-bytes", "score-seconds", "score"]
@@ -357,5 +357,5 @@ def test_a_sweep_of_a_regression_is_judged_in_words_and_for_programs(
     assert "mae (lower is better): mean of the last 1 evaluated rounds" in shown.output
     assert "accuracy" not in shown.output
     again = fedshift("resume", "runs", "--json")
-    told = json.loads(again.output.splitlines()[-1])["rows"]
-    assert [(row["metric"], row["goal"]) for row in told] == [("regression:mae", "min")] * 2
+    rows = json.loads(again.output.splitlines()[-1])["rows"]
+    assert [(row["metric"], row["goal"]) for row in rows] == [("regression:mae", "min")] * 2

@@ -189,8 +189,8 @@ def test_nothing_is_cut_off_in_a_narrow_table(width: int) -> None:
     assert "…" not in text.getvalue()
     apart = 2 + 8  # a quantizer does nothing to exact uploads, nor do updates; a coder does
     assert sum("90.0 ± 0.0" in line and "57.92" in line for line in lines) == apart
-    said = set(text.getvalue().replace("=", " ").replace(",", " ").split())
-    assert width < 80 or said >= {"uplink", "stochastic", "zstd", "updates", "feedback", "32+32", "difference"}
+    shown = set(text.getvalue().replace("=", " ").replace(",", " ").split())
+    assert width < 80 or shown >= {"uplink", "stochastic", "zstd", "updates", "feedback", "32+32", "difference"}
 
 
 def test_names_of_folders_contain_the_settings_that_differ() -> None:

@@ -15,12 +15,12 @@ from tests.report.written import settings, write
 SCORES = {("32+32", False): 0.9, ("32+4", False): 0.8, ("32+4", True): 0.85}
 
 
-def told(tmp_path: Path, scores: dict[tuple[str, bool], float], wander: float = 0.0, **more: Any) -> Section:
+def answered(tmp_path: Path, scores: dict[tuple[str, bool], float], wander: float = 0.0, **more: Any) -> Section:
     """Three seeds of each; seeds of those with the shift wander."""
     for (bits, shift), mean in scores.items():
         for seed in range(3):
-            said = settings(rounds=12, bits=bits, shift=shift, seed=seed, **more)
-            write(tmp_path / f"{bits} {shift} {seed}", said, mean + 0.01 * seed + wander * shift * (seed - 1))
+            raw = settings(rounds=12, bits=bits, shift=shift, seed=seed, **more)
+            write(tmp_path / f"{bits} {shift} {seed}", raw, mean + 0.01 * seed + wander * shift * (seed - 1))
     return section(grouped(read(sorted(tmp_path.iterdir()))))
 
 
@@ -32,7 +32,7 @@ def table(of: Section) -> Table:
 
 def test_the_gain_of_the_shift_comes_first(tmp_path: Path) -> None:
     """0.80, 0.81, 0.82 and 0.85, 0.86, 0.87: standard deviation 0.01, a difference of 0.05 in every seed."""
-    made = told(tmp_path, SCORES)
+    made = answered(tmp_path, SCORES)
     assert made.answer == [
         "The shift per layer gave back 5.0 points at 32+4 bits.",
         "32+4 bits cost 10.0 points against 32.",
@@ -47,13 +47,13 @@ def test_the_gain_of_the_shift_comes_first(tmp_path: Path) -> None:
 
 def test_a_difference_explained_by_seeds_is_within_noise(tmp_path: Path) -> None:
     """Differences -0.05, 0.05 and 0.15 have a standard error of 0.058, times 4.303."""
-    made = told(tmp_path, SCORES, wander=0.1)
+    made = answered(tmp_path, SCORES, wander=0.1)
     assert made.answer[0] == "The shift per layer gave back 5.0 points at 32+4 bits (within noise)."
     assert table(made).rows[2].cells[3] == "+5.0 against no shift (within noise)"
 
 
 def test_intervals_to_be_compared_share_a_row(tmp_path: Path) -> None:
-    chart = told(tmp_path, SCORES).parts[1]
+    chart = answered(tmp_path, SCORES).parts[1]
     assert isinstance(chart, Intervals)
     ((heading, bands),) = chart.bands
     assert (heading, [band.label for band in bands]) == ("", ["32+32 bits", "32+4 bits"])
@@ -69,12 +69,12 @@ def test_many_comparisons_are_counted(tmp_path: Path) -> None:
     for name, gain in (("fedavg", 0.05), ("fedprox", -0.02), ("scaffold", 0.06)):
         for shift in (False, True):
             for seed in range(3):
-                said = settings(rounds=12, shift=shift, seed=seed, algorithm={"name": name})
+                raw = settings(rounds=12, shift=shift, seed=seed, algorithm={"name": name})
                 wander = 0.2 * (seed - 1) * shift * (name == "scaffold")
-                write(tmp_path / f"{name} {shift} {seed}", said, 0.5 + gain * shift + wander)
+                write(tmp_path / f"{name} {shift} {seed}", raw, 0.5 + gain * shift + wander)
     for shift in (False, True):
-        said = settings(rounds=12, shift=shift, algorithm={"name": "fedprox", "mu": 0.5})
-        write(tmp_path / f"one seed {shift}", said, 0.5 + 0.03 * shift)
+        raw = settings(rounds=12, shift=shift, algorithm={"name": "fedprox", "mu": 0.5})
+        write(tmp_path / f"one seed {shift}", raw, 0.5 + 0.03 * shift)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
         "With the shift per layer, accuracy is higher in 3 of 4 comparisons and lower in 1.",
@@ -128,22 +128,24 @@ def test_an_unfinished_line_is_marked_in_the_table(tmp_path: Path) -> None:
 
 
 def test_a_custom_metric_is_shown_unchanged(tmp_path: Path) -> None:
-    made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
+    made = answered(
+        tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"}
+    )
     assert made.answer == ["With the shift per layer, Gain differs by +5."]
     assert table(made).title == "Final Gain"
     assert table(made).rows[1].cells == ["per layer", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
 
 
 def test_scores_that_are_nan_are_reported(tmp_path: Path) -> None:
-    said = settings(rounds=12, train={"metric": "mine:gain"})
-    made = section(grouped(read([write(tmp_path / "run", said, math.nan)])))
+    raw = settings(rounds=12, train={"metric": "mine:gain"})
+    made = section(grouped(read([write(tmp_path / "run", raw, math.nan)])))
     assert made.answer == ["Final scores (gain) are NaN or infinite."]
     assert table(made).rows[0].cells[1] == "nan"
     assert len(made.parts) == 1
 
 
 def test_a_base_with_a_score_of_nan_is_not_reported_as_missing(tmp_path: Path) -> None:
-    made = told(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
+    made = answered(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
     assert made.answer[1] == "Scores with or without the shift are NaN or infinite, so its effect is unknown."
 
 

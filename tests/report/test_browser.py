@@ -36,8 +36,8 @@ def number(text: str) -> float:
 
 
 def near(values: Iterable[float | None]) -> Any:
-    told = [math.nan if value is None else value for value in values]
-    return pytest.approx(told, rel=1e-4, abs=1e-9, nan_ok=True)
+    expected = [math.nan if value is None else value for value in values]
+    return pytest.approx(expected, rel=1e-4, abs=1e-9, nan_ok=True)
 
 
 def numbers(page: Any, name: str) -> list[list[str]]:
@@ -76,9 +76,9 @@ def test_numbers_of_curves_are_those_of_the_report(open_page: Open) -> None:
     curves = chart(report, "accuracy").panels[0].curves
     head, *rows = numbers(page, "accuracy")
     assert head == ["round", *(labels[curve.line] for curve in curves)]
-    for place, (x, *told) in enumerate(rows):
+    for place, (x, *cells) in enumerate(rows):
         assert float(x) == curves[0].x[place]
-        for cell, curve in zip(told, curves, strict=True):
+        for cell, curve in zip(cells, curves, strict=True):
             values = [curve.y[place], curve.low[place], curve.high[place]]
             found = [number(text) / 100 for text in re.split(r" to | \(|\)", cell) if text]
             assert found == near(values[: len(found)])
@@ -90,8 +90,8 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
     page = open_page(report)
     final = [interval for _, bands in chart(report, "final").bands for band in bands for interval in band.intervals]
     for row, interval in zip(numbers(page, "final")[1:], final, strict=True):
-        told = [interval.mean, interval.spread, *interval.seeds.values()]
-        assert [number(cell) / 100 for cell in row[1:]] == near(told)
+        expected = [interval.mean, interval.spread, *interval.seeds.values()]
+        assert [number(cell) / 100 for cell in row[1:]] == near(expected)
     for row, stack in zip(numbers(page, "sent")[1:], chart(report, "sent").stacks, strict=True):
         assert [number(cell) * 1e6 for cell in row[1:]] == near(stack.values)
     heat = chart(report, "by-label")
@@ -100,8 +100,8 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
         assert [number(cell) / 100 for cell in row[1:]] == near(values)
     steps = chart(report, "weights").panels[0]
     for place, row in enumerate(numbers(page, "weights")[1:]):
-        told = [steps.edges[place], steps.edges[place + 1], *(counts[place] for _, counts in steps.counts)]
-        assert [number(cell) for cell in row] == near(told)
+        expected = [steps.edges[place], steps.edges[place + 1], *(counts[place] for _, counts in steps.counts)]
+        assert [number(cell) for cell in row] == near(expected)
 
 
 def test_lines_of_one_colour_differ_in_their_dashes(open_page: Open) -> None:

@@ -24,8 +24,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     ]
     for i, (uplink, score, size) in enumerate(uplinks):
         for seed in range(2):
-            said = settings(rounds=12, shift=False, seed=seed) | {"uplink": uplink}
-            write(folder / f"{i} {seed}", said, score + seed / 100, figures={"bytes.codes": size})
+            raw = settings(rounds=12, shift=False, seed=seed) | {"uplink": uplink}
+            write(folder / f"{i} {seed}", raw, score + seed / 100, figures={"bytes.codes": size})
     return gather([folder])
 
 

@@ -53,11 +53,11 @@ def test_figures_are_drawn_in_the_requested_formats(tmp_path: Path) -> None:
 
 def test_json_is_printed_and_nothing_written(runs: Path) -> None:
     done = fedshift("report", runs, "--json", "--title", "Mine", "--uplink", "1kB/s")
-    told = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert told["title"] == "Mine"
-    assert [section["name"] for section in told["sections"]] == ["worth", "answer", "cost", "inside", "what"]
-    assert told["sections"][0]["parts"][0]["kind"] == "Table"
-    (seconds,) = [part for part in told["sections"][2]["parts"] if part["name"] == "score-seconds"]
+    content = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert content["title"] == "Mine"
+    assert [section["name"] for section in content["sections"]] == ["worth", "answer", "cost", "inside", "what"]
+    assert content["sections"][0]["parts"][0]["kind"] == "Table"
+    (seconds,) = [part for part in content["sections"][2]["parts"] if part["name"] == "score-seconds"]
     assert (seconds["rate"], seconds["panels"][0]["curves"][0]["x"]) == (1000.0, [1, 2, 3])
     assert not (runs / "report.html").exists()
 

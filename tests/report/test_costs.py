@@ -67,8 +67,8 @@ def test_clients_that_train_in_parallel_share_the_wall_clock_time(tmp_path: Path
 
 
 def test_bandwidths_in_the_settings_have_their_own_chart(tmp_path: Path) -> None:
-    said = settings(rounds=3, uplink={"bandwidth": 1000.0})
-    made = costs(write(tmp_path / "run", said, figures={"seconds.uplink": [0.5, 0.25, 1.0]}))
+    raw = settings(rounds=3, uplink={"bandwidth": 1000.0})
+    made = costs(write(tmp_path / "run", raw, figures={"seconds.uplink": [0.5, 0.25, 1.0]}))
     assert list(chart(made, "score-links").panels[0].curves[0].x) == [0.5, 0.75, 1.75]
     assert "bandwidths are those of the settings" in chart(made, "score-links").caption
 

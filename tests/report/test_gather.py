@@ -39,8 +39,8 @@ def test_a_report_answers_in_order(tmp_path: Path) -> None:
 
 
 def test_names_of_charts_and_tables_are_unique(tmp_path: Path) -> None:
-    for i, said in enumerate([settings(), settings(train={"metric": "mine:gain"}), settings(data={"name": "mnist"})]):
-        write_histograms(write(tmp_path / str(i), said), [1, 20])
+    for i, raw in enumerate([settings(), settings(train={"metric": "mine:gain"}), settings(data={"name": "mnist"})]):
+        write_histograms(write(tmp_path / str(i), raw), [1, 20])
     names = [part.name for one in gather([tmp_path]).sections for part in one.parts]
     assert len(names) == len(set(names))
     assert {"results", "results-2", "score", "score-2", "predicted", "predicted-2"} <= set(names)
@@ -141,9 +141,9 @@ def test_a_sweep_of_120_runs_of_800_rounds_is_readable(tmp_path: Path) -> None:
     figures = {f"{figure}.{layer}": wander for figure in ("mean_after", "step", "drift") for layer in layers}
     grid = product(("fedavg", "fedprox", "scaffold"), ("32+4", "32+5", "32+6", "32+8"), (False, True), range(5))
     for name, bits, shift, seed in grid:
-        said = settings(rounds=800, bits=bits, shift=shift, seed=seed, algorithm={"name": name})
+        raw = settings(rounds=800, bits=bits, shift=shift, seed=seed, algorithm={"name": name})
         folder = tmp_path / f"{name}_{bits}_{shift}_{seed}"
-        write(folder, said, wander, layers=layers, classes=10, figures=figures)
+        write(folder, raw, wander, layers=layers, classes=10, figures=figures)
         write_histograms(folder, [1, *range(50, 801, 50)], layers)
     made = gather([tmp_path])
     assert len(made.lines) == 24

@@ -124,8 +124,8 @@ def test_labels_have_no_mark_if_clients_upload_alike_or_share_them(kind: str, tm
 
 
 def test_groups_with_names_have_the_bits_of_the_settings(tmp_path: Path) -> None:
-    said = settings(uplink={"bits": 32, "group": {"slow ones": {"share": 0.5, "bits": 8}}})
-    folder = write(tmp_path / "run", said)
+    raw = settings(uplink={"bits": 32, "group": {"slow ones": {"share": 0.5, "bits": 8}}})
+    folder = write(tmp_path / "run", raw)
     write_clients(folder, group=lambda client: "slow ones" if client % 2 else "others")
     assert part(inside(folder), "predicted", Heat).marks[:2] == ["superior", "inferior"]
 

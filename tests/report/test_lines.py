@@ -14,7 +14,7 @@ def read(folders: list[Path]) -> list[Recorded]:
 
 
 def lines_of(tmp_path: Path, *runs: dict[str, Any]) -> Grouped:
-    return grouped(read([write(tmp_path / str(i), said) for i, said in enumerate(runs)]))
+    return grouped(read([write(tmp_path / str(i), raw) for i, raw in enumerate(runs)]))
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path: Path) -> None:

@@ -116,10 +116,12 @@ def test_numbers_of_charts_are_those_of_the_report_to_six_digits(demo: str) -> N
     data = embedded(demo)
     accuracy = next(part for part in made.demo().sections[0].parts if isinstance(part, Curves))
     drawn = next(chart for chart in data["charts"] if chart["name"] == "accuracy")
-    for curve, told in zip(accuracy.panels[0].curves, drawn["panels"][0]["curves"], strict=True):
-        assert data["shared"][told["x"]] == list(curve.x)
-        assert [y is None for y in told["y"]] == [y is None for y in curve.y]
-        assert [y for y in told["y"] if y is not None] == pytest.approx([y for y in curve.y if y is not None], rel=1e-5)
+    for curve, values in zip(accuracy.panels[0].curves, drawn["panels"][0]["curves"], strict=True):
+        assert data["shared"][values["x"]] == list(curve.x)
+        assert [y is None for y in values["y"]] == [y is None for y in curve.y]
+        assert [y for y in values["y"] if y is not None] == pytest.approx(
+            [y for y in curve.y if y is not None], rel=1e-5
+        )
 
 
 def test_curves_over_the_same_x_share_it() -> None:

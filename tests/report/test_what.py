@@ -40,9 +40,9 @@ def test_every_run_is_listed_with_its_status(tmp_path: Path) -> None:
 def test_settings_are_those_in_which_runs_agree(tmp_path: Path) -> None:
     folders = [write(tmp_path / str(lr), settings(train={"lr": lr})) for lr in (0.1, 0.2)]
     made = tables(folders)
-    said = {row.cells[0]: row.cells[1] for row in made["settings"].rows}
-    assert (said["train.rounds"], said["shift.on"], said["shift.share"]) == ("20", "per layer", "uploads")
-    assert {"train.lr", "seed", "name", "shift.tensors"}.isdisjoint(said)
+    values = {row.cells[0]: row.cells[1] for row in made["settings"].rows}
+    assert (values["train.rounds"], values["shift.on"], values["shift.share"]) == ("20", "per layer", "uploads")
+    assert {"train.lr", "seed", "name", "shift.tensors"}.isdisjoint(values)
     assert made["settings"].folded
     assert made["runs"].columns == ["run", "lr", "seed", "status"]
 

@@ -14,10 +14,10 @@ from tests.report.written import settings, write
 SMALL = {"bytes.codes": 0, "bytes.side": 60, "bytes.header": 40}  # 100 bytes a round instead of 1000
 
 
-def told(tmp_path: Path, *runs: tuple[dict[str, Any], float | list[float], bool], **more: Any) -> Section:
+def answered(tmp_path: Path, *runs: tuple[dict[str, Any], float | list[float], bool], **more: Any) -> Section:
     """Of runs by their settings, scores, and whether their uploads are small."""
-    for i, (said, score, small) in enumerate(runs):
-        write(tmp_path / f"{i:02}", said, score, figures=SMALL if small else {}, **more)
+    for i, (raw, score, small) in enumerate(runs):
+        write(tmp_path / f"{i:02}", raw, score, figures=SMALL if small else {}, **more)
     return section(grouped(read(sorted(tmp_path.iterdir()))))
 
 
@@ -40,7 +40,7 @@ def test_each_setting_is_compared_with_full_precision(tmp_path: Path) -> None:
     rising = [0.5, 0.5, 0.5, *[0.9] * 17]
     runs = [(kind("32+32", seed), [x + seed / 50 for x in rising], False) for seed in range(2)]
     runs += [(kind("32+4", seed), [x + seed / 50 - 0.005 for x in rising], True) for seed in range(2)]
-    made = told(tmp_path, *runs)
+    made = answered(tmp_path, *runs)
     assert (made.name, made.title) == ("worth", "Was compression worth it?")
     assert made.answer[0] == (
         "32+4 bits uploads 2 kB instead of 20 kB (10.0 times fewer) and reaches 90.5 % "
@@ -65,7 +65,7 @@ def test_each_setting_is_compared_with_full_precision(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_loses_to_fewer_rounds_is_marked_in_the_table(tmp_path: Path) -> None:
-    made = told(tmp_path, (kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True))
+    made = answered(tmp_path, (kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True))
     assert "loses to simply running fewer rounds in full precision" in made.answer[1]
     assert table(made).rows[0].cells[5:] == ["-20.0 (one seed)", "90.0 (this setting loses by 20.0)", "not reached"]
     assert "With one seed, noise is unknown." in table(made).caption
@@ -74,7 +74,7 @@ def test_a_setting_that_loses_to_fewer_rounds_is_marked_in_the_table(tmp_path: P
 def test_points_are_drawn_against_bytes_up_and_against_all_bytes(tmp_path: Path) -> None:
     """Broadcasts of 2000 bytes a round are 40 kB more."""
     runs = [(kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True), (kind("32+8"), 0.6, True)]
-    up, both = points(told(tmp_path, *runs))
+    up, both = points(answered(tmp_path, *runs))
     assert (up.name, both.name, up.x.log, both.x.log) == ("pareto", "pareto-total", True, True)
     assert [(point.x, point.y, point.front) for point in up.fields[0].points] == [
         (20_000, 0.9, True),
@@ -91,7 +91,7 @@ def test_broadcasts_that_are_not_recorded_leave_one_chart(tmp_path: Path) -> Non
 
 
 def test_for_a_single_run_the_missing_base_is_named(tmp_path: Path) -> None:
-    made = told(tmp_path, (kind("32+4"), 0.7, False))
+    made = answered(tmp_path, (kind("32+4"), 0.7, False))
     assert made.answer == [
         "There is no finished full-precision run with the same server rule to compare with "
         "fedavg, 32+4 bits, no shift; add a run with `--set uplink.bits=32+32` and otherwise the same settings."
@@ -118,7 +118,7 @@ def test_tasks_have_their_own_panels(tmp_path: Path) -> None:
         for algorithm in ("fedavg", "scaffold")
         for bits in ("32+32", "32+4")
     ]
-    up = points(told(tmp_path, *runs))[0]
+    up = points(answered(tmp_path, *runs))[0]
     assert [(field.title, len(field.points)) for field in up.fields] == [
         ("digits, fedavg", 2),
         ("mnist, fedavg", 2),
@@ -129,7 +129,7 @@ def test_tasks_have_their_own_panels(tmp_path: Path) -> None:
 
 def test_many_tasks_are_a_choice(tmp_path: Path) -> None:
     runs = [(kind("32+4", data={"alpha": (i + 1) / 10, "partition": "dirichlet"}), 0.9, True) for i in range(13)]
-    made = told(tmp_path, *runs, layers=(), classes=0)
+    made = answered(tmp_path, *runs, layers=(), classes=0)
     choice = made.parts[1]
     assert isinstance(choice, Choice)
     assert [label for label, _ in choice.of][:2] == ["alpha 0.1", "alpha 0.2"]
@@ -140,7 +140,7 @@ def test_many_tasks_are_a_choice(tmp_path: Path) -> None:
 def test_a_metric_is_judged_by_its_goal(metric: str, tmp_path: Path) -> None:
     """0.5 at few bytes is best where low is good; 0.9 of 32 bits is dominated then."""
     train = {"metric": metric}
-    made = told(tmp_path, (kind("32+32", train=train), 0.9, False), (kind("32+4", train=train), 0.5, True))
+    made = answered(tmp_path, (kind("32+32", train=train), 0.9, False), (kind("32+4", train=train), 0.5, True))
     lower = metric == "mine:mae"
     optimal = {row.cells[0]: row.cells[3] for row in table(made).rows}
     assert optimal == {"32+4": "yes", "32+32": "no" if lower else "yes"}
@@ -156,6 +156,6 @@ def test_lines_that_differ_in_many_settings_are_named_in_one_column(tmp_path: Pa
         (kind(bits, train={"lr": lr, "epochs": epochs}, algorithm={"name": name}), 0.9, False)
         for lr, epochs, name, bits in kinds
     ]
-    made = told(tmp_path, *runs)
+    made = answered(tmp_path, *runs)
     assert table(made).columns[0] == "line"
     assert [row.cells[0] for row in table(made).rows] == ["fedavg, 32+32 bits", "scaffold, 32+4 bits"]

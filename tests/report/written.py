@@ -31,7 +31,7 @@ def settings(rounds: int = 20, bits: str = "32+4", shift: bool = True, **more: A
 
 def write(
     folder: Path,
-    said: Mapping[str, Any] | None = None,
+    raw: Mapping[str, Any] | None = None,
     score: Figure = 0.5,
     *,
     layers: Sequence[str] = ("fc.weight",),
@@ -40,7 +40,7 @@ def write(
     reached: int | None = None,
 ) -> Path:
     """A finished run, or one that was stopped after so many rounds."""
-    experiment = Experiment(**(said if said is not None else settings()))
+    experiment = Experiment(**(raw if raw is not None else settings()))
     folder.mkdir(parents=True)
     (folder / "settings.toml").write_text(experiment.toml())
     (folder / "about.json").write_text(json.dumps({"cpu": "a Xeon", "commit": "abc", "torch": "2.13"}))
@@ -89,18 +89,18 @@ def write_clients(folder: Path, classes: int = CLASSES, group: Callable[[int], s
 
 
 def write_histograms(folder: Path, rounds: Sequence[int], layers: Sequence[str] = ("fc.weight",)) -> None:
-    told = [
+    histograms = [
         {"round": number, "layer": layer, "low": -1.0, "high": 1.0, "before": [1, 2, 3, 4], "after": [0, 5, 0, 5]}
         for number in rounds
         for layer in layers
     ]
-    (folder / "histograms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+    (folder / "histograms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in histograms))
 
 
-def published(folder: Path, said: Mapping[str, Any], score: Figure = 0.5) -> Path:
+def published(folder: Path, raw: Mapping[str, Any], score: Figure = 0.5) -> Path:
     """What is published of a run: no clients, no model, bytes in one sum."""
-    write(folder, said, score)
-    experiment = Experiment(**said)
+    write(folder, raw, score)
+    experiment = Experiment(**raw)
     kept = {name: x for name, x in _columns(experiment, ["fc.weight"], CLASSES, score).items() if _slim(name)}
     columns = {**kept, "bytes.up": 1000, "bytes.down": 2000}
     _lines(folder / "rounds.csv", ["round", *columns], experiment.train.rounds, columns)

@@ -1,4 +1,4 @@
-"""MLflow's own client finds what the record says, in a local store."""
+"""MLflow has the values of the record, in a local store."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.runs import SELDOM, small
-from tests.track.told import column, train
+from tests.track.tracking import column, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One for all tests: making its tables takes seconds."""
+    """One store for all tests: creating its tables takes seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
@@ -88,6 +88,6 @@ def test_a_run_is_resumed_in_its_store(
 def test_an_unreachable_server_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    (told,) = train(small(), tmp_path / "one", "mlflow", 8)
-    assert told.startswith("--track mlflow: MlflowException: ")
+    (warning,) = train(small(), tmp_path / "one", "mlflow", 8)
+    assert warning.startswith("--track mlflow: MlflowException: ")
     assert len(column(tmp_path / "one", "loss")) == 8

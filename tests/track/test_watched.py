@@ -1,4 +1,4 @@
-"""`--track` of the commands: sweeps, runs that are stopped and go on, and what goes wrong."""
+"""The option `--track`: sweeps, resumed runs, and errors."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from fedshift.runs.record import finished
 from tests.runs import fedshift, file_of, small
 from tests.track.test_tensorboard import scalars, sessions
 from tests.track.test_wandb import history, records
-from tests.track.told import column
+from tests.track.tracking import column
 
 HIDDEN = """
 import sys

@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, and what is used when something is damaged."""
+"""Checkpoints: which are kept, and which is used after damage."""
 
 import shutil
 from pathlib import Path
@@ -23,8 +23,8 @@ from tests.runs import (
     digits,
     everything,
     fedshift,
-    goes_on,
     record,
+    resume_exactly,
     rewrite,
     small,
     stopped,
@@ -66,7 +66,7 @@ def test_two_checkpoints_are_kept_and_only_the_cohort_is_written(tmp_path: Path)
 )
 def test_a_stopped_run_is_resumed_to_the_bit(changes: list[dict[str, Any]], tmp_path: Path) -> None:
     experiment = stopped(tmp_path / "run", *changes)
-    assert goes_on(tmp_path / "run", experiment, tmp_path / "whole") == []
+    assert resume_exactly(tmp_path / "run", experiment, tmp_path / "whole") == []
 
 
 def test_two_files_of_one_round_count_once(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_two_files_of_one_round_count_once(tmp_path: Path) -> None:
     next(run)
     run.close()
     assert [path.name[:17] for path in checkpoints(out)] == ["checkpoint.000005", *2 * ["checkpoint.000006"]]
-    goes_on(out, experiment, tmp_path / "whole")
+    resume_exactly(out, experiment, tmp_path / "whole")
 
 
 # damage
@@ -122,7 +122,7 @@ def test_the_previous_checkpoint_is_used_if_newest_memory_is_missing(how: str, t
     first = {path.name.split(".")[0] for path in (out / "memory").glob("*.1.*")}
     new = next(path for path in (out / "memory").glob("*.2.*") if path.name.split(".")[0] not in first)
     damage(new) if how == "damaged" else new.unlink()
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert (f"{new}: damaged" if how == "damaged" else f"{new}: cannot be read: No such file") in warning
     assert warning.endswith("; resuming from round 1")
 
@@ -131,7 +131,7 @@ def test_files_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     for name in "checkpoint.000006.01234567.safetensors", "rounds.csv", "memory/0.6.01234567.safetensors":
         (out / f"{name}.unfinished").write_bytes(b"half")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
     assert not list(out.rglob("*.unfinished"))
 
 

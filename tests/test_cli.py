@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes."""
+"""The command line, in real processes."""
 
 import json
 import os

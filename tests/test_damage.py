@@ -1,4 +1,4 @@
-"""A run is resumed exactly, or refused in a sentence that says what is wrong; nothing is lost either way."""
+"""A run is resumed exactly, or refused in a sentence that says what is wrong; nothing is lost."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from tests.runs import (
     everything,
     fedshift,
     go,
-    goes_on,
+    resume_exactly,
     rewrite,
     small,
     stopped,
@@ -42,7 +42,7 @@ def test_damaged_folders_are_resumed_exactly_or_refused(tmp_path: Path) -> None:
 
 
 def refused(out: Path, error: type[Exception] = RunError) -> str:
-    """What it says; the folder stays as it is."""
+    """Message of a refused resume; the folder must not change."""
     before = everything(out)
     with pytest.raises(error) as caught:
         resume(out, data=digits()).close()
@@ -68,7 +68,7 @@ def test_the_memory_of_another_client_or_run_is_detected(how: str, tmp_path: Pat
         (foreign,) = (tmp_path / "other" / "memory").glob(one.name.rsplit(".", 2)[0] + ".*")
         one.unlink()
         shutil.copy(foreign, one.parent)
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert "cannot be used: " in warning
     assert warning.endswith("; resuming from round 1")
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
     checkpoints(out)[-1].unlink()
     newest = checkpoints(tmp_path / "other")[-1]
     shutil.copy(newest, out)
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert f"{out / newest.name}: belongs to another run (id " in warning
     assert warning.endswith("; resuming from round 4")
 
@@ -89,7 +89,7 @@ def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Pat
     older, newest = checkpoints(out)
     newest.unlink()
     shutil.copy(older, older.with_name(older.name.replace("000004", "000005")))
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert "is the checkpoint of round 4, which contradicts its file name; resuming from round 4" in warning
 
 
@@ -97,7 +97,7 @@ def test_the_model_of_another_run_does_not_finish_a_run(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     go(experiment.changed(seed=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert "model.safetensors: is damaged or not the final model of the run; it will be written again" in warning
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
     assert not finished(out)
@@ -109,7 +109,7 @@ def test_an_empty_model_is_not_the_end_of_a_run(content: bytes, tmp_path: Path) 
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     (out / "model.safetensors").write_bytes(content)
     assert not finished(out)
-    assert len(goes_on(out, experiment, tmp_path / "whole")) == 1
+    assert len(resume_exactly(out, experiment, tmp_path / "whole")) == 1
     assert finished(out)
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_not_a_checkpoint_is_put_aside(content: bytes, tmp_path: 
     for name in f"{zlib.crc32(content):08x}", "00000000":
         (out / f"checkpoint.000005.{name}.safetensors").write_bytes(content)
     checkpoints(out)[-1].write_bytes(content)
-    for warning in goes_on(out, experiment, tmp_path / "whole"):
+    for warning in resume_exactly(out, experiment, tmp_path / "whole"):
         assert "damaged: its content does not match its checksum" in warning
 
 
@@ -168,12 +168,12 @@ def test_changed_settings_are_listed_with_what_to_do(tmp_path: Path) -> None:
         each.unlink()  # then identity.json says it
     assert "(train.rounds: was 8, now 9; train.lr: was 0.05, now 0.5)" in refused(out)
     path.write_text(f"# the same values\n{text}")
-    (warning,) = goes_on_with(out, tmp_path / "whole", experiment)
+    (warning,) = resume_with(out, tmp_path / "whole", experiment)
     assert "the checkpoints are missing; resuming from round 0" in warning
 
 
-def goes_on_with(out: Path, whole: Path, experiment: object) -> list[str]:
-    """Like `goes_on`, but for the text of the settings."""
+def resume_with(out: Path, whole: Path, experiment: object) -> list[str]:
+    """Like `resume_exactly`, but only models are compared."""
     warnings: list[str] = []
     list(resume(out, data=digits(), tell=warnings.append))
     go(experiment, whole)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def test_a_field_that_is_too_long_ends_the_record_there(tmp_path: Path) -> None:
     path = out / "rounds.csv"
     *lines, last = path.read_text().splitlines()
     path.write_text("\n".join([*lines, last + "1" * 200_000, ""]))
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert "is later than the record, which ends at round 4; resuming from round 4" in warning
 
 
@@ -226,11 +226,11 @@ def test_a_changed_value_of_the_record_is_trained_again_or_reported(tmp_path: Pa
     changed[2] = "0.123"
     path.write_text("\n".join([*lines[:-1], ",".join(changed), ""]))
     shutil.copytree(out, tmp_path / "first")
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert "the record up to round 5 does not match this checkpoint; resuming from round 4" in warning
     path = tmp_path / "first" / "rounds.csv"
     path.write_text("\n".join([lines[0], lines[1].replace(".", ".0", 1), *lines[2:], ""]))
-    (warning,) = goes_on_with(tmp_path / "first", tmp_path / "whole", experiment)
+    (warning,) = resume_with(tmp_path / "first", tmp_path / "whole", experiment)
     assert "the record up to round 5 does not match the checkpoint; resuming from round 5" in warning
 
 
@@ -240,7 +240,7 @@ def test_files_that_follow_from_the_settings_are_repaired(tmp_path: Path) -> Non
     (out / "identity.json").write_text("{}")
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text.replace("loss", "lost", 1))
-    warnings = goes_on(out, experiment, tmp_path / "whole")
+    warnings = resume_exactly(out, experiment, tmp_path / "whole")
     assert [sentence.split(": ")[0] for sentence in warnings] == [
         str(out / name) for name in ("identity.json", "rounds.csv", "clients.csv")
     ]
@@ -250,7 +250,7 @@ def test_files_that_follow_from_the_settings_are_repaired(tmp_path: Path) -> Non
 
 
 class Frozen(nn.Module):
-    """Random features that stay as they are, and what is learnt from them."""
+    """A trained layer on frozen random features."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What can go wrong with the folder of a run: each time a sentence, and nothing is lost that was there."""
+"""Problems with the folder of a run: each is reported in a sentence, and nothing is lost."""
 
 import re
 import shutil
@@ -23,8 +23,8 @@ from tests.runs import (
     fedshift,
     file_of,
     go,
-    goes_on,
     linux,
+    resume_exactly,
     small,
     stopped,
 )
@@ -43,14 +43,14 @@ def test_bytes_after_the_last_complete_line_are_removed(end: str, tmp_path: Path
     for name in "rounds.csv", "histograms.jsonl":
         with open(out / name, "a") as file:
             file.write(end)
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
 
 
 def test_a_round_missing_from_the_record_is_trained_again(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", BOTH), tmp_path / "run"
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text[:-40])
-    (warning,) = goes_on(out, experiment, tmp_path / "whole")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
     assert "is later than the record, which ends at round 4; resuming from round 4" in warning
 
 
@@ -168,7 +168,7 @@ def test_files_of_other_names_are_ignored(tmp_path: Path) -> None:
     (out / "checkpoint.best.safetensors").write_bytes(b"mine")
     (out / "checkpoint.my.best.safetensors").write_bytes(b"mine")
     (out / "memory" / "a.b.c.safetensors").write_bytes(b"mine")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
 
 
 # what else lies there
@@ -186,7 +186,7 @@ def test_bytes_that_are_not_text_after_the_last_line_are_removed(tmp_path: Path)
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     with open(out / "rounds.csv", "ab") as file:
         file.write(b"6,0.\xff\xfe")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
 
 
 def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_run_killed_while_removing_checkpoints_leaves_no_files(tmp_path: Path)
 @linux
 @pytest.mark.parametrize("leave", range(0, 40_000, 8192))
 def test_a_run_stopped_by_a_full_disk_is_resumed_exactly(leave: int, disk: Path, tmp_path: Path) -> None:
-    """Whatever write is the one that fails."""
+    """For each write that may fail."""
     experiment = stopped(disk / "run", BOTH, {"train": {"rounds": 12}})
     ballast = fill(disk, leave)
     done = fedshift("resume", disk / "run")
@@ -219,7 +219,7 @@ def test_a_run_stopped_by_a_full_disk_is_resumed_exactly(leave: int, disk: Path,
     assert "cannot be" in done.stderr
     assert "No space left on device" in done.stderr
     ballast.unlink()
-    assert goes_on(disk / "run", experiment, tmp_path / "whole") == []
+    assert resume_exactly(disk / "run", experiment, tmp_path / "whole") == []
     assert not list(disk.rglob("*.unfinished"))
 
 
@@ -238,7 +238,7 @@ def test_a_read_only_folder_is_named(disk: Path, tmp_path: Path) -> None:
         assert f"{folder}: cannot be written to: Read-only file system" in done.stderr
     assert everything(disk) == before
     assert not mount("-o", "remount,rw", str(disk))
-    assert goes_on(disk / "run", experiment, tmp_path / "whole") == []
+    assert resume_exactly(disk / "run", experiment, tmp_path / "whole") == []
 
 
 @pytest.mark.parametrize("keep", [1, 0])
@@ -256,7 +256,7 @@ def test_a_folder_with_the_name_of_a_file_of_the_run_is_left_alone(name: str, tm
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     (out / name).mkdir()
     (out / name / "mine").write_text("mine")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
     assert (out / name / "mine").read_text() == "mine"
 
 

@@ -1,4 +1,4 @@
-"""One run at a time in a folder, whoever asks and by whatever path."""
+"""A folder is used by one run at a time, by whatever process and path."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""A run that is killed, at any moment and as often as you like, ends as if nothing had happened.
+"""A run that is killed at any moment, any number of times, has the same result as an undisturbed one.
 
 Real processes and real kills: forks of this process, which has torch loaded already.
 """
@@ -90,7 +90,7 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 
 
 def die_at(folder: Path, point: int, torn: int | None = None) -> None:
-    """This process will be killed just before its n-th change to the folder; `torn`, so many bytes into that write."""
+    """Kill this process before its n-th change to the folder or, with `torn`, after this many bytes of that write."""
     seen = 0
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills who writes beyond a limit
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""The command, killed and interrupted, ends as if nothing had happened."""
+"""The command has the same result if it is killed or interrupted."""
 
 import json
 import os
@@ -39,12 +39,12 @@ def command(*arguments: str | Path, gate: Gate | None = None) -> "subprocess.Pop
 
 
 def heeding() -> None:
-    """Ctrl-C counts, also where the tests are a job in the background, for which a shell turns it off."""
+    """Enable Ctrl-C, which a shell disables for background jobs."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
-    """Until it has told of that round, with --json."""
+    """Wait until a process has printed this round, with --json."""
     assert process.stdout
     for line in process.stdout:
         if line.startswith("{") and json.loads(line).get("round") == number:

@@ -1,4 +1,4 @@
-"""Clients' memory on disk: only what changed is written, and no checkpoint loses what it needs."""
+"""Memory of clients on disk: only changes are written, and checkpoints keep the files they need."""
 
 import os
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_memory_on_disk_takes_no_ram_between_rounds(tmp_path: Path) -> None:
 def test_the_two_newest_checkpoints_find_their_memory(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[dict[int, float]], every: int, keep: bool
 ) -> None:
-    """Rounds change some clients; every so many there is a checkpoint. Going back to either of two is exact."""
+    """Rounds change some clients, and some write a checkpoint; restoring either of the last two is exact."""
     folder = tmp_path_factory.mktemp("memory")
     memory, values = StoredMemory(folder, "a", keep), dict[int, float]()
     truth: dict[int, dict[int, float]] = {}  # by round of a checkpoint

@@ -1,4 +1,4 @@
-"""Many runs on one engine: each is the run it would be alone, stops and goes on, and fails by itself."""
+"""Packs: each run gives the result it would give alone, can be stopped and resumed, and fails alone."""
 
 import csv
 import itertools
@@ -41,7 +41,7 @@ def trained(raw: dict[str, Any], out: Path, stop: Callable[[], bool] = lambda: F
 
 
 def after(rounds: int) -> Callable[[], bool]:
-    """Says stop when it was asked so often."""
+    """Function that returns True from the given call on."""
     asked = itertools.count(1)
     return lambda: next(asked) > rounds
 
@@ -87,7 +87,7 @@ def test_a_stopped_pack_is_resumed_to_the_same_bits(stops: int, tmp_path: Path) 
 
 
 def test_runs_killed_at_different_rounds_are_resumed_together(tmp_path: Path) -> None:
-    """One has a checkpoint that the others had no time for: with `deterministic` all begin where all can."""
+    """One has a later checkpoint: with `deterministic`, all resume from the last common one."""
     raw = merge(GRID, {"engine": {"pack": 8, "deterministic": True}, "record": {"checkpoint": 2}})
     trained(raw, tmp_path / "whole")
     trained(raw, tmp_path / "parts", after(5))
@@ -180,7 +180,7 @@ def test_a_run_stops_after_some_minutes_and_is_resumed(tmp_path: Path) -> None:
 
 
 def test_a_failure_counts_even_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is up, whatever the clock says, once the healthy run, which is the second, has a round."""
+    """The time is up when the healthy run, which is the second, has finished a round."""
     monkeypatch.setattr(StopRequest, "now", lambda request: bool(list(tmp_path.glob("runs/lr-0.05*/rounds.csv"))))
     grid = tmp_path / "grid.toml"
     grid.write_text(

@@ -1,4 +1,4 @@
-"""The run directory: what is written, how long it gets, and that it says the truth."""
+"""The run directory: its files, their size, and that they agree with the run."""
 
 import csv
 import gc
@@ -89,7 +89,7 @@ def test_histograms_count_weights_before_and_after_the_quantizer(tmp_path: Path)
 
 
 def test_a_record_of_the_paper_stays_below_380_kb() -> None:
-    """800 rounds of the paper's CNN, with numbers that take as much room as they can."""
+    """800 rounds of the paper's CNN, with numbers of the greatest length."""
     experiment = Experiment(data={"partition": "iid"}, model={"name": "paper-cnn"}, uplink={"bits": "32+4"})
     fed = build(experiment, PaperCNN(), images())
     layer = Layer(-0.00123456, -0.000612345, True, 12.3456, 12.3457, 12.3458, 0.00123456, 0.000612345)

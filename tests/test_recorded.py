@@ -1,4 +1,4 @@
-"""What can be read of a record, whole or not."""
+"""Reading of complete, unfinished and damaged records."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What runs are scored by: a loss, a metric and its goal, in the record, the terminal and the report."""
+"""Scores of runs: a loss, a metric and its goal, in the record, the terminal and the report."""
 
 import csv
 import io
@@ -52,7 +52,7 @@ def close(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def line(out: Path) -> dict[str, str]:
-    """The last one of a record."""
+    """Last line of a record."""
     return list(csv.DictReader(io.StringIO((out / "rounds.csv").read_text())))[-1]
 
 
@@ -93,7 +93,7 @@ def test_floating_point_targets_are_not_interpreted_as_probabilities(
 
 
 def test_soft_labels_are_trained_with_cross_entropy() -> None:
-    """Both a label and its softened form have the same largest entry, and so the same accuracy."""
+    """A label and its softened form have the same largest entry, and so the same accuracy."""
     hard = points()
     soft = dataset(
         hard.x,
@@ -216,7 +216,7 @@ def result(metric: str, goal: Goal | None, bits: str, shift: bool, seed: int, sc
 
 
 def compared(metric: str, goal: Goal | None = None) -> list[RunResult]:
-    """0.5 of 32 bits, 0.75 of four, 0.625 of four with the shift; seeds add 0, 0.125 and 0.25 to all alike."""
+    """0.5 with 32 bits, 0.75 with 4, 0.625 with 4 and the shift; seeds add 0, 0.125 and 0.25."""
     kinds = (("32+32", False, 0.5), ("32+4", False, 0.75), ("32+4", True, 0.625))
     return [
         result(metric, goal, bits, shift, seed, score + seed / 8) for bits, shift, score in kinds for seed in range(3)

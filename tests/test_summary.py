@@ -1,4 +1,4 @@
-"""What a table says about runs."""
+"""Tables and sentences on runs."""
 
 import io
 import math
@@ -68,7 +68,7 @@ RULES: list[tuple[str, dict[str, Any], float]] = [
 
 
 def of_rules(rules: list[tuple[str, dict[str, Any], float]]) -> list[RunResult]:
-    """Three seeds of each; seeds add 0, 0.1 and 0.2 points to all alike."""
+    """Three seeds of each rule, which add 0, 0.1 and 0.2 points."""
     return [
         RunResult(Experiment(uplink={"bits": bits}, shift=shift, seed=seed), score + 0.001 * seed, score, 1)
         for bits, shift, score in rules
@@ -114,7 +114,7 @@ def test_settings_of_a_shift_that_is_off_do_not_distinguish_runs() -> None:
 
 
 def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None:
-    """The share has a column where one is not its rule's default; max_share has none: one rule alone uses it."""
+    """The share has a column if one is not the default of its rule; max_share has none, as only one rule uses it."""
     shifts: list[dict[str, Any]] = [
         {"on": False},
         {"per": "filter", "share": 0.5},
@@ -138,7 +138,7 @@ def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None
 
 
 def test_runs_in_packs_of_different_sizes_are_compared() -> None:
-    """One in a pack of the same size is preferred; a precision is no such setting."""
+    """A run in a pack of the same size is preferred; runs of another precision are not compared."""
     packs = [
         (False, {"pack": 0}, 0.8),
         (False, {"pack": 8}, 0.82),
@@ -228,7 +228,7 @@ def test_settings_that_look_alike_get_names_that_differ() -> None:
 
 
 def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
-    """The checksum is that of the settings there were before `record.frames` and the quantizers step and ternary."""
+    """The checksum is that of the settings before `record.frames` and the quantizers step and ternary were added."""
     before = dotted(Experiment().model_dump())
     assert before.pop("record.frames") == 50
     assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep", "biases")] == [None, None, None, False]
@@ -315,7 +315,7 @@ def test_a_table_is_not_wrapped_within_words(width: int) -> None:
 
 
 def test_settings_without_effect_on_exact_uploads_do_not_distinguish_runs() -> None:
-    """A quantizer, its groups, updates and feedback do nothing to 32 bits; a coder other than bitpack does."""
+    """A quantizer, its groups, updates and feedback have no effect on 32 bits; a coder other than bitpack has."""
     idle: list[dict[str, Any]] = [
         {"quantizer": "uniform"},
         {"per": "channel"},
@@ -360,7 +360,7 @@ def test_several_settings_of_the_uplink_share_a_column() -> None:
 
 
 def test_settings_of_the_uplink_keep_their_columns_if_a_label_would_be_ambiguous() -> None:
-    """Who has which bits is not in the label."""
+    """The label does not say which clients have which bits."""
     lists = [[32, 4] * 50, [4, 32] * 50]
     runs = [Experiment(uplink={"bits": bits, "send": send}) for bits in lists for send in ("weights", "updates")]
     assert columns(apart(runs)[0], runs) == ["uplink.send", "uplink.bits"]

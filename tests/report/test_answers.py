@@ -1,4 +1,4 @@
-"""Whether the shift helped."""
+"""The section "Did the shift help?"."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ SCORES = {("32+32", False): 0.9, ("32+4", False): 0.8, ("32+4", True): 0.85}
 
 
 def answered(tmp_path: Path, scores: dict[tuple[str, bool], float], wander: float = 0.0, **more: Any) -> Section:
-    """Three seeds of each; seeds of those with the shift wander."""
+    """Section on three seeds of each setting; `wander` spreads the seeds with the shift."""
     for (bits, shift), mean in scores.items():
         for seed in range(3):
             raw = settings(rounds=12, bits=bits, shift=shift, seed=seed, **more)

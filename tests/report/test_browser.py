@@ -1,4 +1,4 @@
-"""The page in a real browser: that it shows the report's numbers, and what readers do with it."""
+"""The page in a real browser: numbers of the report, and controls."""
 
 import math
 import re
@@ -19,7 +19,7 @@ def chart(report: Report, name: str) -> Any:
 
 
 def cells(rows: Any) -> list[list[str]]:
-    """The texts of rows of a table."""
+    """Texts of the rows of a table."""
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText.trim()))"
     return [[str(text) for text in row] for row in rows.evaluate_all(script)]
 
@@ -41,7 +41,7 @@ def near(values: Iterable[float | None]) -> Any:
 
 
 def numbers(page: Any, name: str) -> list[list[str]]:
-    """The first table of numbers that a chart tells."""
+    """First table of numbers of a chart."""
     page.locator(f"#{name} .numbers summary").click()
     page.locator(f"#{name} .numbers tr").first.wait_for()
     return cells(page.locator(f"#{name} .numbers table").first.locator("tr"))
@@ -105,7 +105,7 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
 
 
 def test_lines_of_one_colour_differ_in_their_dashes(open_page: Open) -> None:
-    """In the legend, and by open discs, diamonds and discs where means are drawn."""
+    """In the legend, and by open discs, diamonds and discs of means."""
     report = made.demo()
     dashes: tuple[Dash, ...] = ("dashed", "dotdash", "")
     lines = [one._replace(colour=0, dash=dash) for one, dash in zip(report.lines, dashes, strict=True)]

@@ -1,4 +1,4 @@
-"""The page in a real browser: charts of which there is little or nothing to draw."""
+"""The page in a real browser: charts with little or no data."""
 
 import pytest
 

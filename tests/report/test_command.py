@@ -1,4 +1,4 @@
-"""fedshift report, as a person meets it."""
+"""The command `fedshift report`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bytes and seconds."""
+"""The section "What did it cost?"."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def stacks(of: Section, name: str) -> Stacks:
 
 
 def test_accuracy_against_bytes_and_against_seconds_on_one_link(tmp_path: Path) -> None:
-    """A thousand bytes a round, a thousand bytes a second."""
+    """A thousand bytes per round, a thousand bytes per second."""
     made = costs(write(tmp_path / "run", settings(rounds=4)))
     sent, seconds = chart(made, "score-bytes"), chart(made, "score-seconds")
     assert list(sent.panels[0].curves[0].x) == [1000, 2000, 3000, 4000]
@@ -61,7 +61,7 @@ def test_a_round_is_split_into_phases_with_saving_on_top(tmp_path: Path) -> None
 
 
 def test_clients_that_train_in_parallel_share_the_wall_clock_time(tmp_path: Path) -> None:
-    """Four seconds of training and one of encoding happened in the 0.6 s that the server did not work."""
+    """Four seconds of training and one of encoding share the 0.6 s in which the server did not work."""
     made = stacks(costs(write(tmp_path / "run", figures={"seconds.train": 4.0, "seconds.encode": 1.0})), "phases")
     assert made.stacks[0].values == pytest.approx([0.48, 0.12, 0.05, 0.05, 0.02, 0.0])
 
@@ -83,7 +83,7 @@ def test_the_least_and_the_most_are_named(tmp_path: Path) -> None:
 
 
 def test_lines_with_and_without_the_shift_may_send_different_amounts(tmp_path: Path) -> None:
-    """As they do with an entropy coder: 20 rounds of 600 and of 1000 bytes."""
+    """As with an entropy coder: 20 rounds of 600 and of 1000 bytes."""
     plain = write(tmp_path / "plain", settings(shift=False), figures={"bytes.codes": 500})
     made = costs(plain, write(tmp_path / "shifted", settings(shift=True)))
     assert made.answer == [

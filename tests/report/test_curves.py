@@ -1,4 +1,4 @@
-"""Curves, worked out by hand."""
+"""Curves with hand-worked numbers."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_a_curve_is_the_mean_of_seeds_in_a_band_from_the_lowest_to_the_highest(t
 
 
 def test_a_curve_ends_in_the_figure_of_the_table(tmp_path: Path) -> None:
-    """Also where it is thinned, where not every round is evaluated, and where one seed has lost its last line."""
+    """Also if it is thinned, if not every round is evaluated, and if one seed has lost its last line."""
     rng = np.random.default_rng(7)
     for seed in range(3):
         scores = [float(x) if t % 3 == 2 else None for t, x in enumerate(rng.random(60))]

@@ -1,4 +1,4 @@
-"""From folders to a report, whatever is in them."""
+"""Reports on folders with complete, unfinished and damaged runs."""
 
 import os
 from itertools import product
@@ -97,7 +97,7 @@ def test_a_folder_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
 
 @linux
 def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
-    """As with one of somebody else's; this one's path is too long for the system, whoever asks."""
+    """Its path is too long for the system, which fails for all users."""
     write(tmp_path / "run")
     at = os.open(tmp_path, os.O_RDONLY)
     for _ in range(20):

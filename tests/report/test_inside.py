@@ -1,4 +1,4 @@
-"""Layers, labels, errors and weights."""
+"""The section "What happened during training?"."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -54,7 +54,7 @@ def test_the_spread_of_filter_means_is_drawn_if_it_is_recorded(tmp_path: Path) -
 
 
 def _without_filters(folder: Path) -> None:
-    """A record of before these columns were added."""
+    """A record of an earlier version, without these columns."""
     rows = [line.split(",") for line in (folder / "rounds.csv").read_text().splitlines()]
     kept = [i for i, name in enumerate(rows[0]) if not name.startswith("filters_")]
     (folder / "rounds.csv").write_text("".join(",".join(row[i] for i in kept) + "\n" for row in rows))
@@ -98,7 +98,7 @@ def test_runs_of_different_models_and_data_share_charts_where_possible(tmp_path:
 
 
 def test_labels_of_quantized_clients_alone_are_inferior(tmp_path: Path) -> None:
-    """Labels 1 and 3 lie with clients of 4 bits, half of the data; they are a third of the predictions."""
+    """Labels 1 and 3 belong to clients of 4 bits; they are half of the data and a third of the predictions."""
     shares = {"predicted.0": 0.4, "predicted.1": 0.2, "predicted.2": 0.27, "predicted.3": 0.13}
     made = inside(write(tmp_path / "run", figures=shares))
     heat, curves = part(made, "predicted", Heat), part(made, "inferior", Curves)

@@ -1,4 +1,4 @@
-"""Which runs are one line, what it is called, and where it is drawn."""
+"""Lines of the legend: their runs, labels, colours and panels."""
 
 from itertools import product
 from pathlib import Path

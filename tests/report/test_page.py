@@ -1,4 +1,4 @@
-"""The page as text: what it holds, what it may do, and what a hostile name cannot."""
+"""The page as text: its content, its policy, and hostile names."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ WEB = Path(fedshift.__file__).parent / "report" / "web"
 
 
 class Outline(HTMLParser):
-    """The elements of a page, and the text of those that hold scripts, styles and cells."""
+    """Elements of a page, and the texts of scripts, styles and cells."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def embedded(page: str) -> Any:
 
 
 def hostile() -> Report:
-    """Every word that a user can choose is hostile."""
+    """Report in which every text of a user is hostile."""
     line = LegendLine("k", HOSTILE, {HOSTILE: HOSTILE}, 0, "", [HOSTILE])
     curves = Curves(
         HOSTILE, HOSTILE, HOSTILE, Axis(HOSTILE), Axis(HOSTILE), [Panel(HOSTILE, [Curve("k", [1, 2], [1, 2])])]

@@ -1,4 +1,4 @@
-"""What was run, and how it ended."""
+"""The section "What was run?"."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whether the compression was worth it: the first section of a report."""
+"""The section "Was compression worth it?"."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ SMALL = {"bytes.codes": 0, "bytes.side": 60, "bytes.header": 40}  # 100 bytes a 
 
 
 def answered(tmp_path: Path, *runs: tuple[dict[str, Any], float | list[float], bool], **more: Any) -> Section:
-    """Of runs by their settings, scores, and whether their uploads are small."""
+    """Section on runs, given by their settings, their scores, and True for small uploads."""
     for i, (raw, score, small) in enumerate(runs):
         write(tmp_path / f"{i:02}", raw, score, figures=SMALL if small else {}, **more)
     return section(grouped(read(sorted(tmp_path.iterdir()))))
@@ -36,7 +36,7 @@ def points(of: Section) -> list[Points]:
 
 
 def test_each_setting_is_compared_with_full_precision(tmp_path: Path) -> None:
-    """Full precision uploads 20 kB to reach 90 %, and had 50 % after the 2 kB of two of its rounds."""
+    """Full precision uploads 20 kB to reach 90 %, and has 50 % after the 2 kB of two rounds."""
     rising = [0.5, 0.5, 0.5, *[0.9] * 17]
     runs = [(kind("32+32", seed), [x + seed / 50 for x in rising], False) for seed in range(2)]
     runs += [(kind("32+4", seed), [x + seed / 50 - 0.005 for x in rising], True) for seed in range(2)]
@@ -72,7 +72,7 @@ def test_a_setting_that_loses_to_fewer_rounds_is_marked_in_the_table(tmp_path: P
 
 
 def test_points_are_drawn_against_bytes_up_and_against_all_bytes(tmp_path: Path) -> None:
-    """Broadcasts of 2000 bytes a round are 40 kB more."""
+    """Broadcasts of 2000 bytes per round are 40 kB more."""
     runs = [(kind("32+32"), 0.9, False), (kind("32+4"), 0.7, True), (kind("32+8"), 0.6, True)]
     up, both = points(answered(tmp_path, *runs))
     assert (up.name, both.name, up.x.log, both.x.log) == ("pareto", "pareto-total", True, True)
@@ -138,7 +138,7 @@ def test_many_tasks_are_a_choice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["mine:mae", "mine:auc"])
 def test_a_metric_is_judged_by_its_goal(metric: str, tmp_path: Path) -> None:
-    """0.5 at few bytes is best where low is good; 0.9 of 32 bits is dominated then."""
+    """0.5 at few bytes is best if lower is better; then 0.9 of 32 bits is dominated."""
     train = {"metric": metric}
     made = answered(tmp_path, (kind("32+32", train=train), 0.9, False), (kind("32+4", train=train), 0.5, True))
     lower = metric == "mine:mae"

@@ -1,4 +1,4 @@
-"""Records written by hand: a folder as a run leaves it, with figures that are chosen."""
+"""Records with given figures, in folders like those of runs."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ SECONDS = {"train": 0.4, "encode": 0.1, "aggregate": 0.05, "evaluate": 0.05, "ro
 
 
 def settings(rounds: int = 20, bits: str = "32+4", shift: bool = True, **more: Any) -> dict[str, Any]:
-    """Of a small run; more of them by table."""
+    """Settings of a small run; `more` by table."""
     basic: dict[str, dict[str, Any]] = {
         "data": {"clients": 4},
         "train": {"rounds": rounds, "cohort": 2},
@@ -39,7 +39,7 @@ def write(
     figures: Mapping[str, Figure] | None = None,
     reached: int | None = None,
 ) -> Path:
-    """A finished run, or one that was stopped after so many rounds."""
+    """Write the record of a finished run, or of one stopped after `reached` rounds."""
     experiment = Experiment(**(raw if raw is not None else settings()))
     folder.mkdir(parents=True)
     (folder / "settings.toml").write_text(experiment.toml())
@@ -79,7 +79,7 @@ def _lines(path: Path, header: Sequence[str], rounds: int, columns: Mapping[str,
 
 
 def write_clients(folder: Path, classes: int = CLASSES, group: Callable[[int], str] | None = None) -> None:
-    """Even labels with even clients, which are of 32 bits; odd ones with the others, of 4."""
+    """Give even labels to even clients, of 32 bits, and odd labels to the others, of 4 bits."""
     lines = [",".join(["client", "group", "examples", *(f"label.{label}" for label in range(classes))])]
     for client in range(4):
         labels = [10 if label % 2 == client % 2 else 0 for label in range(classes)]
@@ -98,7 +98,7 @@ def write_histograms(folder: Path, rounds: Sequence[int], layers: Sequence[str] 
 
 
 def published(folder: Path, raw: Mapping[str, Any], score: Figure = 0.5) -> Path:
-    """What is published of a run: no clients, no model, bytes in one sum."""
+    """Write the published record of a run: no clients, no model, bytes as one sum."""
     write(folder, raw, score)
     experiment = Experiment(**raw)
     kept = {name: x for name, x in _columns(experiment, ["fc.weight"], CLASSES, score).items() if _slim(name)}

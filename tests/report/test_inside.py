@@ -74,7 +74,7 @@ def test_predictions_are_given_for_each_rule_of_the_shift(tmp_path: Path) -> Non
         shares = {"predicted.0": 0.5 - each, "predicted.1": each, "predicted.2": 0.5 - each, "predicted.3": each}
         folders.append(write(tmp_path / str(i), settings() | {"shift": shift}, figures=shares))
     (sentence,) = inside(*folders).answer
-    assert sentence.endswith("they are 80.0 % without shift, 60.0 % with the shift per layer and 52.0 % per filter.")
+    assert sentence.endswith("is 80.0 % without shift, 60.0 % with the shift per layer and 52.0 % per filter.")
 
 
 def test_many_layers_are_a_choice(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_bandwidths_in_the_settings_have_their_own_chart(tmp_path: Path) -> None
     raw = settings(rounds=3, uplink={"bandwidth": 1000.0})
     made = costs(write(tmp_path / "run", raw, figures={"seconds.uplink": [0.5, 0.25, 1.0]}))
     assert list(chart(made, "score-links").panels[0].curves[0].x) == [0.5, 0.75, 1.75]
-    assert "as long as its slowest upload" in chart(made, "score-links").caption
+    assert "Bandwidths are those in the settings" in chart(made, "score-links").caption
 
 
 def test_the_least_and_the_most_are_named(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def lengthen(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def letter(folder: Path, other: Path, draw: random.Random) -> str:
-    """Another character in the settings."""
+    """Change a character of the settings."""
     path = folder / "settings.toml"
     text = path.read_text()
     at = draw.randrange(len(text))
@@ -95,7 +95,7 @@ def letter(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def swap(folder: Path, other: Path, draw: random.Random) -> str:
-    """The contents of two files of a run."""
+    """Swap the contents of two files of a run."""
     (one, content), (two, second) = drawn(folder, draw), drawn(folder, draw)
     one.write_bytes(second)
     two.write_bytes(content)
@@ -103,7 +103,7 @@ def swap(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def swap_names(folder: Path, other: Path, draw: random.Random) -> str:
-    """Two files of tensors, which keep the checksums in their names."""
+    """Swap the names of two files of tensors, except their checksums."""
     files = tensors(folder, draw)
     if len(files) < 2:
         return delete(folder, other, draw)
@@ -118,7 +118,7 @@ def swap_names(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def rename(folder: Path, other: Path, draw: random.Random) -> str:
-    """A file of tensors becomes that of another client or round."""
+    """Rename a file of tensors to that of another client or round."""
     files = tensors(folder, draw)
     if not files:
         return delete(folder, other, draw)
@@ -131,7 +131,7 @@ def rename(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def foreign(folder: Path, other: Path, draw: random.Random) -> str:
-    """A file of another run in the place of, or beside, the one of the same client and round."""
+    """Replace a file by one of another run, or add it."""
     path = draw.choice([path for path in other.rglob("*") if path.is_file() and path.name != ".lock"])
     stem = path.relative_to(other).with_name(path.name.split(".")[0])
     if draw.random() < 0.5:
@@ -143,7 +143,7 @@ def foreign(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def forge(folder: Path, other: Path, draw: random.Random) -> str:
-    """Other tensors under the right checksums."""
+    """Change tensors, with valid checksums."""
     files = [path for path in tensors(folder, draw) if path.name.startswith("checkpoint")]
     if not files:
         return delete(folder, other, draw)
@@ -157,7 +157,7 @@ def forge(folder: Path, other: Path, draw: random.Random) -> str:
 
 
 def several(folder: Path, other: Path, draw: random.Random) -> str:
-    """All files of a kind."""
+    """Delete or damage all files of a kind."""
     pattern = draw.choice(["checkpoint.*", "memory/*", "*.json", "*.csv", "*.toml"])
     for path in folder.glob(pattern):
         path.unlink() if draw.random() < 0.5 else path.write_bytes(path.read_bytes()[:-7])
@@ -184,10 +184,10 @@ def tensors(folder: Path, draw: random.Random) -> list[Path]:
 
 
 def check(folder: Path, whole: dict[str, Any]) -> str:
-    """'resumed', 'warned', 'finished' or 'refused'; anything else is a failure."""
-    before, told, refused = everything(folder), list[str](), ""
+    """Resume a damaged folder: 'resumed', 'warned', 'finished' or 'refused'; anything else is a failure."""
+    before, warnings, refused = everything(folder), list[str](), ""
     try:
-        list(resume(folder, data=digits(), tell=told.append))
+        list(resume(folder, data=digits(), tell=warnings.append))
     except (RunError, SettingsError) as problem:
         refused = str(problem)
     if refused:
@@ -199,13 +199,13 @@ def check(folder: Path, whole: dict[str, Any]) -> str:
         return "finished"
     found = record(folder)
     assert found["model"] == whole["model"], "another model"
-    assert told or found["rounds"] == whole["rounds"], "another record, and nothing is said about it"
+    assert warnings or found["rounds"] == whole["rounds"], "the record differs without a warning"
     assert finished(folder)
-    return "warned" if told else "resumed"
+    return "warned" if warnings else "resumed"
 
 
 def run(seed: int, count: int, folder: Path, more: dict[str, Any] = SHORT) -> Counter[str]:
-    """How many damaged folders were resumed (with and without a warning), found finished, and refused."""
+    """Numbers of damaged folders that were resumed (with and without a warning), found finished, and refused."""
     draw, seen, made = random.Random(seed), Counter[str](), subjects(folder, more)
     for i in range(count):
         kind = draw.choice(sorted(made))

@@ -1,4 +1,4 @@
-"""A metric that holds a run back until its test has done what it wants to do during that run."""
+"""A metric that pauses a run until its test has done its work during that run."""
 
 import json
 import os
@@ -15,7 +15,7 @@ LONGEST = 600.0  # seconds; only a test that failed leaves its gate closed
 
 
 class Gate:
-    """Runs below `out` stop after so many recorded rounds until the gate is opened."""
+    """Pauses runs below `out` after some recorded rounds until the gate is opened."""
 
     def __init__(self, file: Path, out: Path, rounds: int) -> None:
         self.file, self.environment = file, {"GATE": json.dumps([str(file), str(out), rounds])}
@@ -25,7 +25,7 @@ class Gate:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Top-1 accuracy, once the gate is open, where the environment names one."""
+    """Top-1 accuracy; waits for the gate if the environment names one."""
     if "GATE" in os.environ:
         file, out, rounds = json.loads(os.environ["GATE"])
         until = time.monotonic() + LONGEST
@@ -35,5 +35,5 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _recorded(out: Path) -> int:
-    """Rounds of the run that has most of them."""
+    """Largest number of rounds of a run."""
     return max((len(path.read_text().splitlines()) - 1 for path in out.rglob("rounds.csv")), default=0)

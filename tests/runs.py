@@ -1,4 +1,4 @@
-"""Small recorded runs for tests: started, stopped, forked, damaged, gone on with."""
+"""Small recorded runs for tests: started, stopped, forked, damaged, resumed."""
 
 import csv
 import functools
@@ -54,7 +54,7 @@ def small(*changes: dict[str, Any]) -> Experiment:
 
 
 def go(experiment: Experiment, out: Path) -> None:
-    """What a person does about a folder: nothing, go on, or start."""
+    """Start the run, resume it, or do nothing if it is finished."""
     if finished(out):
         return
     started = (out / "settings.toml").exists()
@@ -63,7 +63,7 @@ def go(experiment: Experiment, out: Path) -> None:
 
 
 def record(out: Path) -> dict[str, Any]:
-    """All that a finished run tells, but for times."""
+    """Content of the record of a finished run, except times."""
     assert (out / "model.safetensors").exists()
     rounds = list(csv.DictReader(io.StringIO((out / "rounds.csv").read_text())))
     texts = {name: out / name for name in ("histograms.jsonl", "clients.csv", "settings.toml")}
@@ -76,13 +76,13 @@ def record(out: Path) -> dict[str, Any]:
 
 def undisturbed(experiment: Experiment, out: Path) -> dict[str, Any]:
     go(experiment, out)
-    told = record(out)
-    assert len(told["rounds"]) == experiment.train.rounds
-    return told
+    content = record(out)
+    assert len(content["rounds"]) == experiment.train.rounds
+    return content
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Its process id; it exits with 0 when the work is done, with 1 and a traceback when it fails."""
+    """Fork a process and return its id; it exits with 0 when the work is done, with 1 and a traceback on failure."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which do no harm here
         pid = os.fork()
@@ -99,7 +99,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def ended(pid: int) -> int:
-    """0, 1 where it failed, or minus the signal it was killed by."""
+    """Wait for a process; return 0, 1 on failure, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -109,7 +109,7 @@ def file_of(path: Path, experiment: Experiment, more: str = "") -> Path:
 
 
 def stopped(out: Path, *changes: dict[str, Any], after: int = 5) -> Experiment:
-    """A run that was stopped after some rounds."""
+    """Train a run and stop it after some rounds."""
     experiment = small(*changes)
     run = Run(experiment, out, data=digits())
     for outcome in run:
@@ -139,20 +139,20 @@ def damage(path: Path) -> None:
 
 
 def rewrite(path: Path, change: Callable[[Params], Params]) -> Path:
-    """A file of tensors with others in it, whose checksums are right: what a damage of bits cannot make."""
+    """Replace the tensors of a file, with valid checksums."""
     tensors, about = read_tensors(path)
     path.unlink()
     return write_tensors(path.parent, path.name.rsplit(".", 2)[0], change(tensors), about)
 
 
-def goes_on(out: Path, experiment: Experiment, whole: Path) -> list[str]:
-    """What it tells; it must end like a run that nothing happened to."""
-    told: list[str] = []
-    list(resume(out, data=digits(), tell=told.append))
+def resume_exactly(out: Path, experiment: Experiment, whole: Path) -> list[str]:
+    """Resume a run, whose record must equal that of an undisturbed run; return the warnings."""
+    warnings: list[str] = []
+    list(resume(out, data=digits(), tell=warnings.append))
     assert record(out) == undisturbed(experiment, whole)
-    return told
+    return warnings
 
 
 def fedshift(*arguments: str | Path) -> Result:
-    """The command, in this process."""
+    """Run the command in this process."""
     return CliRunner().invoke(app, [*map(str, arguments)])

@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, and what is used when something is damaged."""
+"""Checkpoints: which are kept, and which is used after damage."""
 
 import shutil
 from pathlib import Path
@@ -23,8 +23,8 @@ from tests.runs import (
     digits,
     everything,
     fedshift,
-    goes_on,
     record,
+    resume_exactly,
     rewrite,
     small,
     stopped,
@@ -64,9 +64,9 @@ def test_two_checkpoints_are_kept_and_only_the_cohort_is_written(tmp_path: Path)
     [[BOTH, LAYER], [BOTH, DISK, SELDOM, LAYER], [BOTH, FILTER], [FEDAVG, SELDOM, FILTER]],
     ids=["ram", "disk", "per filter", "per filter, without memory"],
 )
-def test_a_run_that_was_stopped_goes_on_to_the_bit(changes: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed_to_the_bit(changes: list[dict[str, Any]], tmp_path: Path) -> None:
     experiment = stopped(tmp_path / "run", *changes)
-    assert goes_on(tmp_path / "run", experiment, tmp_path / "whole") == []
+    assert resume_exactly(tmp_path / "run", experiment, tmp_path / "whole") == []
 
 
 def test_two_files_of_one_round_count_once(tmp_path: Path) -> None:
@@ -77,20 +77,20 @@ def test_two_files_of_one_round_count_once(tmp_path: Path) -> None:
     next(run)
     run.close()
     assert [path.name[:17] for path in checkpoints(out)] == ["checkpoint.000005", *2 * ["checkpoint.000006"]]
-    goes_on(out, experiment, tmp_path / "whole")
+    resume_exactly(out, experiment, tmp_path / "whole")
 
 
 # damage
 
 
-def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path: Path) -> None:
+def test_the_previous_checkpoint_replaces_a_damaged_one(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", BOTH), tmp_path / "run"
     newest = checkpoints(out)[-1]
     damage(newest)
     done = fedshift("resume", out, "--quiet")
     assert done.exit_code == 0, done.output
-    told = " ".join(done.stderr.split())
-    assert f"{newest}: damaged: its content does not match its checksum; resuming from round 4" in told
+    warnings = " ".join(done.stderr.split())
+    assert f"{newest}: damaged: its content does not match its checksum; resuming from round 4" in warnings
     assert record(out) == undisturbed(experiment, tmp_path / "whole")
 
 
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_put_aside_not_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["checkpoint.*.safetensors", "memory/*.safetensors"])
-def test_when_all_is_damaged_it_says_so_each_time_and_changes_nothing(what: str, tmp_path: Path) -> None:
+def test_if_everything_is_damaged_it_is_reported_each_time_and_nothing_is_changed(what: str, tmp_path: Path) -> None:
     stopped(tmp_path / "run", DERIVED)
     for path in (tmp_path / "run").glob(what):
         damage(path)
@@ -117,21 +117,21 @@ def test_when_all_is_damaged_it_says_so_each_time_and_changes_nothing(what: str,
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing"])
-def test_with_a_clients_newest_memory_gone_the_round_before_is_used(how: str, tmp_path: Path) -> None:
+def test_the_previous_checkpoint_is_used_if_newest_memory_is_missing(how: str, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED, after=2), tmp_path / "run"
     first = {path.name.split(".")[0] for path in (out / "memory").glob("*.1.*")}
     new = next(path for path in (out / "memory").glob("*.2.*") if path.name.split(".")[0] not in first)
     damage(new) if how == "damaged" else new.unlink()
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert (f"{new}: damaged" if how == "damaged" else f"{new}: cannot be read: No such file") in told
-    assert told.endswith("; resuming from round 1")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert (f"{new}: damaged" if how == "damaged" else f"{new}: cannot be read: No such file") in warning
+    assert warning.endswith("; resuming from round 1")
 
 
-def test_leftovers_of_a_write_that_was_cut_short_are_removed(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     for name in "checkpoint.000006.01234567.safetensors", "rounds.csv", "memory/0.6.01234567.safetensors":
         (out / f"{name}.unfinished").write_bytes(b"half")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
     assert not list(out.rglob("*.unfinished"))
 
 
@@ -140,12 +140,12 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     for path in checkpoints(tmp_path / "run"):
         rewrite(path, lambda tensors: {name: x for name, x in tensors.items() if "bias" not in name})
     before = everything(tmp_path / "run")
-    with pytest.raises(RunError, match="is of another model or algorithm than the settings say"):
+    with pytest.raises(RunError, match="does not match the model and the algorithm in the settings"):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 
 
-def test_a_checkpoint_gives_back_the_state_in_the_order_of_the_model(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_the_state_in_the_order_of_the_model(tmp_path: Path) -> None:
     run = Run(small(BOTH), data=digits())
     next(run)
     saved, identity, records = (

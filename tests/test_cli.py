@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes."""
+"""The command line, in real processes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_quick_bench_as_json() -> None:
     assert {"cpu", "commit", "command"} <= set(result["machine"])
 
 
-def test_bad_arguments_get_a_sentence_and_exit_two() -> None:
+def test_bad_arguments_give_one_sentence_and_exit_code_two() -> None:
     for arguments in ["nonsense"], ["bench", "codecs", "--repeats", "0"], ["bench", "codecs", "--repeats", "many"]:
         done = run(*arguments)
         assert done.returncode == 2
@@ -90,7 +90,7 @@ def test_the_demo_compares_full_precision_the_paper_lean_and_extreme(tmp_path: P
     assert "uplink lean: quantizer" in done.stderr
 
 
-def test_a_sweep_skips_what_is_finished_and_goes_on_with_more(tmp_path: Path) -> None:
+def test_a_sweep_skips_finished_runs_and_trains_new_ones(tmp_path: Path) -> None:
     file = tmp_path / "grid.toml"
     file.write_text(
         """
@@ -116,7 +116,7 @@ def test_a_sweep_skips_what_is_finished_and_goes_on_with_more(tmp_path: Path) ->
     assert "was run with other settings; choose another --out" in done.stderr
 
 
-def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_reports_a_run_that_diverges_and_continues(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("train = {rounds = 6, epochs = 1}\n[sweep]\n'train.lr' = [1e30, 0.1]\n")
     done = run("sweep", "grid.toml", "--quiet", cwd=tmp_path)
     assert done.returncode == 1
@@ -141,7 +141,7 @@ def test_a_sweep_with_a_run_that_diverges_tells_and_goes_on(tmp_path: Path) -> N
             "in any of the 2 rounds",
         ),
         (["run", "--preset", "smoke", "--out", "bad.toml"], 2, "bad.toml: cannot be written to"),
-        (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: holds rounds.csv, which is not a run's"),
+        (["run", "--preset", "smoke", "--out", "mine"], 2, "mine: contains rounds.csv, which does not belong to a run"),
         (
             ["run", "--set", "seed=7"],
             2,
@@ -179,20 +179,20 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence
     assert done.returncode == code, done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("fedshift: ")]
-    assert len(told) == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("fedshift: ")]
+    assert len(errors) == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rounds.csv"]
     assert (tmp_path / "mine" / "rounds.csv").read_text() == "MINE"
 
 
-def test_names_are_not_taken_for_markup(tmp_path: Path) -> None:
+def test_names_are_not_interpreted_as_markup(tmp_path: Path) -> None:
     done = run("run", "--preset", "smoke", *SMALL, "--set", "name=[red]", "--out", "[x]/[bold]y", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[red]: round 1 of 3" in done.stdout
     assert "Results are in [x]/[bold]y" in done.stdout
 
 
-def test_a_reader_that_leaves_stops_the_run_without_a_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_stops_the_run_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         f"{COMMAND} run --preset smoke --set train.rounds=2000 --out here --json | head -1",
         shell=True,

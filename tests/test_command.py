@@ -55,7 +55,7 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(stopped: Path) ->
     done = fedshift("resume", stopped, "--quiet")
     assert done.exit_code == 0
     assert f"Results are in {stopped}" in done.stdout
-    why = f"{page}: is there already and is no report; `fedshift report` takes another --out"
+    why = f"{page}: already exists and is not a report; choose another file with `fedshift report --out`"
     assert done.stderr == f"fedshift: the report could not be written: {why}\n"
     assert page.read_text() == "mine"
     assert finished(stopped)
@@ -63,7 +63,7 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_run(stopped: Path) ->
     page.mkdir()
     done = fedshift("resume", stopped, "--json")
     assert (done.exit_code, json.loads(done.stdout)["report"]) == (0, None)
-    assert f"{page}: is a folder, where a page is to be" in done.stderr
+    assert f"{page}: is a folder instead of a file" in done.stderr
 
 
 def test_a_sweep_with_a_failed_run_has_a_report(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run is resumed exactly, or refused in a sentence that says what is wrong; nothing is lost either way."""
+"""A run is resumed exactly, or refused in a sentence that says what is wrong; nothing is lost."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from tests.runs import (
     everything,
     fedshift,
     go,
-    goes_on,
+    resume_exactly,
     rewrite,
     small,
     stopped,
@@ -42,7 +42,7 @@ def test_damaged_folders_are_resumed_exactly_or_refused(tmp_path: Path) -> None:
 
 
 def refused(out: Path, error: type[Exception] = RunError) -> str:
-    """What it says; the folder stays as it is."""
+    """Message of a refused resume; the folder must not change."""
     before = everything(out)
     with pytest.raises(error) as caught:
         resume(out, data=digits()).close()
@@ -55,7 +55,7 @@ def refused(out: Path, error: type[Exception] = RunError) -> str:
 
 
 @pytest.mark.parametrize("how", ["swapped", "of another run"])
-def test_the_memory_of_another_client_or_run_is_noticed(how: str, tmp_path: Path) -> None:
+def test_the_memory_of_another_client_or_run_is_detected(how: str, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED, after=2), tmp_path / "run"
     first = {path.name.split(".")[0] for path in (out / "memory").glob("*.1.*")}
     one, two = [path for path in (out / "memory").glob("*.2.*") if path.name.split(".")[0] not in first][:2]
@@ -68,9 +68,9 @@ def test_the_memory_of_another_client_or_run_is_noticed(how: str, tmp_path: Path
         (foreign,) = (tmp_path / "other" / "memory").glob(one.name.rsplit(".", 2)[0] + ".*")
         one.unlink()
         shutil.copy(foreign, one.parent)
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "cannot be used without" in told
-    assert told.endswith("; resuming from round 1")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert "cannot be used: " in warning
+    assert warning.endswith("; resuming from round 1")
 
 
 def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_checkpoint_of_another_run_is_put_aside(tmp_path: Path) -> None:
     checkpoints(out)[-1].unlink()
     newest = checkpoints(tmp_path / "other")[-1]
     shutil.copy(newest, out)
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert f"{out / newest.name}: is of another run (id " in told
-    assert told.endswith("; resuming from round 4")
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert f"{out / newest.name}: belongs to another run (id " in warning
+    assert warning.endswith("; resuming from round 4")
 
 
 def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Path) -> None:
@@ -89,19 +89,19 @@ def test_a_checkpoint_under_the_name_of_another_round_is_put_aside(tmp_path: Pat
     older, newest = checkpoints(out)
     newest.unlink()
     shutil.copy(older, older.with_name(older.name.replace("000004", "000005")))
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "is the checkpoint of round 4, which is not the one its name says; resuming from round 4" in told
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert "is the checkpoint of round 4, which contradicts its file name; resuming from round 4" in warning
 
 
 def test_the_model_of_another_run_does_not_finish_a_run(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     go(experiment.changed(seed=1), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "model.safetensors: is damaged or not the model that the run ended with; it is made again" in told
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert "model.safetensors: is damaged or not the final model of the run; it will be written again" in warning
     shutil.copy(tmp_path / "other" / "model.safetensors", out)
     assert not finished(out)
-    assert "not the model that the run ended with, and there is no checkpoint; start a new run in" in refused(out)
+    assert "not the final model of the run, and there is no checkpoint; start a new run in" in refused(out)
 
 
 @pytest.mark.parametrize("content", [b"", bytes(5000)])
@@ -109,7 +109,7 @@ def test_an_empty_model_is_not_the_end_of_a_run(content: bytes, tmp_path: Path) 
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     (out / "model.safetensors").write_bytes(content)
     assert not finished(out)
-    assert len(goes_on(out, experiment, tmp_path / "whole")) == 1
+    assert len(resume_exactly(out, experiment, tmp_path / "whole")) == 1
     assert finished(out)
 
 
@@ -119,9 +119,9 @@ def test_an_empty_model_is_not_the_end_of_a_run(content: bytes, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda x: x.int(), "is of another model or algorithm than the settings say"),
-        (lambda x: x.double(), "is of another model or algorithm than the settings say"),
-        (lambda x: x / 0, "holds NaN or infinite values"),
+        (lambda x: x.int(), "does not match the model and the algorithm in the settings"),
+        (lambda x: x.double(), "does not match the model and the algorithm in the settings"),
+        (lambda x: x / 0, "contains NaN or infinity"),
     ],
     ids=["int32", "float64", "NaN"],
 )
@@ -133,13 +133,13 @@ def test_other_kinds_of_tensors_are_refused(change: Callable[[Tensor], Tensor], 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\2\0\0\0\0\0\0\0{}", b"\2\0\0\0\0\0\0\0[]", b"\xff" * 99])
-def test_a_checkpoint_that_is_none_is_put_aside(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_put_aside(content: bytes, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG, {"train": {"rounds": 6}}), tmp_path / "run"
     for name in f"{zlib.crc32(content):08x}", "00000000":
         (out / f"checkpoint.000005.{name}.safetensors").write_bytes(content)
     checkpoints(out)[-1].write_bytes(content)
-    for told in goes_on(out, experiment, tmp_path / "whole"):
-        assert "damaged: its content does not match its checksum" in told
+    for warning in resume_exactly(out, experiment, tmp_path / "whole"):
+        assert "damaged: its content does not match its checksum" in warning
 
 
 def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
@@ -161,28 +161,28 @@ def test_changed_settings_are_listed_with_what_to_do(tmp_path: Path) -> None:
     path.write_text(text.replace("rounds = 8", "rounds = 9").replace("lr = 0.05", "lr = 0.5"))
     assert refused(out) == (
         f"{path}: the settings are not those the run was started with (train.rounds: was 8, now 9; "
-        "train.lr: was 0.05, now 0.5); put them back to resume it, or start a new run in another folder from the "
+        "train.lr: was 0.05, now 0.5); restore them to resume it, or start a new run in another folder from the "
         "changed file"
     )
     for each in checkpoints(out):
         each.unlink()  # then identity.json says it
     assert "(train.rounds: was 8, now 9; train.lr: was 0.05, now 0.5)" in refused(out)
     path.write_text(f"# the same values\n{text}")
-    (told,) = goes_on_with(out, tmp_path / "whole", experiment)
-    assert "the checkpoints are missing; resuming from round 0" in told
+    (warning,) = resume_with(out, tmp_path / "whole", experiment)
+    assert "the checkpoints are missing; resuming from round 0" in warning
 
 
-def goes_on_with(out: Path, whole: Path, experiment: object) -> list[str]:
-    """Like `goes_on`, but for the text of the settings."""
-    told: list[str] = []
-    list(resume(out, data=digits(), tell=told.append))
+def resume_with(out: Path, whole: Path, experiment: object) -> list[str]:
+    """Like `resume_exactly`, but only models are compared."""
+    warnings: list[str] = []
+    list(resume(out, data=digits(), tell=warnings.append))
     go(experiment, whole)  # type: ignore[arg-type]
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    return told
+    return warnings
 
 
 @pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "x = " + "{a=" * 100_000, "x = " + "1" * 5000])
-def test_settings_nobody_can_read_get_a_sentence(text: str, tmp_path: Path) -> None:
+def test_unreadable_settings_are_reported(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(SettingsError, match=r"a\.toml: (not TOML|not settings): "):
         read(tmp_path / "a.toml")
@@ -191,7 +191,7 @@ def test_settings_nobody_can_read_get_a_sentence(text: str, tmp_path: Path) -> N
     assert "a.toml: not " in done.stderr
 
 
-def test_a_value_of_the_command_line_that_is_nested_too_deeply_gets_a_sentence() -> None:
+def test_a_value_of_the_command_line_that_is_nested_too_deeply_is_reported() -> None:
     with pytest.raises(SettingsError, match=r"--set train\.lr: its value is nested too deeply"):
         assign({}, "train.lr=" + "[" * 100_000)
 
@@ -214,11 +214,11 @@ def test_a_field_that_is_too_long_ends_the_record_there(tmp_path: Path) -> None:
     path = out / "rounds.csv"
     *lines, last = path.read_text().splitlines()
     path.write_text("\n".join([*lines, last + "1" * 200_000, ""]))
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record ends before it, at round 4; resuming from round 4" in told
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert "is later than the record, which ends at round 4; resuming from round 4" in warning
 
 
-def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path) -> None:
+def test_a_changed_value_of_the_record_is_trained_again_or_reported(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     path = out / "rounds.csv"
     lines = path.read_text().splitlines()
@@ -226,22 +226,22 @@ def test_a_changed_figure_of_the_record_is_trained_again_or_told(tmp_path: Path)
     changed[2] = "0.123"
     path.write_text("\n".join([*lines[:-1], ",".join(changed), ""]))
     shutil.copytree(out, tmp_path / "first")
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record up to round 5 is not what was written; resuming from round 4" in told
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert "the record up to round 5 does not match this checkpoint; resuming from round 4" in warning
     path = tmp_path / "first" / "rounds.csv"
     path.write_text("\n".join([lines[0], lines[1].replace(".", ".0", 1), *lines[2:], ""]))
-    (told,) = goes_on_with(tmp_path / "first", tmp_path / "whole", experiment)
-    assert "the record is not what was written up to round 5; resuming from round 5" in told
+    (warning,) = resume_with(tmp_path / "first", tmp_path / "whole", experiment)
+    assert "the record up to round 5 does not match the checkpoint; resuming from round 5" in warning
 
 
-def test_what_follows_from_the_settings_is_repaired(tmp_path: Path) -> None:
+def test_files_that_follow_from_the_settings_are_repaired(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     damage(out / "clients.csv")
     (out / "identity.json").write_text("{}")
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text.replace("loss", "lost", 1))
-    told = goes_on(out, experiment, tmp_path / "whole")
-    assert [sentence.split(": ")[0] for sentence in told] == [
+    warnings = resume_exactly(out, experiment, tmp_path / "whole")
+    assert [sentence.split(": ")[0] for sentence in warnings] == [
         str(out / name) for name in ("identity.json", "rounds.csv", "clients.csv")
     ]
 
@@ -250,7 +250,7 @@ def test_what_follows_from_the_settings_is_repaired(tmp_path: Path) -> None:
 
 
 class Frozen(nn.Module):
-    """Random features that stay as they are, and what is learnt from them."""
+    """A trained layer on frozen random features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_another_model_in_python_is_refused(tmp_path: Path) -> None:
     before = everything(out)
     with pytest.raises(RunError, match="the model's frozen weights or buffers are not those the run was started with"):
         resume(out, model=other, data=digits())
-    with pytest.raises(RunError, match=r"\(model.name: was '.*:Frozen', now '.*:Linear'\); put them back"):
+    with pytest.raises(RunError, match=r"\(model.name: was '.*:Frozen', now '.*:Linear'\); restore them"):
         resume(out, model=nn.Linear(64, 10), data=digits())
     assert everything(out) == before
     other.features.load_state_dict(model.features.state_dict())  # what is learnt comes from the checkpoint
@@ -282,18 +282,18 @@ def test_another_model_in_python_is_refused(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (0, f"{out}: this run is already finished.\n")
 
 
-def test_without_a_checkpoint_the_first_weights_must_be_the_same(tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_initial_weights_must_be_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
     out, model = tmp_path / "run", nn.Linear(64, 10)
     Run(small(FEDAVG), out, model=model, data=digits()).close()
     before = everything(out)
-    with pytest.raises(RunError, match="there is no checkpoint, and the model's first weights are not those"):
+    with pytest.raises(RunError, match="there is no checkpoint, and the model's initial weights are not those"):
         resume(out, model=nn.Linear(64, 10), data=digits())
     assert everything(out) == before
     list(resume(out, model=model, data=digits()))
 
 
-def test_memory_says_whose_it_is(tmp_path: Path) -> None:
+def test_memory_files_name_their_run_client_and_round(tmp_path: Path) -> None:
     stopped(tmp_path / "run", DERIVED, after=1)
     run = json.loads((tmp_path / "run" / "identity.json").read_text())["run"]
     files = list((tmp_path / "run" / "memory").iterdir())

@@ -177,7 +177,7 @@ def test_links_at_the_places_of_a_report_and_its_figures_are_not_followed(tmp_pa
     (tmp_path / "other.html").symlink_to(target)
     refused = fedshift("report", out, "--out", tmp_path / "other.html")
     assert (refused.exit_code, target.read_bytes()) == (2, b"not ours")
-    assert "is there already and is no report" in refused.output
+    assert "already exists and is not a report" in refused.output
 
 
 def test_a_link_at_the_place_of_a_cached_data_set_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong with the folder of a run: each time a sentence, and nothing is lost that was there."""
+"""Problems with the folder of a run: each is reported in a sentence, and nothing is lost."""
 
 import re
 import shutil
@@ -23,8 +23,8 @@ from tests.runs import (
     fedshift,
     file_of,
     go,
-    goes_on,
     linux,
+    resume_exactly,
     small,
     stopped,
 )
@@ -38,27 +38,27 @@ __all__ = ["disk"]  # a fixture
 
 
 @pytest.mark.parametrize("end", ["6,0.5", "6,0.5\n", "nonsense", "\0\0\0\0", "5,5\n7,7\n"])
-def test_what_stands_after_the_last_whole_line_is_forgotten(end: str, tmp_path: Path) -> None:
+def test_bytes_after_the_last_complete_line_are_removed(end: str, tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     for name in "rounds.csv", "histograms.jsonl":
         with open(out / name, "a") as file:
             file.write(end)
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
 
 
-def test_where_the_record_lacks_the_last_round_it_is_trained_again(tmp_path: Path) -> None:
+def test_a_round_missing_from_the_record_is_trained_again(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", BOTH), tmp_path / "run"
     text = (out / "rounds.csv").read_text()
     (out / "rounds.csv").write_text(text[:-40])
-    (told,) = goes_on(out, experiment, tmp_path / "whole")
-    assert "the record ends before it, at round 4; resuming from round 4" in told
+    (warning,) = resume_exactly(out, experiment, tmp_path / "whole")
+    assert "is later than the record, which ends at round 4; resuming from round 4" in warning
 
 
-def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_lost_record_is_reported_and_nothing_is_changed(tmp_path: Path) -> None:
     stopped(tmp_path / "run", BOTH)
     (tmp_path / "run" / "rounds.csv").write_text((tmp_path / "run" / "rounds.csv").read_text().partition("\n")[0])
     before = everything(tmp_path / "run")
-    with pytest.raises(RunError, match="the record ends before it, at round 0; no usable checkpoint is left"):
+    with pytest.raises(RunError, match="is later than the record, which ends at round 0; no usable checkpoint is left"):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 
@@ -66,7 +66,7 @@ def test_where_the_record_is_lost_it_says_so_and_changes_nothing(tmp_path: Path)
 # the folder
 
 
-def test_a_folder_that_holds_a_run_is_not_run_into(tmp_path: Path) -> None:
+def test_a_new_run_does_not_use_the_folder_of_another(tmp_path: Path) -> None:
     experiment = stopped(tmp_path / "run", FEDAVG)
     before = everything(tmp_path / "run")
     done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", tmp_path / "run")
@@ -79,7 +79,7 @@ def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder, why in (
         (tmp_path / "nowhere", "there is no such folder"),
-        (tmp_path / "empty", "holds no run to resume (there is no settings.toml)"),
+        (tmp_path / "empty", "contains no run to resume (there is no settings.toml)"),
     ):
         done = fedshift("resume", folder)
         assert (done.exit_code, done.stderr) == (2, f"fedshift: {folder}: {why}\n")
@@ -88,23 +88,23 @@ def test_a_folder_without_a_run_is_not_resumed(tmp_path: Path) -> None:
 
 
 @linux
-def test_killed_before_its_settings_were_written_the_command_is_to_be_repeated(tmp_path: Path) -> None:
+def test_a_command_killed_before_it_wrote_settings_can_be_repeated(tmp_path: Path) -> None:
     experiment, out = small(FEDAVG), tmp_path / "run"
     for point in 3, 8:  # changes to the folder, of which the first makes it and the second its lock
         assert killed_at(experiment, out, point) == -signal.SIGKILL
         done = fedshift("resume", out)
         assert done.exit_code == 2
-        assert f"{out}: nothing was started in this folder before the command was stopped; repeat the" in done.stderr
+        assert f"{out}: the command was stopped before the run started; repeat the" in done.stderr
     again = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
     assert again.exit_code == 0, again.output
     assert f"Results are in {out}" in " ".join(again.stdout.split())
 
 
-def test_where_the_settings_are_missing_no_new_run_is_started(tmp_path: Path) -> None:
+def test_no_new_run_is_started_if_the_settings_are_missing(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     (out / "settings.toml").unlink()
     before = everything(out)
-    assert f"{out}: holds no run to resume (there is no settings.toml)" in fedshift("resume", out).stderr
+    assert f"{out}: contains no run to resume (there is no settings.toml)" in fedshift("resume", out).stderr
     done = fedshift("run", file_of(tmp_path / "a.toml", experiment), "--out", out)
     assert done.exit_code == 2
     assert "of a run whose settings.toml is missing; choose an empty folder" in done.stderr
@@ -152,23 +152,23 @@ def test_a_finished_sweep_whose_settings_were_edited_everywhere_is_refused(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"\xff\xfe", "UTF-8"), (b"a = ", "not TOML"), (b"rouns = 3\n", "unknown setting 'rouns'")]
+    ("content", "message"), [(b"\xff\xfe", "UTF-8"), (b"a = ", "not TOML"), (b"rouns = 3\n", "unknown setting 'rouns'")]
 )
-def test_settings_that_cannot_be_read_are_named(content: bytes, said: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_named(content: bytes, message: str, tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     (tmp_path / "run" / "settings.toml").write_bytes(content)
     before = everything(tmp_path / "run")
-    with pytest.raises(SettingsError, match=r"run/settings\.toml: .*" + said):
+    with pytest.raises(SettingsError, match=r"run/settings\.toml: .*" + message):
         resume(tmp_path / "run", data=digits())
     assert everything(tmp_path / "run") == before
 
 
-def test_files_of_other_names_are_nobodys_business(tmp_path: Path) -> None:
+def test_files_of_other_names_are_ignored(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     (out / "checkpoint.best.safetensors").write_bytes(b"mine")
     (out / "checkpoint.my.best.safetensors").write_bytes(b"mine")
     (out / "memory" / "a.b.c.safetensors").write_bytes(b"mine")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
 
 
 # what else lies there
@@ -182,11 +182,11 @@ def test_a_finished_run_is_left_alone_by_the_library_too(tmp_path: Path) -> None
     assert everything(tmp_path / "run") == before
 
 
-def test_bytes_that_are_no_text_after_the_last_line_are_forgotten(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_after_the_last_line_are_removed(tmp_path: Path) -> None:
     experiment, out = stopped(tmp_path / "run", FEDAVG), tmp_path / "run"
     with open(out / "rounds.csv", "ab") as file:
         file.write(b"6,0.\xff\xfe")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
 
 
 def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_record_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @linux
-def test_killed_while_it_tidies_up_nothing_is_left_lying_about(tmp_path: Path) -> None:
+def test_a_run_killed_while_removing_checkpoints_leaves_no_files(tmp_path: Path) -> None:
     go(small(DERIVED), tmp_path / "whole")
     stopped(tmp_path / "run", DERIVED)
     shutil.copy(tmp_path / "whole" / "model.safetensors", tmp_path / "run")
@@ -210,8 +210,8 @@ def test_killed_while_it_tidies_up_nothing_is_left_lying_about(tmp_path: Path) -
 
 @linux
 @pytest.mark.parametrize("leave", range(0, 40_000, 8192))
-def test_a_full_disk_costs_nothing_but_time(leave: int, disk: Path, tmp_path: Path) -> None:
-    """Whatever write is the one that fails."""
+def test_a_run_stopped_by_a_full_disk_is_resumed_exactly(leave: int, disk: Path, tmp_path: Path) -> None:
+    """For each write that may fail."""
     experiment = stopped(disk / "run", BOTH, {"train": {"rounds": 12}})
     ballast = fill(disk, leave)
     done = fedshift("resume", disk / "run")
@@ -219,7 +219,7 @@ def test_a_full_disk_costs_nothing_but_time(leave: int, disk: Path, tmp_path: Pa
     assert "cannot be" in done.stderr
     assert "No space left on device" in done.stderr
     ballast.unlink()
-    assert goes_on(disk / "run", experiment, tmp_path / "whole") == []
+    assert resume_exactly(disk / "run", experiment, tmp_path / "whole") == []
     assert not list(disk.rglob("*.unfinished"))
 
 
@@ -238,11 +238,11 @@ def test_a_read_only_folder_is_named(disk: Path, tmp_path: Path) -> None:
         assert f"{folder}: cannot be written to: Read-only file system" in done.stderr
     assert everything(disk) == before
     assert not mount("-o", "remount,rw", str(disk))
-    assert goes_on(disk / "run", experiment, tmp_path / "whole") == []
+    assert resume_exactly(disk / "run", experiment, tmp_path / "whole") == []
 
 
 @pytest.mark.parametrize("keep", [1, 0])
-def test_a_finished_run_whose_record_has_no_line_left_is_told_so(keep: int, tmp_path: Path) -> None:
+def test_a_finished_run_with_an_empty_record_is_reported(keep: int, tmp_path: Path) -> None:
     go(small(FEDAVG), out := tmp_path / "run")
     lines = (out / "rounds.csv").read_bytes().splitlines(keepends=True)
     (out / "rounds.csv").write_bytes(b"".join(lines[:keep]))
@@ -256,7 +256,7 @@ def test_a_folder_with_the_name_of_a_file_of_the_run_is_left_alone(name: str, tm
     experiment, out = stopped(tmp_path / "run", DERIVED), tmp_path / "run"
     (out / name).mkdir()
     (out / name / "mine").write_text("mine")
-    assert goes_on(out, experiment, tmp_path / "whole") == []
+    assert resume_exactly(out, experiment, tmp_path / "whole") == []
     assert (out / name / "mine").read_text() == "mine"
 
 
@@ -264,7 +264,7 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
 
 
 @pytest.mark.parametrize(
-    ("changes", "edited", "said"),
+    ("changes", "edited", "message"),
     [
         (FEDAVG, {"uplink": {"bits": {4: 0.5, 32: 0.5}}}, "uplink.bits: was {'32': 0.5, '4': 0.5}, now"),
         (GROUPS, {"uplink": {"group": dict(reversed(GROUPS["uplink"]["group"].items()))}}, "order of uplink.group: "),
@@ -276,8 +276,8 @@ GROUPS = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4}, "b": {"share": 0.
         ({}, {"model": {"args": {"hidden": 8, "more": {}}}}, "model.args.more: was not set, now {}"),
     ],
 )
-def test_settings_that_only_look_equal_are_not_resumed_with(
-    changes: dict[str, Any], edited: dict[str, Any], said: str, tmp_path: Path
+def test_settings_that_only_look_equal_are_refused(
+    changes: dict[str, Any], edited: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     experiment, out = stopped(tmp_path / "run", changes), tmp_path / "run"
     raw = tomllib.loads(experiment.toml())
@@ -285,6 +285,6 @@ def test_settings_that_only_look_equal_are_not_resumed_with(
         raw[table] |= values
     (out / "settings.toml").write_text(tomli_w.dumps(plain(raw)))
     before = everything(out)
-    with pytest.raises(RunError, match=f"the settings are not those the run was started with .*{re.escape(said)}"):
+    with pytest.raises(RunError, match=f"the settings are not those the run was started with .*{re.escape(message)}"):
         resume(out, data=digits())
     assert everything(out) == before

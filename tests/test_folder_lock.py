@@ -1,4 +1,4 @@
-"""One run at a time in a folder, whoever asks and by whatever path."""
+"""A folder is used by one run at a time, by whatever process and path."""
 
 import functools
 import os
@@ -47,7 +47,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_run_that_was_refused_in_this_process_does_not_open_the_door(tmp_path: Path) -> None:
+def test_a_refused_run_does_not_release_the_lock(tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     run = resume(tmp_path / "run", data=digits())
     with pytest.raises(RunError, match="another run is writing to this folder"):
@@ -57,7 +57,7 @@ def test_a_run_that_was_refused_in_this_process_does_not_open_the_door(tmp_path:
     assert refused
 
 
-def test_a_run_that_is_closed_twice_does_not_open_the_door(tmp_path: Path) -> None:
+def test_a_run_that_is_closed_twice_does_not_release_the_lock_of_another(tmp_path: Path) -> None:
     stopped(tmp_path / "run", FEDAVG)
     first = resume(tmp_path / "run", data=digits())
     first.close()

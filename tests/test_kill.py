@@ -1,4 +1,4 @@
-"""A run that is killed, at any moment and as often as you like, ends as if nothing had happened.
+"""A run that is killed at any moment, any number of times, has the same result as an undisturbed one.
 
 Real processes and real kills: forks of this process, which has torch loaded already.
 """
@@ -60,7 +60,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 @linux
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_random_moments_it_ends_the_same(kind: str, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_has_the_same_result(kind: str, tmp_path: Path) -> None:
     experiment, draw = small(*KINDS[kind], {"train": {"rounds": 16}}), random.Random(kind)
     expected = undisturbed(experiment, tmp_path / "whole")
     began = time.monotonic()
@@ -90,7 +90,7 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 
 
 def die_at(folder: Path, point: int, torn: int | None = None) -> None:
-    """This process will be killed just before its n-th change to the folder; `torn`, so many bytes into that write."""
+    """Kill this process before its n-th change to the folder or, with `torn`, after this many bytes of that write."""
     seen = 0
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills who writes beyond a limit
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -135,7 +135,9 @@ def killed_at(experiment: Experiment, out: Path, point: int, torn: int | None = 
     ],
     ids=["fedavg", "scaffold", "error feedback on disk"],
 )
-def test_killed_before_each_change_to_its_folder_it_ends_the_same(kind: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_run_killed_before_each_change_to_its_folder_has_the_same_result(
+    kind: list[dict[str, Any]], tmp_path: Path
+) -> None:
     experiment = small({"train": {"rounds": 4, "cohort": 2}}, *kind)
     expected = undisturbed(experiment, tmp_path / "whole")
     for point in itertools.count(1):
@@ -152,7 +154,7 @@ def test_killed_before_each_change_to_its_folder_it_ends_the_same(kind: list[dic
 
 @linux
 @pytest.mark.parametrize("torn", [0, 70])
-def test_killed_in_the_middle_of_each_write_it_ends_the_same(torn: int, tmp_path: Path) -> None:
+def test_a_run_killed_in_the_middle_of_each_write_has_the_same_result(torn: int, tmp_path: Path) -> None:
     experiment = small(BOTH, {"train": {"rounds": 3, "cohort": 2}})
     expected = undisturbed(experiment, tmp_path / "whole")
     ends = []
@@ -167,7 +169,7 @@ def test_killed_in_the_middle_of_each_write_it_ends_the_same(torn: int, tmp_path
     assert ends.count(1) == (3 + 2 if torn else 0)  # a line of which a part could be written is taken back
 
 
-def test_the_model_at_the_end_is_the_model_of_the_run(tmp_path: Path) -> None:
+def test_the_final_model_is_the_model_of_the_run(tmp_path: Path) -> None:
     run = Run(small(BOTH), tmp_path / "run", data=digits())
     list(run)
     assert {name: x.tolist() for name, x in load_file(run.journal.folder.model).items()} == {  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The command, killed and interrupted, ends as if nothing had happened."""
+"""The command has the same result if it is killed or interrupted."""
 
 import json
 import os
@@ -39,12 +39,12 @@ def command(*arguments: str | Path, gate: Gate | None = None) -> "subprocess.Pop
 
 
 def heeding() -> None:
-    """Ctrl-C counts, also where the tests are a job in the background, for which a shell turns it off."""
+    """Enable Ctrl-C, which a shell disables for background jobs."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
-    """Until it has told of that round, with --json."""
+    """Wait until a process has printed this round, with --json."""
     assert process.stdout
     for line in process.stdout:
         if line.startswith("{") and json.loads(line).get("round") == number:
@@ -53,7 +53,7 @@ def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
 
 
 @linux
-def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> None:
+def test_the_command_killed_and_interrupted_has_the_same_result(tmp_path: Path) -> None:
     experiment, out = small(BOTH, PROCESSES, METRIC, LONG), tmp_path / "run"
     gate = Gate(tmp_path / "killed", out, 10)
     process = command("run", file_of(tmp_path / "a.toml", experiment), "--out", out, "--json", gate=gate)
@@ -82,7 +82,7 @@ def test_the_command_killed_and_interrupted_ends_the_same(tmp_path: Path) -> Non
 
 
 @linux
-def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
+def test_a_sweep_interrupted_and_killed_has_the_same_result(tmp_path: Path) -> None:
     experiment, out = small(DERIVED, METRIC, LONG), tmp_path / "sweep"
     grid = file_of(tmp_path / "a.toml", experiment, "\n[sweep]\nseed = [1, 2]\n")
     gate = Gate(tmp_path / "interrupted", out, 1)
@@ -111,5 +111,5 @@ def test_a_sweep_interrupted_and_killed_ends_the_same(tmp_path: Path) -> None:
     assert len(runs) == 2
     for seed, folder in enumerate(runs, 1):
         whole = undisturbed(experiment.changed(seed=seed), tmp_path / f"whole {seed}")
-        told = record(folder)
-        assert (told["model"], told["rounds"]) == (whole["model"], whole["rounds"])
+        content = record(folder)
+        assert (content["model"], content["rounds"]) == (whole["model"], whole["rounds"])

@@ -1,4 +1,4 @@
-"""Clients' memory on disk: only what changed is written, and no checkpoint loses what it needs."""
+"""Memory of clients on disk: only changes are written, and checkpoints keep the files they need."""
 
 import os
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_only_clients_that_changed_are_written(keep: bool, tmp_path: Path) -> No
     assert len(memory.newest) == 5
 
 
-def test_on_disk_it_takes_no_ram_between_rounds(tmp_path: Path) -> None:
+def test_memory_on_disk_takes_no_ram_between_rounds(tmp_path: Path) -> None:
     memory = StoredMemory(tmp_path, "a", keep=False)
     memory.put(0, w(1))
     assert value(memory.get(0)) == 1
@@ -60,23 +60,23 @@ def test_on_disk_it_takes_no_ram_between_rounds(tmp_path: Path) -> None:
     st.integers(1, 3),
     st.booleans(),
 )
-def test_the_two_newest_checkpoints_find_what_they_remember(
+def test_the_two_newest_checkpoints_find_their_memory(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[dict[int, float]], every: int, keep: bool
 ) -> None:
-    """Rounds change some clients; every so many there is a checkpoint. Going back to either of two is exact."""
+    """Rounds change some clients, and some write a checkpoint; restoring either of the last two is exact."""
     folder = tmp_path_factory.mktemp("memory")
-    memory, told = StoredMemory(folder, "a", keep), dict[int, float]()
+    memory, values = StoredMemory(folder, "a", keep), dict[int, float]()
     truth: dict[int, dict[int, float]] = {}  # by round of a checkpoint
     listed: dict[int, dict[int, Version]] = {}
     for number, changes in enumerate(rounds, 1):
         for client, x in changes.items():
             memory.put(client, w(x))
-        told |= changes
-        assert {client: value(memory.get(client)) for client in told} == told
+        values |= changes
+        assert {client: value(memory.get(client)) for client in values} == values
         if not keep or number % every == 0:
             memory.save(number)
         if number % every == 0:
-            truth[number], listed[number] = dict(told), dict(memory.newest)
+            truth[number], listed[number] = dict(values), dict(memory.newest)
             memory.prune(sorted(truth)[-2:][0])
     for number in sorted(truth)[-2:][::-1]:  # the older after the newer: what is later is removed
         again = StoredMemory.restored(folder, "a", number, listed[number], keep)
@@ -86,7 +86,7 @@ def test_the_two_newest_checkpoints_find_what_they_remember(
         assert len(list(folder.iterdir())) == len(again.newest)
 
 
-def test_leftovers_and_what_came_later_are_removed(tmp_path: Path) -> None:
+def test_temporary_and_later_files_are_removed(tmp_path: Path) -> None:
     memory, listed = StoredMemory(tmp_path, "a"), dict[int, dict[int, Version]]()
     for number in 1, 2, 3:
         memory.put(7, w(number))
@@ -97,7 +97,7 @@ def test_leftovers_and_what_came_later_are_removed(tmp_path: Path) -> None:
     assert sorted(name[:4] for name in os.listdir(tmp_path)) == ["7.1.", "7.2."]
 
 
-def test_a_file_that_is_missing_damaged_or_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_missing_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     memory, files = StoredMemory(tmp_path, "a"), Files(tmp_path, "a")
     for client in 0, 1:
         memory.put(client, w(client))
@@ -125,7 +125,7 @@ def test_a_file_that_is_missing_damaged_or_of_something_else_is_refused(tmp_path
     assert written(tmp_path) == before
 
 
-def test_without_files_it_remembers_as_well() -> None:
+def test_memory_works_without_files() -> None:
     memory = Ram()
     memory.put(1, w(5))
     memory.put(2, {})

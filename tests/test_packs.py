@@ -1,4 +1,4 @@
-"""Many runs on one engine: each is the run it would be alone, stops and goes on, and fails by itself."""
+"""Packs: each run gives the result it would give alone, can be stopped and resumed, and fails alone."""
 
 import csv
 import itertools
@@ -16,7 +16,7 @@ from fedshift import Experiment
 from fedshift.cli.interrupts import StopRequest
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.runs.events import Event
-from fedshift.runs.packs import activations, room
+from fedshift.runs.packs import activations, memory_needed
 from fedshift.runs.record import finished
 from fedshift.runs.run import Run
 from fedshift.runs.sweep import Sweep, estimate
@@ -41,7 +41,7 @@ def trained(raw: dict[str, Any], out: Path, stop: Callable[[], bool] = lambda: F
 
 
 def after(rounds: int) -> Callable[[], bool]:
-    """Says stop when it was asked so often."""
+    """Function that returns True from the given call on."""
     asked = itertools.count(1)
     return lambda: next(asked) > rounds
 
@@ -67,7 +67,7 @@ def test_a_packed_run_is_the_run_alone_within_rounding(tmp_path: Path) -> None:
             assert int(line["bytes.codes"]) == outcome.bytes_up[0]
 
 
-def test_as_many_runs_are_trained_at_once_as_are_asked_for(tmp_path: Path) -> None:
+def test_as_many_runs_are_trained_at_once_as_requested(tmp_path: Path) -> None:
     raw = merge(GRID, {"engine": {"pack": 3}})
     seen = [event.place for event in trained(raw, tmp_path / "grid") if event.kind == "round"]
     assert seen[:6] == [0, 1, 2, 0, 1, 2]
@@ -76,7 +76,7 @@ def test_as_many_runs_are_trained_at_once_as_are_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stops", [1, 2, 5])
-def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> None:
+def test_a_stopped_pack_is_resumed_to_the_same_bits(stops: int, tmp_path: Path) -> None:
     raw = merge(GRID, {"engine": {"pack": 8, "deterministic": True}, "record": {"checkpoint": 4}})
     trained(raw, tmp_path / "whole")
     trained(raw, tmp_path / "parts", after(stops + 1))
@@ -86,8 +86,8 @@ def test_a_stopped_pack_goes_on_to_the_same_bits(stops: int, tmp_path: Path) -> 
         assert all(torch.equal(x, parts[name]) for name, x in whole.items())
 
 
-def test_runs_that_were_killed_at_different_rounds_go_on_together(tmp_path: Path) -> None:
-    """One has a checkpoint that the others had no time for: with `deterministic` all begin where all can."""
+def test_runs_killed_at_different_rounds_are_resumed_together(tmp_path: Path) -> None:
+    """One has a later checkpoint: with `deterministic`, all resume from the last common one."""
     raw = merge(GRID, {"engine": {"pack": 8, "deterministic": True}, "record": {"checkpoint": 2}})
     trained(raw, tmp_path / "whole")
     trained(raw, tmp_path / "parts", after(5))
@@ -98,7 +98,7 @@ def test_runs_that_were_killed_at_different_rounds_go_on_together(tmp_path: Path
         assert all(torch.equal(x, parts[name]) for name, x in whole.items())
 
 
-def test_a_run_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_run_that_diverges_does_not_affect_others(tmp_path: Path) -> None:
     raw = BATCHED | {"sweep": {"train.lr": [0.05, 1e20]}}
     events = trained(raw, tmp_path / "grid")
     failed = [event for event in events if event.kind == "failed"]
@@ -133,7 +133,7 @@ def test_runs_with_other_frozen_weights_are_not_packed_together(tmp_path: Path) 
         assert [float(line["loss"]) for line in lines(one.folder)] == pytest.approx(alone, rel=1e-3)
 
 
-def test_damaged_memory_ends_its_own_run_alone(tmp_path: Path) -> None:
+def test_damaged_memory_ends_only_its_run(tmp_path: Path) -> None:
     raw = merge(BATCHED, {"algorithm": {"name": "scaffold"}, "train": {"cohort": 12}, "record": {"memory": "disk"}})
     raw["sweep"] = {"seed": [0, 1]}
     rounds = Sweep(raw, tmp_path / "grid").train(1)
@@ -148,7 +148,7 @@ def test_damaged_memory_ends_its_own_run_alone(tmp_path: Path) -> None:
     assert [event.place for event in events if event.kind == "done"] == [1]
 
 
-def test_a_run_that_failed_does_not_take_the_others_back(tmp_path: Path) -> None:
+def test_a_failed_run_does_not_reset_others(tmp_path: Path) -> None:
     raw = BATCHED | {
         "train": BATCHED["train"] | {"patience": 1},
         "engine": {"name": "batched", "pack": 2, "deterministic": True},
@@ -161,13 +161,13 @@ def test_a_run_that_failed_does_not_take_the_others_back(tmp_path: Path) -> None
     assert again[0] == reached + 1
 
 
-def test_deterministic_in_a_sweep_needs_to_know_the_pack(tmp_path: Path) -> None:
+def test_deterministic_in_a_sweep_requires_the_pack_size(tmp_path: Path) -> None:
     raw = merge(GRID, {"engine": {"deterministic": True}})
-    with pytest.raises(SettingsError, match=r"needs engine.pack, how many runs are trained at once"):
+    with pytest.raises(SettingsError, match=r"requires engine.pack, the number of runs per pack, in a sweep"):
         trained(raw, tmp_path / "grid")
 
 
-def test_a_run_stops_after_so_many_minutes_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_stops_after_some_minutes_and_is_resumed(tmp_path: Path) -> None:
     for arguments in (["run", "--preset", "smoke"], ["run"]):
         out = str(tmp_path / "-".join(arguments))
         done = fedshift(*arguments, "--out", out, "--minutes", "0", "--set", "engine.workers=1")
@@ -180,7 +180,7 @@ def test_a_run_stops_after_so_many_minutes_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_failure_counts_even_when_the_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is up, whatever the clock says, once the healthy run, which is the second, has a round."""
+    """The time is up when the healthy run, which is the second, has finished a round."""
     monkeypatch.setattr(StopRequest, "now", lambda request: bool(list(tmp_path.glob("runs/lr-0.05*/rounds.csv"))))
     grid = tmp_path / "grid.toml"
     grid.write_text(
@@ -205,11 +205,11 @@ def test_an_estimate_is_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None
         assert 0 < estimate(raw, 1) < math.inf
 
 
-def test_room_is_what_the_formula_says() -> None:
+def test_memory_needed_follows_the_formula() -> None:
     """MLP 64-8-10 with biases: P = 610, and 18 outputs of its layers, 10 of the whole."""
     experiment = small({"algorithm": {"name": "scaffold"}, "uplink": {"feedback": True, "bits": 4}})
     task = Run(experiment).fed.task
     assert activations(task) == 12 * (8 + 10 + 10)
-    assert room(experiment, task, 336) == 4 * (24 * 610 + 336 * 32) + 12 * 4 * 610 + 4 * 12 * 610 * 2
+    assert memory_needed(experiment, task, 336) == 4 * (24 * 610 + 336 * 32) + 12 * 4 * 610 + 4 * 12 * 610 * 2
     plain: Experiment = small()
-    assert room(plain, task, 336) == 4 * (24 * 610 + 336 * 32)
+    assert memory_needed(plain, task, 336) == 4 * (24 * 610 + 336 * 32)

@@ -1,4 +1,4 @@
-"""The run directory: what is written, how long it gets, and that it says the truth."""
+"""The run directory: its files, their size, and that they agree with the run."""
 
 import csv
 import gc
@@ -43,15 +43,15 @@ def test_a_run_leaves_its_settings_versions_record_and_model(tmp_path: Path) -> 
     assert same(load_file(tmp_path / "run" / "model.safetensors"), training.params)
     about = json.loads((tmp_path / "run" / "about.json").read_text())
     assert about.keys() >= {"torch", "numpy", "python", "fedshift", "commit", "cpu", "command", "seed"}
-    for told, outcome in zip(lines(tmp_path / "run" / "rounds.csv"), outcomes, strict=True):
-        assert int(told["round"]) == outcome.number
-        assert float(told["accuracy"]) == pytest.approx(outcome.accuracy, rel=1e-5)
-        assert float(told["loss"]) == pytest.approx(outcome.loss, rel=1e-5)
-        assert sum(float(told[f"predicted.{label}"]) for label in range(4)) == pytest.approx(1, abs=1e-5)
-        assert [int(told[f"bytes.{part}"]) for part in ("codes", "side", "header")] == list(outcome.bytes_up)
+    for line, outcome in zip(lines(tmp_path / "run" / "rounds.csv"), outcomes, strict=True):
+        assert int(line["round"]) == outcome.number
+        assert float(line["accuracy"]) == pytest.approx(outcome.accuracy, rel=1e-5)
+        assert float(line["loss"]) == pytest.approx(outcome.loss, rel=1e-5)
+        assert sum(float(line[f"predicted.{label}"]) for label in range(4)) == pytest.approx(1, abs=1e-5)
+        assert [int(line[f"bytes.{part}"]) for part in ("codes", "side", "header")] == list(outcome.bytes_up)
         for name, layer in outcome.layers.items():
             for figure, value in layer._asdict().items():
-                assert float(told[f"{figure}.{name}"]) == pytest.approx(float(value), rel=1e-5, abs=1e-12)
+                assert float(line[f"{figure}.{name}"]) == pytest.approx(float(value), rel=1e-5, abs=1e-12)
 
 
 def test_settings_of_a_run_repeat_it(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_settings_of_a_run_repeat_it(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_clients_and_their_labels_are_told_once() -> None:
+def test_clients_and_their_labels_are_recorded() -> None:
     fed = build(settings(uplink={"bits": "32+4"}), data=points())
     rows = list(client_rows(fed))
     assert len(rows) == 12
@@ -79,23 +79,23 @@ def test_clients_and_their_labels_are_told_once() -> None:
 
 def test_histograms_count_weights_before_and_after_the_quantizer(tmp_path: Path) -> None:
     trained(tmp_path / "run", uplink={"bits": 2}, record={"histograms": 2}, train={"rounds": 4})
-    told = [json.loads(line) for line in (tmp_path / "run" / "histograms.jsonl").read_text().splitlines()]
-    assert [(one["round"], one["layer"]) for one in told] == [
+    histograms = [json.loads(line) for line in (tmp_path / "run" / "histograms.jsonl").read_text().splitlines()]
+    assert [(one["round"], one["layer"]) for one in histograms] == [
         (number, layer) for number in (1, 2, 4) for layer in ("fc1.weight", "fc2.weight")
     ]
-    for one in told:
+    for one in histograms:
         assert sum(one["before"]) == sum(one["after"]) == (48 if one["layer"] == "fc1.weight" else 32)
         assert sum(n > 0 for n in one["after"]) <= 4 < sum(n > 0 for n in one["before"])
 
 
 def test_a_record_of_the_paper_stays_below_380_kb() -> None:
-    """800 rounds of the paper's CNN, with numbers that take as much room as they can."""
+    """800 rounds of the paper's CNN, with numbers of the greatest length."""
     experiment = Experiment(data={"partition": "iid"}, model={"name": "paper-cnn"}, uplink={"bits": "32+4"})
     fed = build(experiment, PaperCNN(), images())
     layer = Layer(-0.00123456, -0.000612345, True, 12.3456, 12.3457, 12.3458, 0.00123456, 0.000612345)
     score = build_score()
     seconds = dict.fromkeys(("train", "encode", "aggregate", "evaluate", "round", "save"), 0.0123456)
-    told = Outcome(
+    outcome = Outcome(
         number=800,
         score=score,
         share=0.5,
@@ -109,7 +109,7 @@ def test_a_record_of_the_paper_stays_below_380_kb() -> None:
         seconds=seconds,
         uplink_seconds=None,
     )
-    line, head = ",".join(row(experiment, fed, told)) + "\n", ",".join(header(experiment, fed)) + "\n"
+    line, head = ",".join(row(experiment, fed, outcome)) + "\n", ",".join(header(experiment, fed)) + "\n"
     assert line.count(",") == head.count(",")
     assert len(head) + 800 * len(line) <= 380_000
 
@@ -137,7 +137,7 @@ def test_six_digits(x: float, text: str) -> None:
 
 def test_a_model_need_not_be_evaluated_every_round(tmp_path: Path) -> None:
     trained(tmp_path / "run", record={"evaluate": 2}, train={"rounds": 5})
-    assert [bool(told["accuracy"]) for told in lines(tmp_path / "run" / "rounds.csv")] == [
+    assert [bool(line["accuracy"]) for line in lines(tmp_path / "run" / "rounds.csv")] == [
         False,
         True,
         False,
@@ -156,17 +156,17 @@ def test_a_skipped_round_has_a_line(tmp_path: Path) -> None:
     assert first["step.fc1.weight"] == ""
 
 
-def test_a_failed_client_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
-    training = Run(settings(train={"lr": 1e30}), data=points(), tell=told.append)
+def test_a_failed_client_is_reported(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    training = Run(settings(train={"lr": 1e30}), data=points(), tell=warnings.append)
     next(training)
     training.close()
-    assert len(told) == 5
-    assert "round 1: client" in told[0]
-    assert "NaN or infinity" in told[0]
+    assert len(warnings) == 5
+    assert "round 1: client" in warnings[0]
+    assert "NaN or infinity" in warnings[0]
 
 
-def test_own_things_are_named_in_the_settings_and_resumed_with_them(tmp_path: Path) -> None:
+def test_custom_objects_are_named_in_the_settings_and_needed_to_resume(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 4)
 
@@ -202,7 +202,7 @@ def test_a_run_in_memory_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_contains_a_run_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(
@@ -213,9 +213,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
-def test_a_run_that_was_closed_trains_no_more_and_one_that_is_forgotten_frees_its_folder(
-    engine: str, tmp_path: Path
-) -> None:
+def test_a_closed_run_trains_no_more_and_a_deleted_one_releases_its_folder(engine: str, tmp_path: Path) -> None:
     try:
         first = run(settings(engine={"name": engine}, train={"rounds": 5}), tmp_path / "run", data=points())
     except ForkError as problem:

@@ -1,4 +1,4 @@
-"""What can be read of a record, whole or not."""
+"""Reading of complete, unfinished and damaged records."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def readable(folder: Path) -> Recorded:
     return found
 
 
-def test_all_that_a_run_records_is_read(tmp_path: Path) -> None:
+def test_everything_that_a_run_records_is_read(tmp_path: Path) -> None:
     experiment = small({"uplink": {"bits": "32+4"}})
     go(experiment, tmp_path / "run")
     run = readable(tmp_path / "run")
@@ -69,7 +69,7 @@ def test_a_last_line_without_its_end_may_be_cut_and_is_lost(tmp_path: Path) -> N
     assert (run.reached, run.lost, run.finished) == (7, {"rounds.csv": 1}, False)
 
 
-def test_what_was_not_measured_is_no_number(tmp_path: Path) -> None:
+def test_values_that_were_not_measured_are_nan(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", settings(rounds=4), [None, 0.25, None, 0.5], figures={"loss": [None, 2, None, 1]})
     run = readable(folder)
     assert run.evaluated.tolist() == [False, True, False, True]
@@ -77,12 +77,12 @@ def test_what_was_not_measured_is_no_number(tmp_path: Path) -> None:
     assert np.isnan(run.figure("nothing like it")).all()
 
 
-def test_a_run_that_has_only_begun_has_no_rounds(tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_has_no_rounds(tmp_path: Path) -> None:
     run = readable(write(tmp_path / "run", reached=0))
     assert (run.reached, run.finished, run.missing, run.lost) == (0, False, 0, {})
 
 
-def test_what_is_published_of_a_run_is_finished_when_all_rounds_are_there(tmp_path: Path) -> None:
+def test_a_published_record_with_all_rounds_is_finished(tmp_path: Path) -> None:
     folder = published(tmp_path / "run", settings(rounds=12))
     assert readable(folder).finished
     assert readable(folder).up.tolist() == [1000.0] * 12
@@ -113,13 +113,11 @@ def test_damaged_lines_of_other_files_are_lost_too(tmp_path: Path) -> None:
         ("settings.toml", b"\xff\xfe", "settings.toml: not a text file"),
         ("settings.toml", b"[train]\nlrr = 1\n", "settings.toml: unknown setting 'train.lrr'"),
         ("rounds.csv", None, "rounds.csv: cannot be read: No such file"),
-        ("rounds.csv", b"", "rounds.csv: its first line names no columns"),
-        ("rounds.csv", b"\0\0\0\n\0\0", "rounds.csv: its first line names no columns"),
+        ("rounds.csv", b"", "rounds.csv: the first line contains no column named round"),
+        ("rounds.csv", b"\0\0\0\n\0\0", "rounds.csv: the first line contains no column named round"),
     ],
 )
-def test_a_run_of_which_nothing_can_be_told_is_broken(
-    name: str, content: bytes | None, sentence: str, tmp_path: Path
-) -> None:
+def test_a_run_that_cannot_be_read_is_broken(name: str, content: bytes | None, sentence: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "run")
     (folder / name).unlink()
     if content is not None:
@@ -130,9 +128,9 @@ def test_a_run_of_which_nothing_can_be_told_is_broken(
     assert len(found.problem.splitlines()) == 1
 
 
-def test_a_column_is_asked_for_strictly(tmp_path: Path) -> None:
+def test_a_missing_column_or_an_invalid_value_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "some.csv").write_text("round,score\n1,\n2,0.5\n3,half\n")
-    with pytest.raises(RunError, match=r"some\.csv: score: holds something that is no number"):
+    with pytest.raises(RunError, match=r"some\.csv: score: contains a value that is not a number"):
         sheet(tmp_path / "some.csv").column("score")
     with pytest.raises(RunError, match=r"some\.csv: has no column loss"):
         sheet(tmp_path / "some.csv").column("loss")
@@ -148,7 +146,7 @@ def test_every_reader_of_a_record_finds_the_same_bytes(tmp_path: Path) -> None:
     assert (loaded.bytes_up, loaded.estimate) == (3500, run.uploaded.estimate)
 
 
-def test_a_published_record_keeps_what_its_bytes_are_corrected_by(tmp_path: Path) -> None:
+def test_a_published_record_keeps_the_correction_of_its_bytes(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", settings(rounds=3), figures=GUESSED)
     place, _ = publish(folder, tmp_path / "results")
     found = readable(place)
@@ -159,7 +157,7 @@ def test_a_published_record_keeps_what_its_bytes_are_corrected_by(tmp_path: Path
 
 
 @pytest.mark.parametrize("framed", [math.nan, math.inf, -1000.0, 0.0])
-def test_a_ratio_that_is_no_number_above_zero_corrects_nothing(framed: float, tmp_path: Path) -> None:
+def test_a_ratio_that_is_not_positive_and_finite_corrects_nothing(framed: float, tmp_path: Path) -> None:
     run = readable(
         write(tmp_path / "run", settings(rounds=3), figures=GUESSED | {"bytes.framed": [framed, None, None]})
     )

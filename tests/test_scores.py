@@ -1,4 +1,4 @@
-"""What runs are scored by: a loss, a metric and its goal, in the record, the terminal and the report."""
+"""Scores of runs: a loss, a metric and its goal, in the record, the terminal and the report."""
 
 import csv
 import io
@@ -52,7 +52,7 @@ def close(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def line(out: Path) -> dict[str, str]:
-    """The last one of a record."""
+    """Last line of a record."""
     return list(csv.DictReader(io.StringIO((out / "rounds.csv").read_text())))[-1]
 
 
@@ -66,7 +66,7 @@ def printed(of: object) -> str:
 
 
 @pytest.mark.parametrize("metric", [None, mae])
-def test_a_loss_that_is_no_mean_is_refused_before_anything_is_written(metric: Any, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_mean_is_refused_before_anything_is_written(metric: Any, tmp_path: Path) -> None:
     loss = nn.MSELoss(reduction="none")
     with pytest.raises(
         SettingsError, match=r"a loss must return one number, the mean over the batch, not shape \(20, 1\)"
@@ -76,7 +76,7 @@ def test_a_loss_that_is_no_mean_is_refused_before_anything_is_written(metric: An
 
 
 @pytest.mark.parametrize(("shape", "seen"), [((), "(60,)"), ((1,), "(60, 1)"), ((2,), "(30, 2)")])
-def test_floating_point_targets_are_not_taken_for_probabilities(
+def test_floating_point_targets_are_not_interpreted_as_probabilities(
     shape: tuple[int, ...], seen: str, tmp_path: Path
 ) -> None:
     x = torch.zeros(60, 4)
@@ -93,7 +93,7 @@ def test_floating_point_targets_are_not_taken_for_probabilities(
 
 
 def test_soft_labels_are_trained_with_cross_entropy() -> None:
-    """Both a label and its softened form have the same largest entry, and so the same accuracy."""
+    """A label and its softened form have the same largest entry, and so the same accuracy."""
     hard = points()
     soft = dataset(
         hard.x,
@@ -112,24 +112,24 @@ def test_soft_labels_are_trained_with_cross_entropy() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["sequential", "batched"])
 def test_the_loss_that_a_refusal_names_works(engine: str, dtype: torch.dtype) -> None:
-    said = Experiment(**SMALL).changed(
+    experiment = Experiment(**SMALL).changed(
         **{"train.loss": "torch.nn.functional:mse_loss", "engine.name": engine, "train.rounds": 6}
     )
-    losses = [one.loss or 0.0 for one in run(said, model=nn.Linear(4, 1).to(dtype), data=sums(1))]
+    losses = [one.loss or 0.0 for one in run(experiment, model=nn.Linear(4, 1).to(dtype), data=sums(1))]
     assert losses[-1] < losses[0] / 4
 
 
 def test_targets_that_torch_would_broadcast_are_refused(tmp_path: Path) -> None:
-    said = Experiment(**SMALL).changed(**{"train.loss": "torch.nn.functional:mse_loss"})
+    experiment = Experiment(**SMALL).changed(**{"train.loss": "torch.nn.functional:mse_loss"})
     with pytest.raises(SettingsError, match=r"Using a target size \(torch.Size\(\[20\]\)\) that is different"):
-        run(said, tmp_path / "run", model=nn.Linear(4, 1), data=sums())
+        run(experiment, tmp_path / "run", model=nn.Linear(4, 1), data=sums())
     assert not (tmp_path / "run").exists()
 
 
 # what it is scored by
 
 
-def test_a_loss_of_ones_own_is_the_score_unless_there_is_a_metric(tmp_path: Path) -> None:
+def test_a_custom_loss_is_the_score_unless_there_is_a_metric(tmp_path: Path) -> None:
     assert Experiment().train.metric == "accuracy"
     assert Experiment(train={"loss": "mine:f"}).train.metric == "loss"
     assert Experiment(train={"loss": "mine:f", "metric": "accuracy"}).train.metric == "accuracy"
@@ -139,18 +139,18 @@ def test_a_loss_of_ones_own_is_the_score_unless_there_is_a_metric(tmp_path: Path
     (*_, last) = whole
     assert whole.experiment.train.metric == "loss"
     assert last.accuracy == last.loss
-    told = line(tmp_path / "run")
-    assert float(told["loss"]) == pytest.approx(last.loss, rel=1e-5)
-    assert "accuracy" not in told
+    cells = line(tmp_path / "run")
+    assert float(cells["loss"]) == pytest.approx(last.loss, rel=1e-5)
+    assert "accuracy" not in cells
     assert 'metric = "loss"' in (tmp_path / "run" / "settings.toml").read_text()
 
 
-def test_a_loss_of_ones_own_with_accuracy_asked_for_has_both(tmp_path: Path) -> None:
-    said = Experiment(**SMALL).changed(**{"train.metric": "accuracy"})
-    (*_, last) = run(said, tmp_path / "run", model=nn.Linear(6, 4), data=points(), loss=F.cross_entropy)
-    told = line(tmp_path / "run")
-    assert float(told["accuracy"]) == pytest.approx(last.accuracy, rel=1e-5)
-    assert float(told["loss"]) == pytest.approx(last.loss, rel=1e-5)
+def test_a_custom_loss_with_accuracy_as_metric_has_both(tmp_path: Path) -> None:
+    experiment = Experiment(**SMALL).changed(**{"train.metric": "accuracy"})
+    (*_, last) = run(experiment, tmp_path / "run", model=nn.Linear(6, 4), data=points(), loss=F.cross_entropy)
+    cells = line(tmp_path / "run")
+    assert float(cells["accuracy"]) == pytest.approx(last.accuracy, rel=1e-5)
+    assert float(cells["loss"]) == pytest.approx(last.loss, rel=1e-5)
 
 
 def test_progress_shows_the_metric_by_its_name() -> None:
@@ -184,14 +184,14 @@ def test_progress_shows_the_metric_by_its_name() -> None:
         ({"metric": "loss", "goal": "max"}, "train.goal = 'max': the goal of loss is 'min'"),
     ],
 )
-def test_a_goal_that_cannot_be_is_named_in_one_sentence(train: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_goal_is_reported_in_one_sentence(train: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError) as problem:
         Experiment(train=train)
     assert str(problem.value) == sentence
     assert Experiment(train={"metric": "mine:error", "goal": "max"}).train.direction == "max"  # its owner knows
 
 
-def test_a_metric_whose_name_tells_no_goal_needs_one(tmp_path: Path) -> None:
+def test_a_metric_of_unknown_direction_requires_a_goal(tmp_path: Path) -> None:
     own: dict[str, Any] = {"model": nn.Linear(4, 1), "data": sums(1), "loss": F.mse_loss, "metric": close}
     with pytest.raises(SettingsError) as problem:
         run(Experiment(**SMALL), tmp_path / "run", **own)
@@ -206,17 +206,17 @@ def test_a_metric_whose_name_tells_no_goal_needs_one(tmp_path: Path) -> None:
     assert 'goal = "max"' in settings.read_text()
     settings.write_text(settings.read_text().replace('goal = "max"\n', ""))  # as before there were goals
     warnings = gather([tmp_path / "run"]).warnings
-    assert warnings == ["No goal is recorded for tests.test_scores:close, so higher is taken to be better."]
+    assert warnings == ["No goal is recorded for tests.test_scores:close; higher values are assumed to be better."]
 
 
 def result(metric: str, goal: Goal | None, bits: str, shift: bool, seed: int, score: float) -> RunResult:
     train = {"metric": metric} | ({"goal": goal} if goal else {})
-    said = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed, train=train)
-    return RunResult(said, score, score, 1_000_000)
+    experiment = Experiment(uplink={"bits": bits}, shift={"on": shift}, seed=seed, train=train)
+    return RunResult(experiment, score, score, 1_000_000)
 
 
 def compared(metric: str, goal: Goal | None = None) -> list[RunResult]:
-    """0.5 of 32 bits, 0.75 of four, 0.625 of four with the shift; seeds add 0, 0.125 and 0.25 to all alike."""
+    """0.5 with 32 bits, 0.75 with 4, 0.625 with 4 and the shift; seeds add 0, 0.125 and 0.25."""
     kinds = (("32+32", False, 0.5), ("32+4", False, 0.75), ("32+4", True, 0.625))
     return [
         result(metric, goal, bits, shift, seed, score + seed / 8) for bits, shift, score in kinds for seed in range(3)
@@ -242,7 +242,7 @@ def test_the_terminal_judges_by_the_goal(metric: str, goal: Goal | None, verdict
     ]
 
 
-def test_the_table_says_what_a_difference_of_an_error_means() -> None:
+def test_the_table_says_whether_a_difference_of_an_error_is_better() -> None:
     made = rows(compared("mine:mae"))
     drawn = printed(table(made, made[0].experiment))
     assert "+0.25 (worse) against 32 bits" in drawn
@@ -260,7 +260,7 @@ def test_a_table_of_several_metrics_names_each() -> None:
     assert all(cell in drawn for cell in ("score", "accuracy 50.0", "loss 0.5", "mae 0.5"))
 
 
-def test_a_difference_of_nothing_is_neither_better_nor_worse() -> None:
+def test_a_difference_of_zero_is_neither_better_nor_worse() -> None:
     kinds = [result("mine:mae", None, "32+4", shift, seed, 0.5) for shift in (False, True) for seed in range(3)]
     assert sentences(rows(kinds)) == ["The shift per filter made no difference (within noise)."]
 
@@ -270,9 +270,9 @@ def test_a_difference_of_nothing_is_neither_better_nor_worse() -> None:
 
 def written(folder: Path, metric: str, goal: Goal | None = None) -> list[Path]:
     for i, one in enumerate(compared(metric, goal)):
-        said = one.experiment
+        experiment = one.experiment
         train = {"rounds": 12, "metric": metric} | ({"goal": goal} if goal else {})
-        more = recorded(12, str(said.uplink.bits), said.shift.on, seed=said.seed, train=train)
+        more = recorded(12, str(experiment.uplink.bits), experiment.shift.on, seed=experiment.seed, train=train)
         write(folder / f"run {i}", more, one.score)
     return sorted(folder.iterdir())
 
@@ -291,7 +291,7 @@ def test_the_report_judges_by_the_goal(metric: str, goal: Goal | None, answer: s
     assert made.answer == [answer]
     results, chart = made.parts
     assert isinstance(results, Table)
-    assert results.title == f"{name} at the end{' (lower is better)' * lower}"
+    assert results.title == f"Final {name}{' (lower is better)' * lower}"
     assert [row.cells[3] for row in results.rows][1:] == [
         f"+0.25{' (worse)' * lower} against 32 bits",
         f"-0.125{' (better)' * lower} against no shift",
@@ -303,12 +303,12 @@ def test_the_report_judges_by_the_goal(metric: str, goal: Goal | None, answer: s
 def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) -> None:
     for algorithm, change in (("fedavg", 0.25), ("fedprox", -0.125)):
         for shift in (False, True):
-            said = recorded(12, shift=shift, algorithm={"name": algorithm}, train={"rounds": 12, "metric": "mine:mae"})
-            write(tmp_path / f"{algorithm} {shift}", said, 0.5 + change * shift)
+            raw = recorded(12, shift=shift, algorithm={"name": algorithm}, train={"rounds": 12, "metric": "mine:mae"})
+            write(tmp_path / f"{algorithm} {shift}", raw, 0.5 + change * shift)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
         "With the shift per layer, mae is higher (worse) in 1 of 2 comparisons and lower (better) in 1.",
-        "There are too few seeds to know what is noise.",
+        "There are too few seeds to estimate the noise.",
         "The mean difference is +0.0625 (worse), from -0.125 (better) (fedprox, shift per layer) "
         "to +0.25 (worse) (fedavg, shift per layer).",
     ]
@@ -317,10 +317,10 @@ def test_many_comparisons_of_an_error_are_counted_by_its_goal(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("metric", "best"), [("mine:mae", "lowest of 2 is lr 0.1"), ("mine:auc", "highest of 2 is lr 0.2")]
 )
-def test_the_best_of_several_lines_is_so_by_the_goal(metric: str, best: str, tmp_path: Path) -> None:
+def test_the_best_of_several_lines_follows_the_goal(metric: str, best: str, tmp_path: Path) -> None:
     for lr, score in ((0.1, 0.25), (0.2, 0.75)):
-        said = recorded(12, shift=False, train={"rounds": 12, "metric": metric, "lr": lr})
-        write(tmp_path / f"{lr}", said, score)
+        raw = recorded(12, shift=False, train={"rounds": 12, "metric": metric, "lr": lr})
+        write(tmp_path / f"{lr}", raw, score)
     answer = section(grouped(read(sorted(tmp_path.iterdir())))).answer[0]
     name, value = metric.rpartition(":")[2], {"mine:mae": "0.25", "mine:auc": "0.75"}[metric]
     assert answer == f"The {best}, with {name} {value}, the mean of the last 10 evaluated rounds."
@@ -328,8 +328,8 @@ def test_the_best_of_several_lines_is_so_by_the_goal(metric: str, best: str, tmp
 
 def test_a_page_of_losses_draws_them_once(tmp_path: Path) -> None:
     for shift in (False, True):
-        said = recorded(12, shift=shift, train={"rounds": 12, "loss": "mine:f"})
-        write(tmp_path / f"{shift}", said, figures={"loss": 0.5 - shift / 4})
+        raw = recorded(12, shift=shift, train={"rounds": 12, "loss": "mine:f"})
+        write(tmp_path / f"{shift}", raw, figures={"loss": 0.5 - shift / 4})
     report = gather([tmp_path])
     names = [part.name for one in report.sections for part in one.parts]
     assert [name for name in names if name.startswith(("score", "loss"))] == ["score-bytes", "score-seconds", "score"]
@@ -357,5 +357,5 @@ def test_a_sweep_of_a_regression_is_judged_in_words_and_for_programs(
     assert "mae (lower is better): mean of the last 1 evaluated rounds" in shown.output
     assert "accuracy" not in shown.output
     again = fedshift("resume", "runs", "--json")
-    told = json.loads(again.output.splitlines()[-1])["rows"]
-    assert [(row["metric"], row["goal"]) for row in told] == [("regression:mae", "min")] * 2
+    rows = json.loads(again.output.splitlines()[-1])["rows"]
+    assert [(row["metric"], row["goal"]) for row in rows] == [("regression:mae", "min")] * 2

@@ -1,4 +1,4 @@
-"""What a table says about runs."""
+"""Tables and sentences on runs."""
 
 import io
 import math
@@ -68,7 +68,7 @@ RULES: list[tuple[str, dict[str, Any], float]] = [
 
 
 def of_rules(rules: list[tuple[str, dict[str, Any], float]]) -> list[RunResult]:
-    """Three seeds of each; seeds add 0, 0.1 and 0.2 points to all alike."""
+    """Three seeds of each rule, which add 0, 0.1 and 0.2 points."""
     return [
         RunResult(Experiment(uplink={"bits": bits}, shift=shift, seed=seed), score + 0.001 * seed, score, 1)
         for bits, shift, score in rules
@@ -106,7 +106,7 @@ def test_a_folder_is_named_by_the_rule_of_its_shift() -> None:
     ]
 
 
-def test_settings_of_a_shift_that_is_off_do_not_tell_runs_apart() -> None:
+def test_settings_of_a_shift_that_is_off_do_not_distinguish_runs() -> None:
     off = [{"on": False}, {"on": False, "max_share": 0.25}, {"on": False, "per": "filter", "share": 0.5}]
     experiments = [Experiment(shift=shift) for shift in off]
     assert apart(experiments) == ([], [(), (), ()])
@@ -114,7 +114,7 @@ def test_settings_of_a_shift_that_is_off_do_not_tell_runs_apart() -> None:
 
 
 def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None:
-    """The share has a column where one is not its rule's default; max_share has none: one rule alone uses it."""
+    """The share has a column if one is not the default of its rule; max_share has none, as only one rule uses it."""
     shifts: list[dict[str, Any]] = [
         {"on": False},
         {"per": "filter", "share": 0.5},
@@ -137,8 +137,8 @@ def test_a_row_of_another_share_is_compared_with_the_one_without_shift() -> None
     ]
 
 
-def test_runs_in_packs_of_other_sizes_are_compared_all_the_same() -> None:
-    """One in a pack of the same size is preferred; a precision is no such setting."""
+def test_runs_in_packs_of_different_sizes_are_compared() -> None:
+    """A run in a pack of the same size is preferred; runs of another precision are not compared."""
     packs = [
         (False, {"pack": 0}, 0.8),
         (False, {"pack": 8}, 0.82),
@@ -154,7 +154,7 @@ def test_runs_in_packs_of_other_sizes_are_compared_all_the_same() -> None:
     assert [row.gain for row in rows(results)] == [None, None, pytest.approx(0.03), pytest.approx(0.06), None]
 
 
-def test_a_difference_that_seeds_alone_could_make_is_within_noise() -> None:
+def test_a_difference_explained_by_seeds_is_within_noise() -> None:
     """Differences 3, -2, 1 have mean 2/3 and standard error 1.45, times 4.303."""
     gain, verdict = difference({0: 0.83, 1: 0.78, 2: 0.81}, {0: 0.80, 1: 0.80, 2: 0.80})
     assert gain == pytest.approx(0.02 / 3)
@@ -189,11 +189,11 @@ def test_nothing_is_cut_off_in_a_narrow_table(width: int) -> None:
     assert "…" not in text.getvalue()
     apart = 2 + 8  # a quantizer does nothing to exact uploads, nor do updates; a coder does
     assert sum("90.0 ± 0.0" in line and "57.92" in line for line in lines) == apart
-    said = set(text.getvalue().replace("=", " ").replace(",", " ").split())
-    assert width < 80 or said >= {"uplink", "stochastic", "zstd", "updates", "feedback", "32+32", "difference"}
+    shown = set(text.getvalue().replace("=", " ").replace(",", " ").split())
+    assert width < 80 or shown >= {"uplink", "stochastic", "zstd", "updates", "feedback", "32+32", "difference"}
 
 
-def test_names_of_folders_tell_what_differs() -> None:
+def test_names_of_folders_contain_the_settings_that_differ() -> None:
     assert names([one.experiment for one in CLEAR[2:5]]) == [
         "bits-32+32_seed-2",
         "bits-32+4_seed-0",
@@ -228,7 +228,7 @@ def test_settings_that_look_alike_get_names_that_differ() -> None:
 
 
 def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
-    """The checksum is that of the settings there were before `record.frames` and the quantizers step and ternary."""
+    """The checksum is that of the settings before `record.frames` and the quantizers step and ternary were added."""
     before = dotted(Experiment().model_dump())
     assert before.pop("record.frames") == 50
     assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep", "biases")] == [None, None, None, False]
@@ -238,29 +238,29 @@ def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
     assert checksum not in names([often, often])[0]
 
 
-def test_rows_are_told_apart_when_some_runs_failed() -> None:
+def test_rows_are_distinguished_if_some_runs_failed() -> None:
     runs = [Experiment(train={"lr": lr}) for lr in (0.1, 9.0)]
     (row,) = rows([RunResult(runs[0], 0.5, 0.5, 1)], runs)
     assert row.label == {"train.lr": "0.1"}
 
 
-def test_a_damaged_record_is_not_summed_up(tmp_path: Path) -> None:
+def test_a_damaged_record_is_not_summarized(tmp_path: Path) -> None:
     (tmp_path / "rounds.csv").write_text("round,accuracy,bytes.codes,bytes.side,bytes.header\n1,0.5,1,2,3\n2,0.\n")
-    with pytest.raises(RunError, match=r"rounds\.csv: 1 damaged line; `fedshift report .*` shows the others"):
+    with pytest.raises(RunError, match=r"rounds\.csv: 1 damaged line; `fedshift report .*` shows the undamaged ones"):
         load(tmp_path, Experiment())
 
 
-def test_a_difference_of_ones_own_metric_is_no_percentage() -> None:
+def test_a_difference_of_a_custom_metric_is_not_in_percent() -> None:
     made = rows([one._replace(score=one.score * 100) for one in CLEAR])
     experiment = Experiment(train={"metric": "mine:gain"})
     assert difference_text(made[1], experiment) == "-10 against 32 bits"
     assert difference_text(made[1], Experiment()) == "-1000.0 against 32 bits"
 
 
-def test_seeds_that_came_to_no_number_have_no_spread_and_no_verdict() -> None:
+def test_seeds_with_a_score_of_nan_have_no_spread_and_no_verdict() -> None:
     made = rows([one._replace(score=math.nan) if i in (4, 7) else one for i, one in enumerate(CLEAR)])
     assert [row.spread is not None and math.isnan(row.spread) for row in made] == [False, True, True]
-    assert [row.verdict for row in made[1:]] == ["no number", "no number"]
+    assert [row.verdict for row in made[1:]] == ["NaN or infinite", "NaN or infinite"]
     assert sentences(made) == []
 
 
@@ -314,8 +314,8 @@ def test_a_table_is_not_wrapped_within_words(width: int) -> None:
     assert max(map(len, text.getvalue().splitlines())) <= width
 
 
-def test_settings_without_effect_on_exact_uploads_do_not_tell_runs_apart() -> None:
-    """A quantizer, its groups, updates and feedback do nothing to 32 bits; a coder other than bitpack does."""
+def test_settings_without_effect_on_exact_uploads_do_not_distinguish_runs() -> None:
+    """A quantizer, its groups, updates and feedback have no effect on 32 bits; a coder other than bitpack has."""
     idle: list[dict[str, Any]] = [
         {"quantizer": "uniform"},
         {"per": "channel"},
@@ -359,14 +359,14 @@ def test_several_settings_of_the_uplink_share_a_column() -> None:
     assert made[2].full == made[0]
 
 
-def test_settings_of_the_uplink_keep_their_columns_where_one_label_would_stand_for_two() -> None:
-    """Who has which bits is not in the label."""
+def test_settings_of_the_uplink_keep_their_columns_if_a_label_would_be_ambiguous() -> None:
+    """The label does not say which clients have which bits."""
     lists = [[32, 4] * 50, [4, 32] * 50]
     runs = [Experiment(uplink={"bits": bits, "send": send}) for bits in lists for send in ("weights", "updates")]
     assert columns(apart(runs)[0], runs) == ["uplink.send", "uplink.bits"]
 
 
-def test_a_named_uplink_keeps_its_name_at_any_bandwidth_and_for_just_its_settings() -> None:
+def test_a_named_uplink_has_its_name_at_any_bandwidth_and_with_no_other_settings() -> None:
     lean = {**UPLINKS["lean"], "bandwidth": 1e6}
     assert uplink_label(Experiment(uplink=lean)) == "lean"
     assert uplink_label(Experiment(uplink={**lean, "rate": 0.4})) == "0.4 bit updates, step, biases, feedback"

@@ -119,7 +119,7 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, mi
             for event in events:
                 if event.kind == "round":
                     display.round(row, event.number, event.score, event.loss, event.bytes_up)
-                elif event.kind == "told":
+                elif event.kind == "message":
                     display.tell(event.text)
         except KeyboardInterrupt:
             stop.asked.set()
@@ -170,7 +170,7 @@ def grid(
                 for event in events:
                     if event.kind == "round":
                         display.round(rows[event.place], event.number, event.score, event.loss, event.bytes_up)
-                    elif event.kind == "told":
+                    elif event.kind == "message":
                         display.tell(event.text)
                     elif event.kind == "failed":
                         failures += 1

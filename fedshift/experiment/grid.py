@@ -18,8 +18,8 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, dotted, merge, put
 
 
-class One(NamedTuple):
-    """One run of the grid."""
+class GridRun(NamedTuple):
+    """One run of a grid."""
 
     name: str
     experiment: Experiment

@@ -1,1 +1,1 @@
-"""What came of runs, from their records alone: tables, figures, one HTML page."""
+"""Reports on runs, made from their records alone: tables, figures, one HTML page."""

@@ -1,4 +1,4 @@
-"""Did the shift help? The final figures with their spread over seeds, and what may be noise."""
+"""Section "Did the shift help?": final scores with their spread over seeds, and differences beyond noise."""
 
 import math
 import statistics
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from fedshift.core.units import megabytes
 from fedshift.report.charts import Band, Interval, Intervals, Section, Table, TableRow
-from fedshift.report.curves import by_metric, cut, score, score_axis, titled
+from fedshift.report.curves import by_metric, cut, score, score_axis
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Grouped, Strand, rule_of
 from fedshift.runs import summary
 from fedshift.runs.summary import BITS, SHIFT, UPLINK, metric, scored
 
-FEW = {SHIFT, BITS, UPLINK}  # settings that single sentences can speak of
+FEW = {SHIFT, BITS, UPLINK}  # with no other varying settings, each comparison has its own sentence
 
 
 def section(grouped: Grouped) -> Section:
@@ -28,10 +28,10 @@ def section(grouped: Grouped) -> Section:
 def sentences(strands: Sequence[Strand]) -> list[str]:
     done = [strand for strand in strands if strand.row]
     if not done:
-        return ["No run is finished yet, so nothing can be said."]
+        return ["No run is finished yet."]
     done = [strand for strand in done if strand.row and math.isfinite(strand.row.mean)]
     if not done:
-        return [f"What the runs came to is no number: {metric(strands[0].experiment)} is infinite or NaN."]
+        return [f"Final scores ({metric(strands[0].experiment)}) are NaN or infinite."]
     rows = [strand.row for strand in done if strand.row]
     shifted = [
         strand
@@ -41,8 +41,8 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
     experiment = done[0].experiment
     if not shifted:
         data = dict.fromkeys(strand.experiment.data.name for strand in done)
-        of = [[strand for strand in done if strand.experiment.data.name == name] for name in data]
-        return [*map(_reached, of), _nothing_to_compare([strand for strand in strands if strand.row])]
+        by_data = [[strand for strand in done if strand.experiment.data.name == name] for name in data]
+        return [*map(_reached, by_data), _nothing_to_compare([strand for strand in strands if strand.row])]
     if set(rows[0].label) <= FEW and experiment.train.metric == "accuracy":
         gained = summary.sentences([*(row for row in rows if row.against == "no shift")])
         return gained + summary.sentences([row for row in rows if row.against != "no shift"])
@@ -68,19 +68,17 @@ def _reached(done: Sequence[Strand]) -> str:
 
 def _nothing_to_compare(done: Sequence[Strand]) -> str:
     if any(strand.row and strand.row.gain is not None and strand.row.against == "no shift" for strand in done):
-        return "What is to be compared came to no number, so whether the shift helped cannot be told."
+        return "Scores with or without the shift are NaN or infinite, so its effect is unknown."
     with_it = [strand for strand in done if strand.experiment.shift.on]
     if len(with_it) == len(done):
-        return "There is no run without the shift to compare with, so whether it helped cannot be told."
+        return "There is no run without the shift to compare with, so its effect is unknown."
     if not with_it:
-        return "No run here has the shift, so whether it would help cannot be told."
-    return (
-        "No run with the shift has a run beside it that differs in nothing else, so whether it helped cannot be told."
-    )
+        return "No run uses the shift, so its effect is unknown."
+    return "No two runs differ in the shift alone, so its effect is unknown."
 
 
 def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
-    """Many comparisons of one rule in few sentences."""
+    """Sentences on many comparisons of one rule."""
     gains = [
         (strand.row.gain, strand.row.verdict, strand)
         for strand in shifted
@@ -89,28 +87,28 @@ def _counted(rule: str, shifted: Sequence[Strand]) -> list[str]:
     experiment, name = shifted[0].experiment, metric(shifted[0].experiment)
     points = experiment.train.metric == "accuracy"
 
-    def much(gain: float) -> str:
+    def amount(gain: float) -> str:
         return f"{100 * gain:+.1f} points" if points else f"{gain:+.4g}{summary.quality(gain, experiment)}"
 
     if len(gains) == 1:
         ((gain, verdict, _),) = gains
-        return [f"With the shift {rule}, {name} differs by {much(gain)}{f' ({verdict})' if verdict else ''}."]
+        return [f"With the shift {rule}, {name} differs by {amount(gain)}{f' ({verdict})' if verdict else ''}."]
     more, less = (sum(sign * gain > 0 for gain, _, _ in gains) for sign in (1, -1))
     clear = [gain for gain, verdict, _ in gains if not verdict]
     alone = sum(verdict.startswith(("one seed", "no seed")) for _, verdict, _ in gains)
     higher, lower = ("higher (worse)", "lower (better)") if experiment.train.lower else ("higher", "lower")
     answer = [f"With the shift {rule}, {name} is {higher} in {more} of {len(gains)} comparisons and {lower} in {less}."]
     if alone == len(gains):
-        answer.append("There are too few seeds to know what is noise.")
+        answer.append("There are too few seeds to estimate the noise.")
     else:
         up, down = (sum(sign * gain > 0 for gain in clear) for sign in (1, -1))
         rest = f"; in {noise} the difference is within noise" if (noise := len(gains) - up - down - alone) else ""
-        rest += f"; for {alone} there are too few seeds to tell" if alone else ""
+        rest += f"; in {alone} there are too few seeds to judge" if alone else ""
         answer.append(f"Beyond noise it is {higher} in {up} and {lower} in {down}{rest}.")
     (least, _, worst), (most, _, best) = (pick(gains, key=lambda strand: strand[0]) for pick in (min, max))
     mean = statistics.fmean(gain for gain, _, _ in gains)
-    ends = f"from {much(least)} ({worst.line.label}) to {much(most)} ({best.line.label})"
-    return [*answer, f"The mean difference is {much(mean)}, {ends}."]
+    ends = f"from {amount(least)} ({worst.line.label}) to {amount(most)} ({best.line.label})"
+    return [*answer, f"The mean difference is {amount(mean)}, {ends}."]
 
 
 def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:
@@ -124,7 +122,7 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     for strand in strands:
         label = [*strand.line.settings.values()] or [strand.line.label]
         rows.append(TableRow(strand.line.key, [*label, *_result_cells(strand, compared)]))
-    return Table(name, f"{titled(experiment)} at the end{lower}", columns, rows)
+    return Table(name, f"Final {metric(experiment)}{lower}", columns, rows)
 
 
 def _result_cells(strand: Strand, compared: bool) -> list[str]:
@@ -141,7 +139,7 @@ def _result_cells(strand: Strand, compared: bool) -> list[str]:
 
 
 def intervals(strands: Sequence[Strand], name: str) -> Intervals:
-    """The final figures of all seeds, those to be compared beside one another."""
+    """Final scores of all seeds; those to be compared are in one band."""
     headings: dict[str, dict[str, list[Interval]]] = {}
     for strand in strands:
         if strand.row and math.isfinite(strand.row.mean):
@@ -151,6 +149,6 @@ def intervals(strands: Sequence[Strand], name: str) -> Intervals:
             headings.setdefault(strand.heading, {}).setdefault(strand.band, []).append(interval)
     bands = [(heading, [Band(*band) for band in bands.items()]) for heading, bands in headings.items()]
     experiment = strands[0].experiment
-    caption = "The mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."
-    title = f"{titled(experiment)} at the end, seed by seed"
+    caption = "Mean of the last ten evaluated rounds: each seed, the mean over seeds, and their standard deviation."
+    title = f"Final {metric(experiment)} by seed"
     return Intervals(name, title, caption, score_axis(experiment), bands, experiment.train.lower)

@@ -1,21 +1,21 @@
-"""The nouns of a report: what is said, tabled and drawn. The page and the figures on paper draw the same ones."""
+"""Contents of a report: sentences, tables and charts, from which both the HTML page and the figure files are made."""
 
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
-Numbers = Sequence[float | None]  # None where nothing was measured
-Dash = Literal["", "dashed", "dotdash"]  # of a line; dots are for what a line was before
+Numbers = Sequence[float | None]  # None: not measured
+Dash = Literal["", "dashed", "dotdash"]  # of a line; dots mark its second curve, such as the values before the shift
 
 
 class LegendLine(NamedTuple):
-    """Runs that differ in nothing but their seed: one entry of the legend, shown or hidden as a whole."""
+    """Runs that differ only in their seed: one entry of the legend, shown or hidden as a whole."""
 
     key: str
     label: str  # 'fedprox, 32+4 bits, shift per filter'
-    settings: dict[str, str]  # those in which lines differ: what a reader may choose by
+    settings: dict[str, str]  # those in which lines differ, by which a reader selects lines
     colour: int  # of the palette
-    dash: Dash  # dashed: without the shift; dotdash: per layer, beside lines per filter
+    dash: Dash  # dashed: without the shift; dotdash: per layer, if there are lines per filter
     runs: list[str]
 
 
@@ -29,9 +29,9 @@ class Curve(NamedTuple):
     line: str  # key of the line it belongs to, '' for one that is always shown
     x: Sequence[float]
     y: Numbers
-    low: Numbers = ()  # of a band around it
+    low: Numbers = ()  # limits of a band around it
     high: Numbers = ()
-    label: str = ""  # what it is besides its line: 'before the shift'
+    label: str = ""  # in addition to its line: 'before the shift'
     dashed: bool = False
 
 
@@ -49,9 +49,9 @@ class Curves(NamedTuple):
     x: Axis
     y: Axis
     panels: list[Panel]
-    level: float | None = None  # a line across, at what is to be expected
-    apart: bool = False  # each panel has an upright axis of its own: layers differ by powers of ten
-    rate: float | None = None  # x is seconds at so many bytes a second; a reader may choose another
+    level: float | None = None  # horizontal line at the expected value
+    apart: bool = False  # each panel has its own y axis: layers differ by powers of ten
+    rate: float | None = None  # if x is seconds: bytes per second, which a reader may change
 
 
 class Interval(NamedTuple):
@@ -62,7 +62,7 @@ class Interval(NamedTuple):
 
 
 class Band(NamedTuple):
-    """A row of intervals that are to be compared."""
+    """A row of intervals to be compared."""
 
     label: str
     intervals: list[Interval]
@@ -74,7 +74,7 @@ class Intervals(NamedTuple):
     caption: str
     x: Axis
     bands: list[tuple[str, list[Band]]]  # under headings
-    lower: bool = False  # whether lower values are better
+    lower: bool = False  # lower values are better
 
 
 class Point(NamedTuple):
@@ -93,7 +93,7 @@ class Field(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Lines as single points, and the front of those that no other beats in both directions."""
+    """Lines as single points, and the Pareto front."""
 
     name: str
     title: str
@@ -101,16 +101,16 @@ class Points(NamedTuple):
     x: Axis
     y: Axis
     fields: list[Field]
-    lower: bool = False  # whether lower values of y are better
+    lower: bool = False  # lower values of y are better
 
 
 class Stack(NamedTuple):
     line: str
-    values: Sequence[float]  # one for each part
+    values: Sequence[float]  # one per part
 
 
 class Stacks(NamedTuple):
-    """A bar for each line, made of parts."""
+    """One stacked bar per line."""
 
     name: str
     title: str
@@ -121,7 +121,7 @@ class Stacks(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """A field of values: rows from the top, columns from the left."""
+    """Heat map: rows from the top, columns from the left."""
 
     name: str
     title: str
@@ -130,16 +130,16 @@ class Heat(NamedTuple):
     columns: list[str]
     rows: list[str]
     values: list[Numbers]
-    lines: list[str]  # the line that each row belongs to, or ''
-    marks: list[str]  # a word for each column, such as the group a label belongs to, or ''
+    lines: list[str]  # line of each row, or ''
+    marks: list[str]  # mark of each column, such as 'superior', or ''
 
 
 class HistogramPanel(NamedTuple):
-    """Histograms with bins in common: the first one filled, others as outlines."""
+    """Histograms with common bins: the first one filled, others as outlines."""
 
     title: str
     edges: Sequence[float]  # one more than counts
-    counts: list[tuple[str, Sequence[float]]]  # each with what it is: 'before the quantizer'
+    counts: list[tuple[str, Sequence[float]]]  # with labels: 'before the quantizer'
 
 
 class Histograms(NamedTuple):
@@ -154,7 +154,7 @@ Chart = Curves | Intervals | Points | Stacks | Heat | Histograms
 
 
 class Choice(NamedTuple):
-    """Charts of the same kind, of which a reader looks at one."""
+    """Charts of the same kind, from which a reader selects one."""
 
     name: str
     title: str
@@ -171,7 +171,7 @@ class Table(NamedTuple):
     title: str
     columns: list[str]
     rows: list[TableRow]
-    folded: bool = False  # only its title is shown until it is asked for
+    folded: bool = False  # initially only its title is shown
     caption: str = ""
 
 
@@ -185,13 +185,13 @@ class Section(NamedTuple):
 class Report(NamedTuple):
     title: str
     about: str  # '9 runs of 150 rounds, seeds 0, 1, 2'
-    warnings: list[str]  # what is unfinished, broken or damaged
+    warnings: list[str]  # on runs that are unfinished, broken or damaged
     lines: list[LegendLine]
     sections: list[Section]
 
 
 def to_json(value: Any, number: Callable[[Any], Any] = lambda value: value) -> Any:
-    """The nouns of a report as JSON has them, charts, choices and tables with their kind; `number` changes numbers.
+    """Contents of a report as JSON values; charts, choices and tables have a "kind". `number` converts numbers.
 
     >>> to_json([0.5, True, {"a": (None, Axis("sent", "B"))}], round)
     [0, True, {'a': [None, {'label': 'sent', 'unit': 'B', 'log': False}]}]

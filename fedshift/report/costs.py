@@ -1,4 +1,4 @@
-"""What did it cost? Bytes, seconds on a link, and what the time of a round went into."""
+"""Section "What did it cost?": bytes, seconds on a link, and time per phase of a round."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,19 @@ import numpy as np
 
 from fedshift.core.units import bytes_text, rate_text, seconds_text
 from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
-from fedshift.report.curves import AVERAGE, BAND, averaged, by_metric, curve, cut, room, score, score_axis, sent, titled
+from fedshift.report.curves import (
+    AVERAGE,
+    BAND,
+    averaged,
+    by_metric,
+    curve,
+    cut,
+    points_per_curve,
+    score,
+    score_axis,
+    sent,
+    titled,
+)
 from fedshift.report.lines import Strand, panels
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.sheet import Figures, estimates
@@ -19,7 +31,7 @@ PHASES = ("train", "encode", "aggregate", "evaluate", "save", "other")
 
 
 def section(strands: Sequence[Strand], rate: float) -> Section:
-    """`rate`: bytes a second of the link that all uploads of a round share."""
+    """Section on cost; `rate` is the bandwidth in bytes per second of the link that all uploads of a round share."""
     parts: list[Curves | Stacks] = []
     for end, some in by_metric(strands):
         parts += against_cost(some, rate, end)
@@ -28,7 +40,7 @@ def section(strands: Sequence[Strand], rate: float) -> Section:
 
 
 def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
-    """Bytes that runs send in all, the fewest and the most, and the time those take on the link."""
+    """Sentences on the total bytes that runs send, the fewest and the most, and their time on the link."""
     sizes = {
         strand.line.label: float(np.mean([run.up.sum() for run in strand.runs])) for strand in strands if strand.row
     }
@@ -37,26 +49,26 @@ def sentences(strands: Sequence[Strand], rate: float) -> list[str]:
     least, most = min(sizes.values()), max(sizes.values())
 
     def sent_in(count: float) -> str:
-        return f"{bytes_text(count)}, {seconds_text(count / rate)} on one link of {rate_text(rate)} for all"
+        return f"{bytes_text(count)}, {seconds_text(count / rate)} on one shared link of {rate_text(rate)}"
 
     def which(count: float) -> str:
         alike = [label for label, other in sizes.items() if bytes_text(other) == bytes_text(count)]
         return common(alike, [label for label in sizes if label not in alike])
 
-    guessed = estimates(run.uploaded.estimate for strand in strands if strand.row for run in strand.runs)
-    further = [guessed] if guessed else []
+    estimated = estimates(run.uploaded.estimate for strand in strands if strand.row for run in strand.runs)
+    further = [estimated] if estimated else []
     if bytes_text(least) == bytes_text(most):
         return [f"A run sends {sent_in(least)}.", *further]
-    much = f"{most / least:.3g} times as much" if least else "most"
+    factor = f"{most / least:.3g} times as much" if least else "most"
     return [
         f"Runs with {which(least)} send the least: {sent_in(least)}.",
-        f"Those with {which(most)} send {much}: {sent_in(most)}.",
+        f"Those with {which(most)} send {factor}: {sent_in(most)}.",
         *further,
     ]
 
 
 def common(labels: Sequence[str], others: Sequence[str]) -> str:
-    """Name for these lines: all that they share and no other line has, without the shift where that is not needed.
+    """Name for these lines: the settings that they alone have in common, without the shift if it is not needed.
 
     >>> common(["fedavg, 32+4 bits, no shift", "fedprox, 32+4 bits, no shift"], ["fedavg, 32+8 bits, no shift"])
     '32+4 bits'
@@ -73,8 +85,8 @@ def common(labels: Sequence[str], others: Sequence[str]) -> str:
 
 
 def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curves]:
-    """The score against bytes, against seconds on one link, and on the links of the settings where they have some."""
-    axis, points = score_axis(strands[0].experiment), room(len(strands))
+    """Score against bytes, against seconds on one link, and against seconds on the links in the settings, if any."""
+    axis, points = score_axis(strands[0].experiment), points_per_curve(len(strands))
     title, caption = titled(strands[0].experiment), f"{AVERAGE} {BAND}"
 
     def drawn(some: Sequence[Strand], across: Callable[[Recorded], Figures]) -> list[Panel]:
@@ -83,10 +95,10 @@ def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curve
     sending = [strand for strand in strands if any(run.up.any() for run in strand.runs)]
     linked = [strand for strand in strands if all(UPLINK in run.figures for run in strand.runs)]
     shared = f"All uploads of a round share one link. {caption}"
-    links = f"The bandwidths are those of the settings: a round takes until its slowest upload is there. {caption}"
-    in_bytes, in_seconds = Axis("sent up by all clients", "B"), Axis("time on the uplink", "s")
+    links = f"Bandwidths are those in the settings; a round takes as long as its slowest upload. {caption}"
+    in_bytes, in_seconds = Axis("uploaded by all clients", "B"), Axis("time on the uplink", "s")
     made = [
-        Curves(f"score-bytes{end}", f"{title} against bytes sent", caption, in_bytes, axis, drawn(sending, sent)),
+        Curves(f"score-bytes{end}", f"{title} against uploaded bytes", caption, in_bytes, axis, drawn(sending, sent)),
         Curves(
             f"score-seconds{end}",
             f"{title} against time on the uplink",
@@ -98,7 +110,7 @@ def against_cost(strands: Sequence[Strand], rate: float, end: str) -> list[Curve
         ),
         Curves(
             f"score-links{end}",
-            f"{title} against time on the clients' own links",
+            f"{title} against time on the clients' links",
             links,
             in_seconds,
             axis,
@@ -120,36 +132,36 @@ def upload(strands: Sequence[Strand]) -> Stacks | None:
         } or {WHOLE: sum(float(np.nansum(run.up)) for run in strand.runs)}
         if uploads and sum(sums.values()):
             found.append((strand, {part: size / uploads for part, size in sums.items()}))
-    caption = "Bytes of one upload, mean over clients and rounds: full and quantized ones together."
+    caption = "Bytes of one upload, mean over clients and rounds; exact and quantized uploads together."
     return _stacks("upload", "Bytes per round and client", caption, Axis("one upload", "B"), [*PARTS, WHOLE], found)
 
 
 def corrected(run: Recorded, name: str) -> Figures:
-    """Bytes by which estimates were corrected, all of them codes: header and side data are exact."""
+    """Correction of estimated bytes, which concerns codes only: header and side data are exact."""
     return run.uploaded.correction if name == PARTS["codes"] else np.zeros(len(run.rounds))
 
 
 def _uploads(run: Recorded) -> Figures:
-    """Number of uploads that arrived in each round; from the settings where the record, a published one, has none."""
+    """Number of uploads that arrived in each round; from the settings if the record is a published one without it."""
     if "arrived" in run.figures:
         return run.figures["arrived"]
     return np.full(len(run.rounds), float(run.experiment.train.cohort))
 
 
 def phases(strands: Sequence[Strand]) -> Stacks | None:
-    """Seconds of a round by phase; saving comes on top of what is recorded as the round."""
+    """Seconds per round by phase; `seconds.round` does not include saving."""
     found = []
     for strand in strands:
         times = [_phases(run) for run in strand.runs if np.nansum(run.figure("seconds.round"))]
         if times:
             keys = dict.fromkeys(key for time in times for key in time)
             found.append((strand, {key: float(np.mean([time.get(key, 0.0) for time in times])) for key in keys}))
-    caption = "Mean over rounds. Where clients train side by side, their time is shared out as it passed on the clock."
-    return _stacks("phases", "Seconds a round", caption, Axis("one round", "s"), [*PHASES, ROUND], found)
+    caption = "Mean over rounds. If clients train in parallel, wall-clock time is divided in proportion to their times."
+    return _stacks("phases", "Seconds per round", caption, Axis("one round", "s"), [*PHASES, ROUND], found)
 
 
 def _phases(run: Recorded) -> dict[str, float]:
-    """Training and encoding are sums over clients, which may train at once; the rest is as the clock had it."""
+    """Seconds by phase; training and encoding, sums over clients, are scaled to the wall-clock time of the round."""
     known = {phase: float(np.nanmean(run.figure(f"seconds.{phase}"))) for phase in PHASES[:-1] if _timed(run, phase)}
     whole = float(np.nanmean(run.figure("seconds.round")))
     if "train" not in known:
@@ -168,7 +180,7 @@ def _timed(run: Recorded, phase: str) -> bool:
 def _stacks(
     name: str, title: str, caption: str, x: Axis, parts: Sequence[str], found: Sequence[tuple[Strand, dict[str, float]]]
 ) -> Stacks | None:
-    """The parts that some line has."""
+    """Chart of the parts that at least one line has; None without lines."""
     used = [part for part in parts if any(part in sizes for _, sizes in found)]
     stacks = [Stack(strand.line.key, [cut(sizes.get(part, 0.0)) or 0.0 for part in used]) for strand, sizes in found]
     return Stacks(name, title, caption, x, used, stacks) if stacks else None

@@ -1,4 +1,4 @@
-"""From rounds to curves: moving averages, means and bands over seeds, few points with few digits."""
+"""Curves of rounds: moving averages, means and bands over seeds, with a limited number of points and digits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from fedshift.runs.recorded import Recorded
 from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import WINDOW, directed, metric
 
-POINTS = 25_000  # that all curves of a chart may have together
+POINTS = 25_000  # limit for all curves of a chart together
 MOST, LEAST = 200, 12  # points of one curve
 ROUND = Axis("round")
-AVERAGE = "Moving average over ten evaluated rounds, of fewer at the beginning; mean of seeds."
+AVERAGE = "Moving average over ten evaluated rounds, fewer at the beginning; mean over seeds."
 BAND = "Band: from the lowest seed to the highest."
 
 
 class MeasuredRounds(NamedTuple):
-    """One figure of one run."""
+    """Rounds and values of one figure of one run."""
 
     rounds: Figures
     values: Figures
@@ -31,18 +31,18 @@ Measure = Callable[[Recorded], MeasuredRounds]
 
 
 def every(name: str) -> Measure:
-    """A column, in every round that has it."""
+    """Measure of a column in all rounds that have a value."""
 
     def measure(run: Recorded) -> MeasuredRounds:
         values = run.figure(name)
-        there = ~np.isnan(values)
-        return MeasuredRounds(run.rounds[there].astype(float), values[there])
+        present = ~np.isnan(values)
+        return MeasuredRounds(run.rounds[present].astype(float), values[present])
 
     return measure
 
 
 def averaged(of: Callable[[Recorded], Figures]) -> Measure:
-    """The mean of the last ten evaluated rounds, at each of them."""
+    """Measure of the moving average over ten evaluated rounds."""
 
     def measure(run: Recorded) -> MeasuredRounds:
         return MeasuredRounds(run.rounds[run.evaluated].astype(float), moving(of(run)[run.evaluated]))
@@ -55,7 +55,7 @@ def score(run: Recorded) -> Figures:
 
 
 def moving(values: Figures, window: int = WINDOW) -> Figures:
-    """The mean of the last ten values, of fewer at the beginning.
+    """Mean of the last `window` values, fewer at the beginning.
 
     >>> moving(np.array([2.0, 4.0, 6.0, 8.0]), 2).tolist()
     [2.0, 3.0, 5.0, 7.0]
@@ -66,7 +66,7 @@ def moving(values: Figures, window: int = WINDOW) -> Figures:
 
 
 def sent(run: Recorded) -> Figures:
-    """Bytes that went up until the end of each round."""
+    """Cumulative uploaded bytes at the end of each round."""
     return np.cumsum(run.up)
 
 
@@ -80,12 +80,12 @@ def curve(
     label: str = "",
     dashed: bool = False,
 ) -> list[Curve]:
-    """The mean over seeds, round by round, against what `across` says of a round; none where nothing was measured."""
+    """Mean over seeds by round, or against the values of `across`; [] if nothing was measured."""
     found = [(run, measured) for run in strand.runs if len((measured := measure(run)).rounds)]
     if not found:
         return []
     grid = np.unique(np.concatenate([measured.rounds for _, measured in found]))
-    if strand.row is None:  # seeds that have come further than others say nothing about the others
+    if strand.row is None:  # rounds that all seeds have reached
         grid = grid[grid <= min(measured.rounds[-1] for _, measured in found)]
         if not len(grid):
             return []
@@ -107,7 +107,7 @@ def curve(
 
 
 def chosen(count: int, points: int) -> list[int]:
-    """Places evenly spread, the first and the last among them.
+    """Evenly spaced indices, including the first and the last.
 
     >>> chosen(10, 4), chosen(3, 4)
     ([0, 3, 6, 9], [0, 1, 2])
@@ -117,13 +117,13 @@ def chosen(count: int, points: int) -> list[int]:
     return [round(i * (count - 1) / (points - 1)) for i in range(points)]
 
 
-def room(curves: int) -> int:
-    """Points for each of so many curves."""
+def points_per_curve(curves: int) -> int:
+    """Number of points per curve for a chart with this many curves."""
     return max(LEAST, min(MOST, POINTS // max(1, curves)))
 
 
 def cut(x: float, digits: int = 5) -> float | None:
-    """So many digits; None for what is no number.
+    """Round to significant digits; None for NaN and infinity.
 
     >>> cut(0.123456789), cut(150.0), cut(math.nan)
     (0.12346, 150, None)
@@ -139,7 +139,7 @@ def cuts(values: Sequence[float] | Figures, digits: int = 5) -> list[float | Non
 
 
 def titled(experiment: Experiment) -> str:
-    """The same at the beginning of a title; what is somebody's own is written as they do."""
+    """Name of the metric at the beginning of a title; names of custom metrics are not capitalized."""
     return "Accuracy" if experiment.train.metric == "accuracy" else metric(experiment)
 
 
@@ -148,7 +148,7 @@ def score_axis(experiment: Experiment) -> Axis:
 
 
 def by_metric(strands: Sequence[Strand]) -> list[tuple[str, list[Strand]]]:
-    """Lines that can be drawn into one chart, because their scores are of one kind; with what its name ends in."""
+    """Lines grouped by metric, one chart each, with the suffix of the chart's name."""
     kinds: dict[str, list[Strand]] = {}
     for strand in strands:
         kinds.setdefault(directed(strand.experiment), []).append(strand)

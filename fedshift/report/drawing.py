@@ -1,4 +1,4 @@
-"""The charts of a report drawn with matplotlib, as files for a paper: SVG, PNG or PDF."""
+"""Charts of a report as files for a paper (SVG, PNG or PDF), drawn with matplotlib."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,34 +34,34 @@ from fedshift.report.style import COLOURS, REPORT, check, check_places, content,
 
 Dashes = Literal["-", "--", "-.", ":"]
 DASHES: dict[Dash, Dashes] = {"": "-", "dashed": "--", "dotdash": "-."}
-MARKS: dict[Dash, str] = {"dashed": "o", "dotdash": "D", "": "o"}  # without the shift they are open
-WIDE = 3.2  # inches, of a panel
+MARKS: dict[Dash, str] = {"dashed": "o", "dotdash": "D", "": "o"}  # not filled without the shift
+WIDE = 3.2  # inches, width of a panel
 TALL = 2.2
 ACROSS = 3  # panels side by side
-LETTERS = 13  # of a legend, an inch
+LETTERS = 13  # letters of a legend per inch
 UNITS: dict[str, Units] = {"B": BYTES, "s": SECONDS, "%": (("%", 0.01, 0.0),), "": (("", 1.0, 0.0),)}
 GREY = "#777777"
-FOG = 0.5  # of all bands that lie upon one another
+FOG = 0.5  # opacity of all bands of a panel together
 BAR = 0.24  # inches
 APART = 0.26  # rows, between intervals of one band
 INK = "#555555"
 CELL = 0.2  # inches
 TALLEST = 5.0
-LABELS = 30  # rows or columns that each have their name
-NUMBERS = 16  # rows up to which values stand in the cells
-ABBREVIATED = 14  # columns up to which there is room for them
-CHOICES = 12  # charts that are drawn of those a reader chooses from
-MAKER = "fedshift report"  # in every file
+LABELS = 30  # most names of rows or columns; more are sampled
+NUMBERS = 16  # most rows of a heat map with values in the cells
+ABBREVIATED = 14  # most columns of a heat map with values in the cells
+CHOICES = 12  # most charts that are drawn of a choice
+MAKER = "fedshift report"  # in the metadata of every file
 
 
 class Scale(NamedTuple):
     """A unit that suits the largest value of an axis."""
 
-    size: float  # what a value is divided by
+    size: float  # divisor of values
     label: str
 
     def of(self, values: Iterable[float | None]) -> list[float]:
-        """Not a number where nothing was measured: a gap."""
+        """Scaled values; NaN, a gap, for values that were not measured."""
         return [float("nan") if x is None else x / self.size for x in values]
 
 
@@ -77,7 +77,7 @@ def scale(axis: Axis, largest: float) -> Scale:
 
 
 def sheet(title: str, panels: int = 1, wide: float = WIDE, tall: float = TALL) -> tuple[Figure, list[Axes]]:
-    """A page with room for so many panels."""
+    """Figure with this many panels."""
     across = min(ACROSS, panels)
     down = -(-panels // across)
     figure = Figure(figsize=(max(wide * across, 4.2), tall * down + 0.5), layout="constrained")
@@ -87,7 +87,7 @@ def sheet(title: str, panels: int = 1, wide: float = WIDE, tall: float = TALL) -
 
 
 def legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """Below everything, in as many columns as fit."""
+    """Add a legend below the panels, in as many columns as fit."""
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles) + 7
         columns = max(1, min(len(handles), int(figure.get_figwidth() * LETTERS / longest)))
@@ -95,7 +95,7 @@ def legend(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def stroke(label: str, colour: str, dashes: Dashes = "-") -> Line2D:
-    """A line of a legend."""
+    """Legend handle of a line."""
     return Line2D([], [], color=colour, linestyle=dashes, label=label)
 
 
@@ -104,7 +104,7 @@ def colour(number: int) -> str:
 
 
 def curves(chart: Curves, lines: Mapping[str, LegendLine]) -> Figure:
-    """A panel beside the other, with limits in common unless they are apart."""
+    """Panels side by side, with a common y axis unless the chart says otherwise (`apart`)."""
     figure, found = sheet(chart.title, len(chart.panels))
     drawn = [curve for panel in chart.panels for curve in panel.curves]
     across = scale(chart.x, max((max(curve.x) for curve in drawn if curve.x), default=0.0))
@@ -140,12 +140,12 @@ def _curve(axes: Axes, curve: Curve, line: LegendLine | None, across: Scale, up:
 
 
 def _dashes(curve: Curve, line: LegendLine | None) -> Dashes:
-    """Dots for what a line was before, because a line without the shift is dashed already."""
+    """Line style; second curves are dotted, because lines without the shift are dashed."""
     return ":" if curve.dashed else DASHES[line.dash if line else ""]
 
 
 def _entry(curve: Curve, line: LegendLine | None, panel: Panel) -> Line2D:
-    """Of the legend: without what the panel's title says, and one for all that is dotted."""
+    """Legend handle of a curve, without the panel's title; dotted curves with the same label share one."""
     if curve.dashed or line is None:
         return stroke(curve.label, GREY, ":" if curve.dashed else "-")
     parts = [part for part in line.label.split(", ") if part != panel.title]
@@ -153,7 +153,7 @@ def _entry(curve: Curve, line: LegendLine | None, panel: Panel) -> Line2D:
 
 
 def points(chart: Points, lines: Mapping[str, LegendLine]) -> Figure:
-    """A panel for each task; Pareto-optimal points are ringed and joined."""
+    """One panel per task; Pareto-optimal points are circled and joined by a line."""
     figure, found = sheet(chart.title, len(chart.fields), tall=1.3 * TALL)
     up = scale(chart.y, max((abs(point.y) for field in chart.fields for point in field.points), default=0.0))
     across = scale(chart.x, max((point.x for field in chart.fields for point in field.points), default=0.0))
@@ -188,7 +188,7 @@ def points(chart: Points, lines: Mapping[str, LegendLine]) -> Figure:
 
 
 def histograms(chart: Histograms) -> Figure:
-    """The first one filled, others as outlines."""
+    """Histograms: the first one filled, others as outlines."""
     figure, found = sheet(chart.title, max(1, len(chart.panels)))
     entries: dict[str, Line2D] = {}
     for panel, axes in zip(chart.panels, found, strict=False):
@@ -198,13 +198,13 @@ def histograms(chart: Histograms) -> Figure:
         axes.set_title(panel.title, loc="left")
         axes.set_xlabel(chart.x.label)
         if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-            axes.set_ylabel("weights in a bin")
+            axes.set_ylabel("weights per bin")
     legend(figure, list(entries.values()))
     return figure
 
 
 def intervals(chart: Intervals, lines: Mapping[str, LegendLine]) -> Figure:
-    """Seeds as strokes, their mean as a mark that tells the shift, and the standard deviation as a bar."""
+    """Seeds as ticks, their mean as a marker whose shape shows the shift, and the standard deviation as a bar."""
     rows = sum(bool(heading) + len(bands) for heading, bands in chart.bands)
     figure, (axes,) = sheet(chart.title, 1, 1.6 * WIDE, BAR * rows + 0.8)
     values = [
@@ -266,7 +266,7 @@ def stacks(chart: Stacks, lines: Mapping[str, LegendLine]) -> Figure:
 
 
 def heat(chart: Heat) -> Figure:
-    """Columns are coloured by what they are marked with."""
+    """Heat map; names of columns are coloured by their marks."""
     rows, columns = len(chart.rows), len(chart.columns)
     figure, (axes,) = sheet(chart.title, 1, max(1.6 * WIDE, 1.8 + CELL * columns), 0.9 + min(TALLEST, CELL * rows))
     values = np.array([[np.nan if x is None else x for x in row] for row in chart.values], dtype=float)
@@ -294,13 +294,13 @@ def heat(chart: Heat) -> Figure:
 
 
 def _names(put: object, names: Sequence[str]) -> None:
-    """Every name, or some of very many."""
+    """Set tick labels: all names, or a sample of many."""
     places = chosen(len(names), LABELS)
     put(places, [names[i] for i in places])  # type: ignore[operator]
 
 
 def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> list[Path]:
-    """Every chart as NAME.FORMAT; of those a reader chooses from, all or some spread over them."""
+    """Write every chart as NAME.FORMAT, at most CHOICES of each choice; return the paths."""
     check(formats, "--figures")
     places = [(chart, folder / f"{chart.name}.{form}", form) for chart in charts(report) for form in formats]
     check_places((path for _, path, _ in places), MAKER, "--figures")
@@ -313,8 +313,8 @@ def draw(report: Report, folder: Path, formats: Sequence[str] = ("svg",)) -> lis
                 last = chart, figure(chart, lines)
             try:
                 made = content(last[1], form, MAKER)
-            except (ValueError, OverflowError) as problem:  # such as a metric of 1e308
-                raise RunError(f"{path}: cannot be drawn ({problem}); the page shows it") from None
+            except (ValueError, OverflowError) as problem:  # for example with a metric of 1e308
+                raise RunError(f"{path}: cannot be drawn ({problem}); see the HTML page") from None
             write(path, made)
     return [path for _, path, _ in places]
 
@@ -329,7 +329,7 @@ def charts(report: Report) -> Iterable[Chart]:
 
 
 def figure(chart: Chart, lines: Mapping[str, LegendLine]) -> Figure:
-    """One chart, drawn."""
+    """Draw one chart."""
     match chart:
         case Curves():
             return curves(chart, lines)

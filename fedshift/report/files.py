@@ -1,4 +1,4 @@
-"""What `fedshift report` does, once its arguments are read."""
+"""The command `fedshift report`: write the page and figures, or print JSON."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from fedshift.report.style import check
 from fedshift.runs.progress import echo, strict_json
 
 PAGE = "report.html"
-SIGN = b'<meta name="generator" content="fedshift'  # in the head of every page of ours
+SIGN = b'<meta name="generator" content="fedshift'  # in the head of every page
 HEAD = 4096  # bytes
 
 
@@ -24,7 +24,10 @@ def report(
     title: str,
     as_json: bool,
 ) -> None:
-    """Write the page, and figures where they are wanted; or print what is in it, and write only what is asked for."""
+    """Write the page, and figures if requested.
+
+    With `as_json`, print the report and write the page only if `out` is given.
+    """
     page = out or (None if as_json else folders[0] / PAGE)
     if page:
         check_place(page)
@@ -43,20 +46,20 @@ def report(
     elif page:
         echo(str(page))
         if figures:
-            echo(f"{len(paths)} figures are in {figures}")
+            echo(f"{len(paths)} figures written to {figures}")
 
 
 def write_report(folders: Sequence[Path], out: Path, *, title: str = "", uplink: float = UPLINK) -> Path:
-    """The page of the runs in these folders and below; where it is. RunError where something else is there."""
+    """Write the page on the runs in these folders and below; return its path. RunError if another file is there."""
     check_place(out)
     write_page(gather(folders, title=title, uplink=uplink), out)
     return out
 
 
 def check_place(out: Path) -> None:
-    """Only an older report is written over."""
+    """Raise RunError unless the path is free or an older report, which may be overwritten."""
     if os.path.isdir(out):
-        raise RunError(f"{out}: is a folder, where a page is to be; `fedshift report` takes another --out")
+        raise RunError(f"{out}: is a folder instead of a file; choose another file with `fedshift report --out`")
     try:
         with open(out, "rb") as file:
             ours = SIGN in file.read(HEAD)
@@ -65,11 +68,11 @@ def check_place(out: Path) -> None:
     except OSError as problem:
         raise RunError(f"{out}: cannot be read: {problem.strerror}") from None
     if not ours:
-        raise RunError(f"{out}: is there already and is no report; `fedshift report` takes another --out")
+        raise RunError(f"{out}: already exists and is not a report; choose another file with `fedshift report --out`")
 
 
 def write_page(made: Report, out: Path) -> None:
     from fedshift.report.page import render
 
     make_folder(out.parent)
-    write(out, render(made).encode("utf-8", "backslashreplace"))  # a name of a folder may be no UTF-8
+    write(out, render(made).encode("utf-8", "backslashreplace"))  # folder names may not be valid UTF-8

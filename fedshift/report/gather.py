@@ -1,4 +1,4 @@
-"""From folders to a report: find the runs, read them, and put the sections together."""
+"""Make a report from folders: find the runs, read their records, and build the sections."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from fedshift.runs.recorded import Broken, Recorded, recorded
 from fedshift.runs.summary import names
 
 UPLINK = 1.25e6  # 10 Mbit/s
-NAMED = 5  # runs that a warning names
+NAMED = 5  # most runs that a warning names
 
 
 def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) -> Report:
@@ -42,43 +42,43 @@ def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) 
 
 
 def found(folders: Iterable[Path]) -> list[Path]:
-    """The runs in these folders and below, each once, broken ones among them."""
+    """Folders of runs in these folders and below, each once, including broken runs."""
     places: dict[Path, Path] = {}
     for folder in folders:
-        if not os.path.isdir(folder):  # also where a person may not look
+        if not os.path.isdir(folder):  # False also where permission is missing
             raise RunError(f"{folder}: there is no such folder")
-        here = sorted(_runs(folder))
-        if not here:
-            raise RunError(f"{folder}: holds no run (there is no {SETTINGS} in it or below)")
-        for path in here:
+        paths = sorted(_runs(folder))
+        if not paths:
+            raise RunError(f"{folder}: contains no run (there is no {SETTINGS} in it or below)")
+        for path in paths:
             places.setdefault(path.resolve(), path)
     return list(places.values())
 
 
 def _runs(folder: Path) -> set[Path]:
-    """Folders with a run in them; those that cannot be looked into may have one, and are not passed over in silence."""
+    """Folders that contain a run, and folders that cannot be read, which are reported as broken runs."""
     closed: list[str] = []
     walked = os.walk(folder, onerror=lambda problem: closed.append(str(problem.filename)))
-    here = {Path(place) for place, _, files in walked if SETTINGS in files or ROUNDS in files}
-    return here | {Path(place) for place in closed}
+    runs = {Path(place) for place, _, files in walked if SETTINGS in files or ROUNDS in files}
+    return runs | {Path(place) for place in closed}
 
 
-def not_begun(folders: Iterable[Path]) -> list[str]:
-    """The runs of sweeps that have no folder yet."""
+def not_started(folders: Iterable[Path]) -> list[str]:
+    """Names of the runs of sweeps that have no folder yet."""
     missing = []
     walked = [Path(place, SWEEP) for folder in folders for place, _, files in os.walk(folder) if SWEEP in files]
     sweeps = {path.resolve(): path for path in walked}
     for sweep in sorted(sweeps.values()):
         try:
             planned = names(expand(read(sweep)))
-        except SettingsError:  # nobody knows what it was to be
+        except SettingsError:  # the planned runs are unknown
             continue
         missing += [name for name in planned if not os.path.exists(sweep.parent / name)]
     return missing
 
 
 def about(runs: Sequence[Recorded]) -> str:
-    """Such as 'digits: 9 runs of 150 rounds, seeds 0, 1, 2'."""
+    """Subtitle of the report, such as 'digits: 9 runs of 150 rounds, seeds 0, 1, 2'."""
     seeds = sorted({run.experiment.seed for run in runs})
     rounds = sorted({run.experiment.train.rounds for run in runs})
     data = ", ".join(dict.fromkeys(run.experiment.data.name for run in runs))
@@ -88,21 +88,21 @@ def about(runs: Sequence[Recorded]) -> str:
 
 
 def warnings(folders: Sequence[Path], lines: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> list[str]:
-    """Sentences on runs that are unfinished, broken, damaged or there twice."""
+    """Sentences on runs that are unfinished, broken, damaged or duplicates."""
     sentences = []
-    named = what.called([*(run.folder for run in runs), *(run.folder for run in broken)])
+    named = what.folder_names([*(run.folder for run in runs), *(run.folder for run in broken)])
     if late := [run for run in runs if not counts(run)]:
         listed = [f"{named[run.folder]} ({what.status(run)})" for run in late]
-        sentences.append(f"Not finished, and not in the final figures: {_some(listed)}.")
-    if waiting := not_begun(folders):
-        sentences.append(f"Not begun: {_some(waiting)}.")
+        sentences.append(f"Not finished, and not included in final scores: {_some(listed)}.")
+    if waiting := not_started(folders):
+        sentences.append(f"Not started: {_some(waiting)}.")
     if broken:
         sentences.append(f"Broken: {_some([f'{named[run.folder]} ({run.problem})' for run in broken])}.")
-    if hurt := [run for run in runs if counts(run) and what.losses(run)]:
-        listed = [f"{named[run.folder]} ({'; '.join(what.losses(run))})" for run in hurt]
-        sentences.append(f"Damaged in places, and read without them: {_some(listed)}.")
-    if vague := sorted({run.experiment.train.metric for run in runs if run.experiment.train.direction is None}):
-        sentences.append(f"No goal is recorded for {_some(vague)}, so higher is taken to be better.")
+    if damaged := [run for run in runs if counts(run) and what.damage(run)]:
+        listed = [f"{named[run.folder]} ({'; '.join(what.damage(run))})" for run in damaged]
+        sentences.append(f"Damaged, and read without the damaged lines: {_some(listed)}.")
+    if undirected := sorted({run.experiment.train.metric for run in runs if run.experiment.train.direction is None}):
+        sentences.append(f"No goal is recorded for {_some(undirected)}; higher values are assumed to be better.")
     if lines.doubles:
         listed = [f"{named[double.folder]} ({kept.folder})" for double, kept in lines.doubles]
         sentences.append(f"Left out, because another run has the same settings and seed: {_some(listed)}.")

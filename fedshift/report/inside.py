@@ -1,4 +1,4 @@
-"""What happened inside? Scores and losses, layers, predictions, errors of the quantizer, weights."""
+"""Section "What happened during training?": scores, losses, layers, predictions, quantization errors, weights."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ from fedshift.report.curves import (
     curve,
     cut,
     every,
-    room,
+    points_per_curve,
     score,
     titled,
 )
@@ -25,15 +25,15 @@ from fedshift.report.lines import Strand, panels
 from fedshift.runs.recorded import Recorded, Weights
 from fedshift.runs.sheet import Figures
 
-FEW = 6  # layers that are drawn side by side; one of more is chosen
-SPARE = 3  # there are many of these curves, and they are smooth
-HISTOGRAMS = 600  # that all histograms together may have
+FEW = 6  # layers drawn side by side; with more, the reader selects one
+SPARE = 3  # divides the points of layer curves, which are many and smooth
+HISTOGRAMS = 600  # limit for all panels of histograms together
 
 
 def section(strands: Sequence[Strand]) -> Section:
     parts: list[Chart | Choice] = [*scores(strands), *losses(strands), *layer_charts(strands)]
     parts += [*labels.charts(strands), *errors(strands), *weight_charts(strands)]
-    return Section("inside", "What happened inside?", labels.sentences(strands), [*parts])
+    return Section("inside", "What happened during training?", labels.sentences(strands), [*parts])
 
 
 def scores(strands: Sequence[Strand]) -> list[Curves]:
@@ -45,20 +45,20 @@ def scores(strands: Sequence[Strand]) -> list[Curves]:
 
 
 def averages(strands: Sequence[Strand], of: Callable[[Recorded], Figures]) -> list[Panel]:
-    points = room(len(strands))
+    points = points_per_curve(len(strands))
     return panels(strands, lambda strand: curve(strand, averaged(of), points, banded=True))
 
 
 def losses(strands: Sequence[Strand]) -> list[Curves]:
-    others = [strand for strand in strands if strand.experiment.train.metric != "loss"]  # of which it is the score
+    others = [strand for strand in strands if strand.experiment.train.metric != "loss"]  # otherwise it is the score
     found = averages(others, lambda run: run.figure("loss"))
     return [Curves("loss", "Loss", f"{AVERAGE} {BAND}", ROUND, Axis("test loss"), found)] if found else []
 
 
 def errors(strands: Sequence[Strand]) -> list[Curves]:
     lossy = [strand for strand in strands if any(np.nansum(run.figure("error")) for run in strand.runs)]
-    found = panels(lossy, lambda strand: curve(strand, every("error"), room(2 * len(lossy)), banded=True))
-    caption = f"|w - Q(w)| / |w|, mean over the quantized uploads of a round, and over seeds. {BAND}"
+    found = panels(lossy, lambda strand: curve(strand, every("error"), points_per_curve(2 * len(lossy)), banded=True))
+    caption = f"|w - Q(w)| / |w|, mean over the quantized uploads of a round and over seeds. {BAND}"
     axis = Axis("relative error", "%")
     return [Curves("error", "Quantization error", caption, ROUND, axis, found)] if found else []
 
@@ -70,7 +70,7 @@ def layer_charts(strands: Sequence[Strand]) -> list[Curves | Choice]:
             Curves(
                 "layer-mean",
                 "Mean of each layer",
-                "Mean over seeds. Short dashes: before the shift, where one was made.",
+                "Mean over seeds. Short dashes: before the shift, if the run has one.",
                 ROUND,
                 Axis("mean weight"),
                 [],
@@ -122,9 +122,9 @@ def layer_charts(strands: Sequence[Strand]) -> list[Curves | Choice]:
 def _layer_chart(
     strands: Sequence[Strand], like: Curves, figure: str, second: tuple[str, str] = ("", "")
 ) -> Curves | Choice | None:
-    """A panel for each layer; one layer at a time where there are many, or many lines."""
+    """One panel per layer, or a choice of layers if there are many layers or lines."""
     names = list(dict.fromkeys(layer for strand in strands for layer in strand.runs[0].layers(figure)))
-    points = max(4, room(len(names) * len(strands) * (2 if second[0] else 1)) // SPARE)
+    points = max(4, points_per_curve(len(names) * len(strands) * (2 if second[0] else 1)) // SPARE)
 
     def curves(layer: str) -> Callable[[Strand], list[Curve]]:
         return lambda strand: [
@@ -136,7 +136,7 @@ def _layer_chart(
         return None
     if len(names) <= FEW and not any(strand.panel for strand in strands):
         drawn = [Panel(layer, [line for strand in strands for line in curves(layer)(strand)]) for layer in names]
-        filled = [panel for panel in drawn if panel.curves]  # a run that has only begun has layers and no rounds
+        filled = [panel for panel in drawn if panel.curves]  # a run that has just started has layers and no rounds
         return like._replace(panels=filled, apart=True) if filled else None
     several = [(layer, drawn) for layer in names if (drawn := panels(strands, curves(layer)))]
     if not several:
@@ -152,7 +152,7 @@ def _layer_chart(
 
 
 def _second(strand: Strand, name: str, label: str, points: int) -> list[Curve]:
-    """Curve of the value before; none where both are equal: without a shift, or without a quantizer."""
+    """Second curve of a layer; [] if it equals the first one: without a shift, or without a quantizer."""
     kind, _, layer = name.partition(".")
     other = {"mean_before": "mean_after", "drift_coded": "drift"}[kind]
     same = all(np.array_equal(run.figure(name), run.figure(f"{other}.{layer}"), equal_nan=True) for run in strand.runs)
@@ -161,11 +161,11 @@ def _second(strand: Strand, name: str, label: str, points: int) -> list[Curve]:
 
 def weight_charts(strands: Sequence[Strand]) -> list[Choice]:
     recorded = [(strand, run) for strand in strands for run in strand.runs[:1] if run.weights]
-    layers = max((len({held.histogram.layer for held in run.weights}) for _, run in recorded), default=1)
+    layers = max((len({entry.histogram.layer for entry in run.weights}) for _, run in recorded), default=1)
     most = max(1, HISTOGRAMS // (layers * max(1, len(recorded))))
     made: list[tuple[str, Histograms]] = []
     for strand, run in recorded:
-        rounds = sorted({held.round for held in run.weights})
+        rounds = sorted({entry.round for entry in run.weights})
         kept = [rounds[i] for i in chosen(len(rounds), most)] if most > 1 else rounds[-1:]
         for number in kept:
             seed = f", seed {run.experiment.seed}" if len(strand.line.runs) > 1 else ""
@@ -175,18 +175,18 @@ def weight_charts(strands: Sequence[Strand]) -> list[Choice]:
 
 
 def _histograms(run: Recorded, number: int, name: str, label: str) -> Histograms:
-    found = [held for held in run.weights if held.round == number]
+    found = [entry for entry in run.weights if entry.round == number]
     return Histograms(
         name=name,
         title=f"Weights before and after the quantizer: {label}",
-        caption="What one quantized client sends, layer by layer.",
+        caption="Weights of one quantized client by layer.",
         x=Axis("weight"),
-        panels=[_steps(held) for held in found],
+        panels=[_steps(entry) for entry in found],
     )
 
 
-def _steps(held: Weights) -> HistogramPanel:
-    of = held.histogram
-    edges = np.linspace(of.low, of.high, len(of.before) + 1)
-    counts = [("before the quantizer", of.before), ("after", of.after)]
-    return HistogramPanel(of.layer, [cut(float(edge), 6) or 0.0 for edge in edges], [*counts])
+def _steps(entry: Weights) -> HistogramPanel:
+    histogram = entry.histogram
+    edges = np.linspace(histogram.low, histogram.high, len(histogram.before) + 1)
+    counts = [("before the quantizer", histogram.before), ("after", histogram.after)]
+    return HistogramPanel(histogram.layer, [cut(float(edge), 6) or 0.0 for edge in edges], [*counts])

@@ -1,4 +1,4 @@
-"""What the model predicts: the share of each label, and of those that only quantized clients hold."""
+"""Predictions of the model: the share of each label, and of labels that (almost) only quantized clients have."""
 
 import math
 import re
@@ -9,22 +9,22 @@ import numpy as np
 
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curves, Heat
-from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, room
+from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, points_per_curve
 from fedshift.report.lines import PER_FILTER, PER_LAYER, Strand, panels, rule_of
 from fedshift.runs.recorded import ClientRecord, Recorded
 from fedshift.runs.sheet import Figures
 from fedshift.runs.summary import NO, WINDOW
 
-ONLY = 0.9  # of a label's examples, or more, lie with one kind of clients: it is theirs
+ONLY = 0.9  # a label belongs to a kind of clients that has at least this share of its examples
 SUPERIOR, INFERIOR = "superior", "inferior"
-DEFINITION = (  # of the marks, which are the paper's words
-    f"A label is superior, or inferior, when {100 * ONLY:.0f} % of its examples or more lie with full-precision, or "
-    "quantized, clients."
+DEFINITION = (  # of the marks, which are terms of the paper
+    f"A label is superior if {100 * ONLY:.0f} % of its examples or more belong to full-precision clients, and inferior "
+    "if they belong to quantized clients."
 )
 
 
-class Held(NamedTuple):
-    """The labels of a data set, and whose they are: those of exact uploads (superior), quantized ones, or nobody's."""
+class LabelGroup(NamedTuple):
+    """Lines on one data set, and the kind of clients that each label belongs to: superior, inferior, or ''."""
 
     strands: list[Strand]
     marks: list[str]  # for each label
@@ -32,7 +32,7 @@ class Held(NamedTuple):
 
 
 def bits(experiment: Experiment, group: str) -> int:
-    """The bits of a group of clients, by the name it has in clients.csv.
+    """Bits of a group of clients, by its name in clients.csv.
 
     >>> bits(Experiment(uplink={"bits": "32+4"}), "4 bit")
     4
@@ -46,7 +46,7 @@ def bits(experiment: Experiment, group: str) -> int:
 
 
 def marks(experiment: Experiment, clients: Sequence[ClientRecord]) -> list[str]:
-    """Group that holds each label: superior, inferior, or '' for both; '' throughout where all clients upload alike."""
+    """Mark of each label: superior, inferior, or '' for neither; all '' if all clients are of one kind."""
     labels = np.array([client.labels for client in clients if len(client.labels) == len(clients[0].labels)])
     if not labels.size:
         return []
@@ -55,38 +55,38 @@ def marks(experiment: Experiment, clients: Sequence[ClientRecord]) -> list[str]:
     )
     if lossy.all() or not lossy.any():
         return [""] * labels.shape[1]
-    theirs, others, least = labels[lossy].sum(axis=0), labels[~lossy].sum(axis=0), ONLY * labels.sum(axis=0)
-    whose = zip(theirs, others, least, strict=True)
-    return ["" if not of else INFERIOR if a >= of else SUPERIOR if b >= of else "" for a, b, of in whose]
+    quantized, exact, least = labels[lossy].sum(axis=0), labels[~lossy].sum(axis=0), ONLY * labels.sum(axis=0)
+    counts = zip(quantized, exact, least, strict=True)
+    return ["" if not n else INFERIOR if a >= n else SUPERIOR if b >= n else "" for a, b, n in counts]
 
 
-def held(strands: Sequence[Strand]) -> list[Held]:
-    """By data set and number of labels; a label is somebody's if it is theirs in every run that can tell."""
+def label_groups(strands: Sequence[Strand]) -> list[LabelGroup]:
+    """Lines by data set and number of labels; a label has a mark if all runs with marks agree on it."""
     kinds: dict[tuple[str, int], list[Strand]] = {}
     for strand in strands:
-        classes = len(strand.runs[0].layers("predicted"))  # predicted.3 reads like a layer
+        classes = len(strand.runs[0].layers("predicted"))  # columns predicted.LABEL are named like those of layers
         if classes and any(run.evaluated.any() for run in strand.runs):
             kinds.setdefault((strand.experiment.data.name, classes), []).append(strand)
-    return [_held(some, classes) for (_, classes), some in kinds.items()]
+    return [_label_group(some, classes) for (_, classes), some in kinds.items()]
 
 
-def _held(strands: list[Strand], classes: int) -> Held:
+def _label_group(strands: list[Strand], classes: int) -> LabelGroup:
     runs = [run for strand in strands for run in strand.runs if run.clients]
     marked = [marks(run.experiment, run.clients) for run in runs]
     known = [some for some in marked if any(some) and len(some) == classes]
-    whose = [{some[label] for some in known} for label in range(classes)]
-    agreed = [next(iter(seen)) if len(seen) == 1 else "" for seen in whose]
+    seen = [{some[label] for some in known} for label in range(classes)]
+    agreed = [next(iter(values)) if len(values) == 1 else "" for values in seen]
     counts = sum(
         (np.array(client.labels) for run in runs[:1] for client in run.clients if len(client.labels) == classes),
         np.zeros(classes),
     )
     inferior = np.array([mark == INFERIOR for mark in agreed])
-    return Held(strands, agreed, float(counts[inferior].sum() / max(1.0, counts.sum())))
+    return LabelGroup(strands, agreed, float(counts[inferior].sum() / max(1.0, counts.sum())))
 
 
 def charts(strands: Sequence[Strand]) -> list[Heat | Curves]:
     made: list[Heat | Curves] = []
-    for i, group in enumerate(held(strands)):
+    for i, group in enumerate(label_groups(strands)):
         end = f"-{i + 1}" if i else ""
         made.append(predicted(group, end))
         if INFERIOR in group.marks:
@@ -95,7 +95,7 @@ def charts(strands: Sequence[Strand]) -> list[Heat | Curves]:
 
 
 def share(run: Recorded, label: int) -> float:
-    """Of the predictions of the last ten evaluated rounds."""
+    """Share of a label among the predictions of the last ten evaluated rounds."""
     late = run.figure(f"predicted.{label}")[run.evaluated][-WINDOW:]
     return float(late.mean()) if len(late) else math.nan
 
@@ -104,68 +104,67 @@ def _share(strand: Strand, label: int) -> float:
     return float(np.mean([share(run, label) for run in strand.runs if run.evaluated.any()]))
 
 
-def predicted(of: Held, end: str) -> Heat:
-    classes = range(len(of.marks))
-    values = [[_share(strand, c) for c in classes] for strand in of.strands]
-    known = any(of.marks)
+def predicted(group: LabelGroup, end: str) -> Heat:
+    classes = range(len(group.marks))
+    values = [[_share(strand, c) for c in classes] for strand in group.strands]
+    known = any(group.marks)
     return Heat(
         name=f"predicted{end}",
-        title=f"Predicted share of each label{_data(of, end)}",
-        caption=f"Mean of the last ten evaluated rounds and of seeds. {DEFINITION if known else ''}".strip(),
+        title=f"Predicted share of each label{_data(group, end)}",
+        caption=f"Mean over the last ten evaluated rounds and over seeds. {DEFINITION if known else ''}".strip(),
         value=Axis("share of predictions", "%"),
         columns=[str(c) for c in classes],
-        rows=[strand.line.label for strand in of.strands],
+        rows=[strand.line.label for strand in group.strands],
         values=[cuts(row, 4) for row in values],
-        lines=[strand.line.key for strand in of.strands],
-        marks=of.marks if known else [""] * len(of.marks),
+        lines=[strand.line.key for strand in group.strands],
+        marks=group.marks if known else [""] * len(group.marks),
     )
 
 
-def inferior(of: Held, end: str) -> Curves:
-    """Share of predictions that are labels of quantized clients."""
-    theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
+def inferior(group: LabelGroup, end: str) -> Curves:
+    """Share of inferior labels among predictions, by round."""
+    inferior_labels = [label for label, mark in enumerate(group.marks) if mark == INFERIOR]
 
     def total(run: Recorded) -> Figures:
-        return sum((run.figure(f"predicted.{label}") for label in theirs), np.zeros(len(run.rounds)))
+        return sum((run.figure(f"predicted.{label}") for label in inferior_labels), np.zeros(len(run.rounds)))
 
-    points = room(2 * len(of.strands))
-    found = panels(of.strands, lambda strand: curve(strand, averaged(total), points, banded=True))
-    named = ", ".join(map(str, theirs))
+    points = points_per_curve(2 * len(group.strands))
+    found = panels(group.strands, lambda strand: curve(strand, averaged(total), points, banded=True))
+    named = ", ".join(map(str, inferior_labels))
     return Curves(
         name=f"inferior{end}",
-        title=f"Predicted share of labels of quantized clients{_data(of, end)}",
-        caption=f"Inferior labels: {named}. {AVERAGE} {BAND} Across: their share of the data.",
+        title=f"Predicted share of labels of quantized clients{_data(group, end)}",
+        caption=f"Inferior labels: {named}. {AVERAGE} {BAND} Horizontal line: their share of the data.",
         x=ROUND,
         y=Axis("share of predictions", "%"),
         panels=found,
-        level=cut(of.inferior),
+        level=cut(group.inferior),
     )
 
 
-def _data(of: Held, end: str) -> str:
-    return f": {of.strands[0].experiment.data.name}" if end else ""
+def _data(group: LabelGroup, end: str) -> str:
+    return f": {group.strands[0].experiment.data.name}" if end else ""
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    """Predicted share of inferior labels, without shift and with each rule, beside their share of the data."""
+    """Predicted share of inferior labels, without shift and with each rule, and their share of the data."""
     answer: list[str] = []
-    several = held(strands)
-    for of in several:
-        theirs = [label for label, mark in enumerate(of.marks) if mark == INFERIOR]
+    groups = label_groups(strands)
+    for group in groups:
+        inferior_labels = [label for label, mark in enumerate(group.marks) if mark == INFERIOR]
         parts: list[str] = []
         for rule, how in ((NO, "without shift"), (PER_LAYER, "with the shift per layer"), (PER_FILTER, "per filter")):
-            runs = [run for strand in of.strands for run in strand.runs if strand.row and _mixed(run, rule)]
-            if theirs and runs:
-                mean = float(np.mean([sum(share(run, label) for label in theirs) for run in runs]))
+            runs = [run for strand in group.strands for run in strand.runs if strand.row and _mixed(run, rule)]
+            if inferior_labels and runs:
+                mean = float(np.mean([sum(share(run, label) for label in inferior_labels) for run in runs]))
                 if math.isfinite(mean):
                     first = rule == PER_FILTER and not any("the shift" in part for part in parts)
                     parts.append(f"{100 * mean:.1f} % {'with the shift ' * first}{how}")
         if parts:
-            where = f" of {of.strands[0].experiment.data.name}" if len(several) > 1 else ""
+            where = f" of {group.strands[0].experiment.data.name}" if len(groups) > 1 else ""
             answer.append(
-                f"Labels{where} that quantized clients hold ({100 * ONLY:.0f} % or more of each) are "
-                f"{100 * of.inferior:.1f} % of the data; "
-                f"of what is predicted at the end they are {joined(parts)}."
+                f"Inferior labels{where} (at least {100 * ONLY:.0f} % of their examples belong to quantized clients) "
+                f"are {100 * group.inferior:.1f} % of the data; their share of final predictions is {joined(parts)}."
             )
     return answer
 

@@ -1,4 +1,4 @@
-"""Runs as lines of a legend: those that differ in nothing but their seed are one."""
+"""Lines of the legend: runs that differ only in their seed form one line."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,22 +12,22 @@ from fedshift.runs import summary
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.summary import BITS, NO, SHIFT, UPLINK, comparable, described, phrase
 
-MOST = 8  # lines in one panel, before there are several
+MOST = 8  # lines in one panel; more are split over several panels
 PANELS = 12
 ALGORITHM = "algorithm.name"
-PER_LAYER, PER_FILTER = "per layer", "per filter"  # values of SHIFT beside NO, in the order of a legend
-FIRST = (ALGORITHM, "data.name", "model.name", UPLINK, BITS)  # of a label; the shift comes last
+PER_LAYER, PER_FILTER = "per layer", "per filter"  # values of SHIFT in addition to NO, in the order of a legend
+FIRST = (ALGORITHM, "data.name", "model.name", UPLINK, BITS)  # first settings of a label; the shift is last
 
 
 class Strand(NamedTuple):
-    """A line and the runs behind it, one for each seed: finished ones, or else those that are on their way."""
+    """A line and its runs, one per seed: finished runs or, if there are none, unfinished ones."""
 
     line: LegendLine
     runs: list[Recorded]
-    row: summary.SummaryRow | None  # what came of it; None while none of its runs is finished
-    heading: str  # lines under one are alike in it: 'fedprox'
-    band: str  # and what else they are, but for the shift: '32+4 bits'
-    panel: str  # the heading, where one drawing cannot hold all lines
+    row: summary.SummaryRow | None  # result; None while none of its runs is finished
+    heading: str  # setting that lines under this heading share: 'fedprox'
+    band: str  # other settings except the shift: '32+4 bits'
+    panel: str  # the heading if there are several panels, otherwise ''
 
     @property
     def experiment(self) -> Experiment:
@@ -35,18 +35,18 @@ class Strand(NamedTuple):
 
     @property
     def reached(self) -> int:
-        """The round up to which all of its runs are there."""
+        """Last round that all of its runs have reached."""
         return min(run.reached for run in self.runs)
 
 
 class Grouped(NamedTuple):
     strands: list[Strand]
-    varying: list[str]  # the settings in which they differ, as tables show them
-    doubles: list[tuple[Recorded, Recorded]]  # runs that are another one over again
+    varying: list[str]  # settings in which they differ, as shown in tables
+    doubles: list[tuple[Recorded, Recorded]]  # duplicates, and the runs that are used instead
 
 
 def counts(run: Recorded) -> bool:
-    """True if the last rounds of a run, of which a final figure is made, are there."""
+    """True if a run is finished and its last rounds, which the score is computed from, are recorded."""
     return run.finished and run.reached > run.experiment.train.rounds - summary.WINDOW and bool(run.evaluated.any())
 
 
@@ -58,16 +58,16 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
     seeds: dict[tuple[str, ...], dict[int, Recorded]] = {}
     doubles = []
     for run, kind in zip(runs, kinds, strict=True):
-        mine, seed = seeds.setdefault(kind, {}), run.experiment.seed
-        if seed in mine:
-            better = counts(run) and not counts(mine[seed])
-            doubles.append((mine[seed], run) if better else (run, mine[seed]))
-            run = run if better else mine[seed]
-        mine[seed] = run
-    flat = {kind: described(next(iter(mine.values())).experiment) for kind, mine in seeds.items()}
+        members, seed = seeds.setdefault(kind, {}), run.experiment.seed
+        if seed in members:
+            better = counts(run) and not counts(members[seed])
+            doubles.append((members[seed], run) if better else (run, members[seed]))
+            run = run if better else members[seed]
+        members[seed] = run
+    flat = {kind: described(next(iter(members.values())).experiment) for kind, members in seeds.items()}
     split = _split(varying, list(flat.values()))
-    named = _telling(varying, list(flat.values())) or [ALGORITHM, UPLINK, SHIFT]  # alone, it is still called something
-    made = [_strand(flat[kind], mine, varying, named, split) for kind, mine in seeds.items()]
+    named = _label_keys(varying, list(flat.values())) or [ALGORITHM, UPLINK, SHIFT]  # a single line needs a name, too
+    made = [_strand(flat[kind], members, varying, named, split) for kind, members in seeds.items()]
     rows = _rows(made, experiments)
     several = len(made) > MOST and bool(split)
     made = [
@@ -78,32 +78,32 @@ def grouped(runs: Sequence[Recorded]) -> Grouped:
 
 
 def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.SummaryRow | None]:
-    """Summary of each strand, in their order."""
-    done = [counts(strand.runs[0]) for strand in made]
-    results = [outcome(run) for strand, there in zip(made, done, strict=True) if there for run in strand.runs]
+    """Summary of each strand, in the same order."""
+    finished = [counts(strand.runs[0]) for strand in made]
+    results = [outcome(run) for strand, done in zip(made, finished, strict=True) if done for run in strand.runs]
     found = iter(summary.rows(results, of)) if results else iter(())
-    return [next(found) if there else None for there in done]
+    return [next(found) if done else None for done in finished]
 
 
 def outcome(run: Recorded) -> summary.RunResult:
-    there, sent = run.evaluated, run.uploaded
-    trace = summary.Trace(*(x[there].tolist() for x in (run.rounds, np.cumsum(sent.up), run.scores)))
+    evaluated, sent = run.evaluated, run.uploaded
+    trace = summary.Trace(*(x[evaluated].tolist() for x in (run.rounds, np.cumsum(sent.up), run.scores)))
     return summary.result(run.experiment, trace, sent, float(run.down.sum()))
 
 
 def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:
-    """The setting that makes headings: the algorithm, or the one that leaves the fewest lines under each."""
+    """Setting used for headings: the algorithm, or the one with the fewest lines under each heading."""
     if ALGORITHM in varying:
         return ALGORITHM
     sizes = {key: _sizes([str(settings.get(key)) for settings in flat]) for key in varying if key != SHIFT}
-    able = {key: held for key, held in sizes.items() if 1 < len(held) <= PANELS}
+    able = {key: lines for key, lines in sizes.items() if 1 < len(lines) <= PANELS}
     if len(flat) <= MOST or not able:
         return ""
     return min(able, key=lambda key: (max(0, max(able[key]) - MOST), len(able[key]), key in (BITS, UPLINK)))
 
 
-def _telling(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings of a label, in its order: without those that others tell already."""
+def _label_keys(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings of a label, in order, without those that are not needed to distinguish lines."""
     kept = sorted(varying, key=lambda key: (key == SHIFT, FIRST.index(key) if key in FIRST else len(FIRST)))
     for key in reversed([key for key in kept if key not in (*FIRST, SHIFT)]):
         fewer = [other for other in kept if other != key]
@@ -148,12 +148,12 @@ def _ordered(made: Sequence[Strand]) -> list[Strand]:
 
 
 def rule_of(experiment: Experiment) -> str:
-    """The shift's rule: 'no', 'per layer' or 'per filter'."""
+    """Rule of the shift: 'no', 'per layer' or 'per filter'."""
     return str(comparable(experiment)[SHIFT])
 
 
 def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
-    """Dash of each rule's lines: none, unless the lines of another rule are solid."""
+    """Dash of the lines of each rule; solid for a rule that has no other to be distinguished from."""
     rules = {rule_of(strand.experiment) for strand in made}
     return {
         NO: "dashed" if len(rules) > 1 else "",
@@ -163,7 +163,7 @@ def _dashes(made: Sequence[Strand]) -> dict[str, Dash]:
 
 
 def _coloured(made: Sequence[Strand]) -> list[Strand]:
-    """A colour for each band, the same in every panel; dashes where the shift is what differs; a label for each."""
+    """Strands with keys, distinct labels, one colour per band (the same in every panel), and one dash per rule."""
     colours = list(dict.fromkeys((strand.heading, strand.band)[bool(strand.panel) :] for strand in made))
     dashes = _dashes(made)
     labels = [strand.line.label for strand in made]
@@ -181,7 +181,7 @@ def _coloured(made: Sequence[Strand]) -> list[Strand]:
 
 
 def panels(strands: Iterable[Strand], curves: Callable[[Strand], Sequence[Curve]]) -> list[Panel]:
-    """The curves of all lines, a panel for each heading where there are many."""
+    """Panels with the curves of all lines, one per heading if there are many lines."""
     found: dict[str, list[Curve]] = {}
     for strand in strands:
         found.setdefault(strand.panel, []).extend(curves(strand))

@@ -1,4 +1,4 @@
-"""One HTML file that shows a report: opened from a disk, it asks nobody for anything."""
+"""A report as one self-contained HTML file, which loads no other resources."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ from fedshift import __version__
 from fedshift.report.charts import Chart, Choice, Curves, LegendLine, Report, Section, Table, TableRow, to_json
 
 STYLES = ["page.css", "legend.css", "charts.css"]
-SCRIPTS = [  # in this order, as one script
+SCRIPTS = [  # joined in this order into one script
     "base.js",
     "units.js",
     "scales.js",
@@ -43,14 +43,14 @@ SCRIPTS = [  # in this order, as one script
 ]
 NUMERIC = re.compile(r"[-+\u2212]?\d[\d.,]*(e[-+]?\d+)?( ?± ?[\d.,]+)?( ?%| ?[a-zA-Z]{1,3}(/s)?)?")  # 1.5 ± 0.2 MB
 ABSENT = {"", "-", "\u2013", "\u2014"}
-LONG = 60  # characters of a cell that is allowed several lines
-PARAGRAPH = 4  # sentences of an answer that are one; more are a list
-DIGITS = 6  # significant ones: more than any chart can show
+LONG = 60  # characters; a longer cell may have several lines
+PARAGRAPH = 4  # most sentences of a paragraph; a longer answer is a list
+DIGITS = 6  # significant digits, more than any chart can show
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def render(report: Report) -> str:
-    """The whole page. Its own style and script are allowed by their hashes, and no other is."""
+    """Return the page. Its Content-Security-Policy allows only its own style and script, by their hashes."""
     markup = Markup(report)
     style = "\n".join(map(_part, STYLES))
     script = '"use strict";\n(() => {\n' + "\n".join(map(_part, SCRIPTS)) + "})();\n"
@@ -79,7 +79,7 @@ def _hash(text: str) -> str:
 
 
 class Markup:
-    """The parts of one page, and the charts in the order of their places."""
+    """Markup of the parts of a page; collects the charts in the order of their places."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -93,7 +93,7 @@ class Markup:
             return ""
         items = "".join(f"<li>{escape(warning)}</li>" for warning in self.report.warnings)
         return (
-            f'<div class="warnings" role="note" aria-label="Warnings"><strong>Take care</strong><ul>{items}</ul></div>'
+            f'<div class="warnings" role="note" aria-label="Warnings"><strong>Warnings</strong><ul>{items}</ul></div>'
         )
 
     def contents(self) -> str:
@@ -104,7 +104,7 @@ class Markup:
         return f'<nav class="contents" aria-label="Contents"><h2>Contents</h2><ol>{items}</ol></nav>'
 
     def legend(self) -> str:
-        """A place for it: one line needs none."""
+        """Placeholder of the legend; '' for a single line."""
         if len(self.report.lines) < 2:
             return ""
         return '<aside class="legend" id="legend" aria-label="Lines"></aside>'
@@ -130,7 +130,7 @@ class Markup:
         return self._figure(part)
 
     def _figure(self, chart: Chart, among: str = "", hidden: bool = False) -> str:
-        """An empty place; one of several that are chosen from does not say again what they are called together."""
+        """Placeholder of a chart; without a title if it repeats `among`, the title of a choice of charts."""
         number = len(self.charts)
         self.charts.append(chart)
         title = "" if among and chart.title.startswith(among) else f"<h3>{escape(chart.title)}</h3>"
@@ -177,7 +177,7 @@ class Markup:
         return f"<tr{line}>{first}{rest}</tr>"
 
     def _id(self, name: str) -> str:
-        """A name that can stand in an address, and that no other place on the page has."""
+        """Unique id for the page, usable in a URL."""
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "part"
         number = 2
         found = slug
@@ -194,14 +194,14 @@ def _numeric(table: Table, place: int) -> bool:
 
 
 def embedded(lines: Sequence[LegendLine], charts: Sequence[Chart]) -> str:
-    """No text of a user's can end the script element, or begin a comment in it."""
+    """JSON data of the page, escaped so that no text can end the script element or begin a comment in it."""
     shared: dict[tuple[float, ...], int] = {}
     drawn = [_chart(chart, shared) for chart in charts]
     whole = {"lines": to_json(lines, rounded), "charts": drawn, "shared": [list(x) for x in shared]}
     text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character, escaped in ESCAPES.items():
         text = text.replace(character, escaped)
-    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate, as in a name that is no UTF-8
+    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates, as in names that are not valid UTF-8
 
 
 def rounded(value: float) -> float | int | None:
@@ -213,14 +213,14 @@ def rounded(value: float) -> float | int | None:
         return int(value)
     value = float(value)
     if not math.isfinite(value):
-        return None  # as where nothing was measured
+        return None  # like values that were not measured
     if value.is_integer() and abs(value) < 2**53:
         return int(value)
     return float(f"{value:.{DIGITS}g}")
 
 
 def _chart(chart: Chart, shared: dict[tuple[float, ...], int]) -> dict[str, Any]:
-    """Many curves have the same x: those are told once, and curves name their place."""
+    """Chart as JSON values; x values, which many curves share, are stored once and referenced by index."""
     whole: dict[str, Any] = to_json(chart, rounded)
     if isinstance(chart, Curves):
         for panel in whole["panels"]:

@@ -1,6 +1,6 @@
-"""The look of all figures and their files: SVG, PNG or PDF, for reports and for the paper.
+"""Style and files of figures (SVG, PNG or PDF) for reports and for the paper.
 
-Files have the same bytes whenever they are drawn, and replace nobody else's.
+Files are reproducible to the byte, and only files of the same maker are overwritten.
 """
 
 import io
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
-MAKER = {"svg": "Creator", "png": "Software", "pdf": "Creator"}  # where a file says what drew it
+MAKER = {"svg": "Creator", "png": "Software", "pdf": "Creator"}  # metadata key for the name of the program
 UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}, "pdf": {"CreationDate": None}}
 SHARED: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "svg.hashsalt": "fedshift",  # names inside a file are drawn by chance otherwise
+    "svg.hashsalt": "fedshift",  # ids inside a file are random otherwise
 }
-# colours that people of every eyesight tell apart (Okabe and Ito), in the order in which lines get them
+# colours that are distinct also for colour-blind readers (Okabe and Ito), in the order of lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
 
 def style(text: float, axis: float, line: float, handle: float, dpi: int, more: dict[Any, Any]) -> dict[Any, Any]:
-    """One look in several sizes: points of text, of axes and of lines, the length of legend handles, and others."""
+    """Common style with these sizes: points of text, axes and lines, length of legend handles, and `more` settings."""
     sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), text)
     widths = dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), axis)
     lines = {"lines.linewidth": line, "legend.handlelength": handle, "savefig.dpi": dpi}
@@ -74,29 +74,29 @@ PAPER = style(
 )
 
 
-def check(formats: Sequence[str], who: str) -> None:
+def check(formats: Sequence[str], option: str) -> None:
     """Raise SettingsError where matplotlib is missing or a format is unknown."""
     if find_spec("matplotlib") is None:
-        raise SettingsError(f"{who} {needs('matplotlib')}")
+        raise SettingsError(f"{option} {needs('matplotlib')}")
     for form in formats:
         if form not in FORMATS:
             raise SettingsError(f"--format {form}: must be among {', '.join(FORMATS)}")
 
 
 def check_places(paths: Iterable[Path], maker: str, option: str) -> None:
-    """Only files of the same maker are written over."""
+    """Raise RunError if a path exists and was not written by the same maker."""
     for path in paths:
         try:
             ours = not path.exists() or maker.encode() in path.read_bytes()
         except OSError as problem:
             raise RunError(f"{path}: cannot be read: {problem.strerror}") from None
         if not ours:
-            raise RunError(f"{path}: is there already and was not drawn by {maker}; choose another {option}")
+            raise RunError(f"{path}: already exists and was not drawn by {maker}; choose another {option}")
 
 
 @contextmanager
 def styled(look: dict[Any, Any]) -> Iterator[None]:
-    """Everything in here looks alike, whatever a user has set; outside of it nothing is changed."""
+    """Context in which matplotlib uses this style instead of the user's settings."""
     import matplotlib
 
     defaults: dict[Any, Any] = {key: x for key, x in matplotlib.rcParamsDefault.items() if key != "backend"}
@@ -105,7 +105,7 @@ def styled(look: dict[Any, Any]) -> Iterator[None]:
 
 
 def content(figure: "Figure", kind: str, maker: str) -> bytes:
-    """The file, which says in it what drew it."""
+    """Content of the file; its metadata name the maker."""
     file = io.BytesIO()
     figure.savefig(file, format=kind, metadata=UNDATED[kind] | {MAKER[kind]: f"{maker} {__version__}"})
     return file.getvalue()

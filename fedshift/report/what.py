@@ -1,4 +1,4 @@
-"""What was run? Every run and how it ended, settings, versions, and who holds which labels."""
+"""Section "What was run?": runs with their status, settings, versions, and the labels of clients."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from fedshift.runs import summary
 from fedshift.runs.recorded import Broken, ClientRecord, Recorded
 from fedshift.runs.summary import comparable
 
-CLIENTS = 120  # rows that a drawing of clients may have
+CLIENTS = 120  # most rows of a chart of clients
 PARTITIONS = 8
 ABOUT = ("fedshift", "commit", "torch", "numpy", "python", "system", "cpu", "gpu", "data", "command")
 
@@ -26,25 +26,25 @@ def section(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]
 
 
 def status(run: Recorded) -> str:
-    """State of a run at its end, and the lost parts of its record."""
+    """Status of a run, and the lost parts of its record."""
     rounds = run.experiment.train.rounds
     end = "finished" if counts(run) else f"stopped after round {run.reached} of {rounds}"
     if run.finished and not counts(run):
         end = f"finished, but the record ends with round {run.reached} of {rounds}"
-    return "; ".join([end, *losses(run)])
+    return "; ".join([end, *damage(run)])
 
 
-def losses(run: Recorded) -> list[str]:
-    """Lines that are damaged, and rounds that have none."""
+def damage(run: Recorded) -> list[str]:
+    """Phrases on damaged lines and missing rounds of the record."""
     damaged = [f"{count} damaged line{'s' * (count > 1)} in {name}" for name, count in run.lost.items()]
     gone = run.missing
     return [*damaged, *([f"{gone} round{'s' * (gone > 1)} without a line"] if gone else [])]
 
 
-def called(folders: Sequence[Path]) -> dict[Path, str]:
-    """Their names, with as many of the folders above as tell them apart.
+def folder_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Names of folders, with as many parent folders as needed to distinguish them.
 
-    >>> list(called([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/b/seed-1")]).values())
+    >>> list(folder_names([Path("runs/a/seed-0"), Path("runs/b/seed-0"), Path("runs/b/seed-1")]).values())
     ['a/seed-0', 'b/seed-0', 'seed-1']
     """
     found = {folder: folder.name for folder in folders}
@@ -57,20 +57,20 @@ def called(folders: Sequence[Path]) -> dict[Path, str]:
 def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Table:
     words = summary.words(grouped.varying)
     lines = {run.folder: strand.line for strand in grouped.strands for run in strand.runs}
-    named = called([*(run.folder for run in runs), *(run.folder for run in broken)])
+    named = folder_names([*(run.folder for run in runs), *(run.folder for run in broken)])
     doubles = {double.folder for double, _ in grouped.doubles}
     rows = []
     for run in runs:
         varying = summary.label(run.experiment, grouped.varying).values()
         line = lines.get(run.folder)
-        ended = status(run) + "; left out, another is the same" * (run.folder in doubles)
+        ended = status(run) + "; left out: another run has the same settings and seed" * (run.folder in doubles)
         rows.append(TableRow(line.key if line else "", [named[run.folder], *varying, str(run.experiment.seed), ended]))
     rows += [TableRow("", [named[run.folder], *[""] * len(words), "", f"broken: {run.problem}"]) for run in broken]
     return Table("runs", "Runs", ["run", *words.values(), "seed", "status"], rows, folded=len(rows) > 20)
 
 
 def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
-    """The settings in which all runs agree that have them."""
+    """Table of the settings in which all runs agree."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         flat = comparable(run.experiment)
@@ -83,7 +83,7 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
 
 
 def shifted(runs: Sequence[Recorded]) -> list[Table]:
-    """The tensors that were shifted and by which rule, as far as records name them."""
+    """Table of the tensors that were shifted, by rule, as far as they are recorded."""
     known = [(rule_of(run.experiment), run.about.get("shifted")) for run in runs if run.experiment.shift.on]
     named = [(rule, ", ".join(map(str, names)) or "none") for rule, names in known if isinstance(names, list)]
     rows = [TableRow("", [rule, names, str(count)]) for (rule, names), count in Counter(named).items()]
@@ -95,20 +95,20 @@ def versions(runs: Sequence[Recorded]) -> list[Table]:
     for key in ABOUT:
         found = Counter(str(run.about[key]) for run in runs if key in run.about)
         for value, count in found.items():
-            rows.append(TableRow("", [key if key != "data" else "checksum of the data", value, str(count)]))
-    return [Table("versions", "Versions and machine", ["what", "value", "runs"], rows, folded=True)] if rows else []
+            rows.append(TableRow("", [key if key != "data" else "data checksum", value, str(count)]))
+    return [Table("versions", "Versions and machine", ["item", "value", "runs"], rows, folded=True)] if rows else []
 
 
 def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
-    """Labels of each client: a field for each partition among the runs."""
+    """Heat maps of the labels of each client, one per partition."""
     found: dict[str, tuple[Recorded, list[ClientRecord]]] = {}
     for run in runs:
         known = [client for client in run.clients if client.labels]
         if known:
-            held = str([client.labels for client in known])
-            marked = held in found and any(marks(found[held][0].experiment, found[held][1]))
-            if held not in found or (not marked and any(marks(run.experiment, known))):  # whose labels are whose
-                found[held] = run, known
+            labels = str([client.labels for client in known])
+            marked = labels in found and any(marks(found[labels][0].experiment, found[labels][1]))
+            if labels not in found or (not marked and any(marks(run.experiment, known))):  # prefer a run with marks
+                found[labels] = run, known
     kept = list(found.values())[:PARTITIONS]
     seeds = Counter(run.experiment.seed for run, _ in kept)
     made: list[tuple[str, Any]] = []
@@ -123,22 +123,22 @@ def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
 
 
 def _heat(experiment: Experiment, clients: Sequence[ClientRecord], name: str, title: str) -> Heat:
-    """Clients in the order of their groups, those of most bits first; every so many of a great many."""
+    """Clients in the order of their groups, most bits first; a sample if there are many."""
     classes = len(clients[0].labels)
     order = {group: -bits(experiment, group) for group in dict.fromkeys(client.group for client in clients)}
     ordered = sorted(clients, key=lambda client: (order[client.group], client.group, client.number))
     shown = [ordered[i] for i in chosen(len(ordered), CLIENTS)]
-    some = f" {len(shown)} of {len(ordered)} clients." if len(shown) < len(ordered) else ""
-    whose = marks(experiment, clients) or [""] * classes
-    defined = f" {DEFINITION}" if any(whose) else ""
+    some = f" {len(shown)} of {len(ordered)} clients are shown." if len(shown) < len(ordered) else ""
+    label_marks = marks(experiment, clients) or [""] * classes
+    defined = f" {DEFINITION}" if any(label_marks) else ""
     return Heat(
         name=name,
         title=title,
-        caption=f"Examples of each label that a client holds, clients ordered by group.{some}{defined}",
+        caption=f"Number of examples of each label, clients ordered by group.{some}{defined}",
         value=Axis("examples"),
         columns=[str(label) for label in range(classes)],
         rows=[f"{client.number}, {client.group}" for client in shown],
         values=[[*client.labels] for client in shown],
         lines=[""] * len(shown),
-        marks=whose,
+        marks=label_marks,
     )

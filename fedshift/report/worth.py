@@ -1,4 +1,4 @@
-"""Was it worth it? Compressed settings beside full precision: scores, bytes, and what the same bytes buy without."""
+"""Section "Was compression worth it?": scores and bytes of compressed settings against full precision."""
 
 import math
 import statistics
@@ -10,10 +10,10 @@ from fedshift.report.charts import Axis, Choice, Field, Point, Points, Section, 
 from fedshift.report.curves import by_metric, cut, score_axis, titled
 from fedshift.report.lines import Grouped, Strand
 from fedshift.runs import summary, tradeoff
-from fedshift.runs.summary import metric, much, quality, quantized, scored, times
+from fedshift.runs.summary import metric, quality, quantized, scored, signed, times
 
-SETTINGS = 3  # that have columns of their own; lines that differ in more are named in one
-PANELS = 12  # tasks that are drawn side by side; one of more is chosen
+SETTINGS = 3  # most settings with their own columns; lines that differ in more are named in one column
+PANELS = 12  # tasks drawn side by side; with more, the reader selects one
 
 
 def section(grouped: Grouped) -> Section:
@@ -23,24 +23,24 @@ def section(grouped: Grouped) -> Section:
         answer += sentences(strands)
         parts.append(table(strands, grouped.varying, f"worth-table{end}"))
         parts += charts(strands, end)
-    return Section("worth", "Was it worth it?", answer, [*parts])
+    return Section("worth", "Was compression worth it?", answer, [*parts])
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
     rows = [strand.row for strand in strands if strand.row]
     if not rows:
-        return ["No run is finished yet, so nothing can be said."]
+        return ["No run is finished yet."]
     labels = {id(strand.row): strand.line.label for strand in strands}
     return tradeoff.answers(rows, lambda row: labels[id(row)])
 
 
 def charts(strands: Sequence[Strand], end: str) -> list[Points | Choice]:
-    """Final score against bytes sent up, and against bytes in both directions where those down are recorded."""
+    """Final score against uploaded bytes, and against bytes in both directions if both are recorded."""
     experiment = strands[0].experiment
-    title = titled(experiment)
+    title = f"Final {metric(experiment)}"
     caption = (
-        "Each setting is a point: mean over seeds, with their standard deviation. Ringed and joined by a line: "
-        "Pareto-optimal settings, which no other beats in both bytes and score. Bytes are on a logarithmic axis."
+        "Each point is a setting: mean over seeds, with their standard deviation. Circles joined by a line mark "
+        "Pareto-optimal settings: no other has both fewer bytes and a better score. The axis of bytes is logarithmic."
     )
     made: list[Points | Choice | None] = [
         _chart(
@@ -49,7 +49,7 @@ def charts(strands: Sequence[Strand], end: str) -> list[Points | Choice]:
                 f"pareto{end}",
                 f"{title} against uploaded bytes",
                 caption,
-                Axis("sent up by all clients", "B", log=True),
+                Axis("uploaded by all clients", "B", log=True),
                 score_axis(experiment),
                 [],
                 experiment.train.lower,
@@ -60,9 +60,9 @@ def charts(strands: Sequence[Strand], end: str) -> list[Points | Choice]:
             strands,
             Points(
                 f"pareto-total{end}",
-                f"{title} against all bytes, up and down",
-                "The same with the bytes of the broadcasts to clients added.",
-                Axis("sent up and down", "B", log=True),
+                f"{title} against uploaded and downloaded bytes",
+                "The same, with the bytes of broadcasts to clients included.",
+                Axis("uploaded and downloaded", "B", log=True),
                 score_axis(experiment),
                 [],
                 experiment.train.lower,
@@ -76,7 +76,7 @@ def charts(strands: Sequence[Strand], end: str) -> list[Points | Choice]:
 def _chart(
     strands: Sequence[Strand], like: Points, across: Callable[[summary.SummaryRow], float | None]
 ) -> Points | Choice | None:
-    """A field for each task; one task at a time where there are very many."""
+    """One panel per task, or a choice of tasks if there are many."""
     keys = {id(strand.row): strand.line.key for strand in strands}
     groups = summary.tasks(strand.row for strand in strands if strand.row)
     fields = []
@@ -107,7 +107,7 @@ def _chart(
 
 
 def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table:
-    """Every setting by merit, unfinished ones last."""
+    """Table of all settings by merit, unfinished ones last."""
     experiment = strands[0].experiment
     unit = ", %" if experiment.train.metric == "accuracy" else ""
     points = ", points" if experiment.train.metric == "accuracy" else ""
@@ -129,17 +129,17 @@ def table(strands: Sequence[Strand], varying: Sequence[str], name: str) -> Table
     listed += [(strand, _unfinished(strand)) for strand in strands if strand.row is None]
     labels = [[strand.line.label] if named else [*strand.line.settings.values()] for strand, _ in listed]
     rows = [TableRow(strand.line.key, [*label, *cells]) for (strand, cells), label in zip(listed, labels, strict=True)]
-    title = f"{titled(experiment)}, bytes, and full precision beside them"
+    title = f"{titled(experiment)} and bytes, compared with full precision"
     return Table(name, title, columns, rows, caption=_caption(experiment))
 
 
 def _caption(experiment: Experiment) -> str:
     return (
-        f"{summary.ORDER}. Differences are against full precision with the same server rule (all settings alike but "
-        "those of the uplink), over the seeds that both have, with a paired 95 % interval. At equal bytes: that full "
-        "precision stopped after as many uploaded bytes. With one seed, noise is unknown. "
-        f"Target: its final {metric(experiment)} {tradeoff.room_of(experiment)}. "
-        "Both are read from curves that are smoothed over up to five evaluated rounds on each side."
+        f"{summary.ORDER}. Differences are from full precision with the same server rule (the same settings except "
+        "those of the uplink), over the seeds that both have, with a paired 95 % interval. At equal bytes: full "
+        "precision stopped after the same uploaded bytes. With one seed, noise is unknown. "
+        f"Target: the final {metric(experiment)} of full precision {tradeoff.margin_text(experiment)}. "
+        "Both are read from curves smoothed over up to five evaluated rounds on each side."
     )
 
 
@@ -157,17 +157,17 @@ def _setting_cells(row: summary.SummaryRow, optimal: bool) -> list[str]:
         megabytes(row.bytes_up),
         "yes" if optimal else "no",
         times(row.fewer),
-        _difference(cost, experiment) if cost else "full precision" if full else "nothing to compare with",
+        _difference(cost, experiment) if cost else "full precision" if full else "no full precision to compare with",
         _equal(row),
         reached,
     ]
 
 
 def _difference(cost: summary.Paired, experiment: Experiment) -> str:
-    points = f"{much(cost.gain, experiment)}{quality(cost.gain, experiment)}"
+    points = f"{signed(cost.gain, experiment)}{quality(cost.gain, experiment)}"
     if cost.margin is None:
         return f"{points} ({summary.brief(cost.verdict)})"
-    low, high = (much(cost.gain + side * cost.margin, experiment) for side in (-1, 1))
+    low, high = (signed(cost.gain + side * cost.margin, experiment) for side in (-1, 1))
     return f"{points} ({low} to {high})"
 
 
@@ -176,14 +176,14 @@ def _equal(row: summary.SummaryRow) -> str:
         return ""
     found = tradeoff.equal_bytes(row)
     if found is None:
-        return "less than its first evaluated round"
+        return "fewer bytes than its first evaluated round"
     if not math.isfinite(found.gain.gain):
         return scored(found.score, row.experiment)
-    by = much(found.gain.gain, row.experiment).lstrip("+-")
-    known = found.gain.verdict not in ("", summary.ONE_SEED)  # of one seed, the difference says so
+    by = signed(found.gain.gain, row.experiment).lstrip("+-")
+    known = found.gain.verdict not in ("", summary.ONE_SEED)  # that there is one seed is in the column of differences
     verdict = f", {found.gain.verdict}" if known else ""
-    which = "wins" if found.better else "loses"
-    return f"{scored(found.score, row.experiment)} (this {which} by {by}{verdict})"
+    outcome = "wins" if found.better else "loses"
+    return f"{scored(found.score, row.experiment)} (this setting {outcome} by {by}{verdict})"
 
 
 def _unfinished(strand: Strand) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Machine, versions and commit of a run."""
 
 import os
 import platform
@@ -31,15 +31,15 @@ def machine() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit this package is run from, with a plus where files have changed; 'unknown' when installed.
+    """Commit of the package, with a plus if files have changed; 'unknown' without a repository.
 
-    A copy without its repository is told by FEDSHIFT_COMMIT.
+    The environment variable FEDSHIFT_COMMIT overrides it, for copies without a repository.
     """
-    if told := os.environ.get("FEDSHIFT_COMMIT"):
-        return told
-    here = Path(__file__).parent
+    if override := os.environ.get("FEDSHIFT_COMMIT"):
+        return override
+    folder = Path(__file__).parent
     try:
-        described = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

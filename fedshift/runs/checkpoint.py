@@ -1,13 +1,13 @@
-"""The state of a run after a round, and the way back to it.
+"""Checkpoints: save the state of a run after a round, and restore it.
 
     checkpoint.ROUND.CHECKSUM.safetensors     tensors `params/`, `control/` and `server/`; the two newest are kept
-    memory/                                   what clients remember
+    memory/                                   memory of clients
 
-A round's memory is written before its checkpoint, and nothing an earlier checkpoint needs is removed before
-a later one is complete: wherever a process is stopped, the newest whole checkpoint is a true state of the run.
+The memory of a round is written before its checkpoint, and files that an earlier checkpoint needs are removed only when
+a later one is complete: whenever a process is stopped, the newest complete checkpoint is a valid state of the run.
 
-A checkpoint names its run, its round, the files of clients' memory that belong to it, and a checksum of the record up
-to its round. What does not agree with it is noticed.
+A checkpoint contains the identity of its run, its round, the names of the memory files that belong to it, and a
+checksum of the record up to its round, so that a mismatch is detected.
 """
 
 import math
@@ -28,7 +28,7 @@ class CheckpointAbout(NamedTuple):
     """Metadata of a checkpoint."""
 
     identity: RunIdentity
-    number: int  # rounds done
+    number: int  # of finished rounds
     skipped: int
     memory: dict[int, Version]  # by client
     record: str  # checksum of the record up to this round
@@ -44,26 +44,28 @@ class CheckpointAbout(NamedTuple):
 
     @classmethod
     def parse(cls, path: Path, about: dict[str, Any]) -> "CheckpointAbout":
-        """RunError where it is not what a checkpoint says, or not of the round that the name says."""
+        """Parse the metadata of a file; RunError if they are damaged or contradict the round in its name."""
         try:
             identity = RunIdentity.parse(about["identity"])
             memory = {int(client): Version(int(n), str(checksum)) for client, (n, checksum) in about["memory"].items()}
             saved = cls(identity, int(about["number"]), int(about["skipped"]), memory, str(about["record"]))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise RunError(f"{path}: damaged: it does not say which run and round it is of") from None
+            raise RunError(f"{path}: damaged: its metadata do not name a run and a round") from None
         if saved.number != int(path.name.split(".")[1]):
-            raise RunError(f"{path}: is the checkpoint of round {saved.number}, which is not the one its name says")
+            raise RunError(f"{path}: is the checkpoint of round {saved.number}, which contradicts its file name")
         return saved
 
 
 class Restored(NamedTuple):
+    """State of a run from a checkpoint."""
+
     state: State
     memory: StoredMemory
     warnings: list[str]  # checkpoints that could not be used, and why
 
 
 class Checkpoints:
-    """The checkpoints of one run directory, known by their names from one look into it."""
+    """Checkpoints of one run directory, which is listed once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,17 +78,17 @@ class Checkpoints:
         memory.save(state.number)
         saved = CheckpointAbout(identity, state.number, state.skipped, memory.newest, record)
         path = write_tensors(self.folder, f"checkpoint.{state.number:06d}", _flat(state), saved.about())
-        others = [one for one in self.newest_first if one[1] != path]
+        others = [entry for entry in self.newest_first if entry[1] != path]
         self.newest_first = [(state.number, path), *others]
         oldest = sorted({number for number, _ in self.newest_first})[-KEPT:][0]
         for number, old in others:
             if number < oldest:
                 old.unlink(missing_ok=True)
-        self.newest_first = [one for one in self.newest_first if one[0] >= oldest]
+        self.newest_first = [entry for entry in self.newest_first if entry[0] >= oldest]
         memory.prune(oldest)
 
     def identity(self) -> RunIdentity | None:
-        """The run that the newest readable checkpoint is of."""
+        """Identity in the newest readable checkpoint; None without one."""
         for _, path in self.newest_first:
             try:
                 return CheckpointAbout.parse(path, read_about(path)).identity
@@ -97,11 +99,11 @@ class Checkpoints:
     def restore(
         self, like: State, identity: RunIdentity, records: Sequence[str], keep: bool, latest: float = math.inf
     ) -> Restored | None:
-        """The newest checkpoint up to round `latest` that is whole and of this run; None when there is none.
+        """Restore the newest valid checkpoint of this run up to round `latest`; None if there are no checkpoints.
 
-        `records` are the checksums of the record after 0, 1, ... rounds. A checkpoint is needed that the record
-        reaches; one that the record agrees with is preferred. Checkpoints that cannot be used are put aside, not
-        removed; when no other is left, nothing is changed.
+        `records` are the checksums of the record after 0, 1, ... rounds. The record must reach the round of the
+        checkpoint; a checkpoint whose checksum matches the record is preferred. Unusable checkpoints are renamed, not
+        removed. If no usable one is left, RunError is raised and nothing is changed.
         """
         unusable: dict[Path, str] = {}
         disagreeing: list[tuple[Path, State, CheckpointAbout]] = []
@@ -111,7 +113,7 @@ class Checkpoints:
                 continue
             try:
                 if number >= len(records):
-                    raise RunError(f"{path}: the record ends before it, at round {len(records) - 1}")
+                    raise RunError(f"{path}: is later than the record, which ends at round {len(records) - 1}")
                 state, saved = self._read(path, like, identity)
             except RunError as problem:
                 unusable[path] = str(problem)
@@ -122,16 +124,17 @@ class Checkpoints:
             disagreeing.append((path, state, saved))
         warnings = list(unusable.values())
         if chosen is None and disagreeing:
-            warnings.append(f"{self.folder}: the record is not what was written up to round {disagreeing[0][2].number}")
+            number = disagreeing[0][2].number
+            warnings.append(f"{self.folder}: the record up to round {number} does not match the checkpoint")
             chosen = disagreeing[0][1:]
         elif chosen:
             for path, _, saved in disagreeing:
-                warnings.append(f"{path}: the record up to round {saved.number} is not what was written")
+                warnings.append(f"{path}: the record up to round {saved.number} does not match this checkpoint")
                 unusable[path] = warnings[-1]
         if chosen is None and unusable:
             raise RunError(
-                "; ".join(unusable.values()) + "; no usable checkpoint is left; start a new run in another "
-                f"folder from {self.folder / SETTINGS}"
+                f"{'; '.join(unusable.values())}; no usable checkpoint is left; start a new run in another folder "
+                f"from {self.folder / SETTINGS}"
             )
         remove(self.folder, f"*{TEMPORARY}")
         if chosen is None:
@@ -142,42 +145,42 @@ class Checkpoints:
             if number > latest:
                 path.unlink(missing_ok=True)
         state, saved = chosen
-        self.newest_first = [one for one in self.newest_first if one[0] <= latest and one[1] not in unusable]
+        self.newest_first = [entry for entry in self.newest_first if entry[0] <= latest and entry[1] not in unusable]
         memory = StoredMemory.restored(self.folder / "memory", identity.run, saved.number, saved.memory, keep)
         return Restored(state, memory, warnings)
 
     def _read(self, path: Path, like: State, identity: RunIdentity) -> tuple[State, CheckpointAbout]:
-        """A checkpoint and what belongs to it, every byte of which is checked."""
+        """Read a checkpoint, and verify the checksums of it and of its memory files."""
         tensors, about = read_tensors(path)
         saved = CheckpointAbout.parse(path, about)
         if saved.identity.run != identity.run:
-            raise RunError(f"{path}: is of another run (id {saved.identity.run}, not {identity.run})")
+            raise RunError(f"{path}: belongs to another run (id {saved.identity.run} instead of {identity.run})")
         state = _state(path, tensors, like, saved)
         files = Files(self.folder / "memory", identity.run)
         try:
             for client, version in saved.memory.items():
                 files.read(client, version)
         except RunError as problem:
-            raise RunError(f"{path}: cannot be used without {problem}") from None
+            raise RunError(f"{path}: cannot be used: {problem}") from None
         return state, saved
 
 
-def known(folder: Path) -> RunIdentity | None:
+def stored_identity(folder: Path) -> RunIdentity | None:
     """Identity of the run in a folder: that of `identity.json`, or of the newest checkpoint if the file is damaged."""
     return RunIdentity.read(folder) or Checkpoints(folder).identity()
 
 
 def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> State:
-    """RunError where the tensors are not those of a state like this one."""
+    """State from the tensors of a checkpoint; RunError if they differ from those of `like` in name, shape or type."""
     expected = _flat(like)
     kinds, needed = ({name: (x.shape, x.dtype) for name, x in flat.items()} for flat in (tensors, expected))
     if kinds != needed:
-        raise RunError(f"{path}: is of another model or algorithm than the settings say")
+        raise RunError(f"{path}: does not match the model and the algorithm in the settings")
     for name, x in tensors.items():
         if x.is_floating_point() and not x.isfinite().all() and expected[name].isfinite().all():
-            raise RunError(f"{path}: {name} holds NaN or infinite values, which no round leaves there")
+            raise RunError(f"{path}: {name} contains NaN or infinity")
     trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}}
-    for name in expected:  # in the order of the model, which a file does not keep
+    for name in expected:  # in the order of the model; files do not preserve it
         tree, _, key = name.partition("/")
         trees[tree][key] = tensors[name]
     return State(saved.number, Broadcast(trees["params"], trees["control"]), trees["server"], saved.skipped)

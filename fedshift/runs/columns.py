@@ -1,4 +1,4 @@
-"""What the record says of a round and of a client, cell by cell."""
+"""Columns of the record: rounds.csv and clients.csv."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.rounds.federation import Federation, Outcome
 
 PHASES = ("train", "encode", "aggregate", "evaluate", "round", "save")
-ESTIMATES = ("bytes.estimated", "bytes.framed")  # where the length of uploads depends on what they hold
+ESTIMATES = ("bytes.estimated", "bytes.framed")  # if the length of uploads depends on their values
 LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded", "filters_before", "filters_after")
 
 
@@ -54,12 +54,12 @@ def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
 
 
 def _caps(experiment: Experiment) -> bool:
-    """True where a weight may be capped; equal weights never are."""
+    """True if weights may be capped; equal weights never are."""
     return experiment.algorithm.weights == "examples" and experiment.bounds.weight > 0
 
 
 def six(x: float | None) -> str:
-    """Six significant digits, as short as can be; nothing for what was not measured.
+    """Shortest text with six significant digits; '' for None.
 
     >>> six(0.000123456789), six(-1.5), six(True), six(None), six(48512345)
     ('1.23457e-4', '-1.5', '1', '', '48512345')

@@ -1,4 +1,4 @@
-"""What a run that somebody watches from another process has to tell."""
+"""Events of a run that is trained in another process."""
 
 from typing import NamedTuple, Self
 
@@ -6,15 +6,15 @@ from fedshift.rounds.federation import Outcome
 
 
 class Event(NamedTuple):
-    """A round, a sentence, its end, or why it failed."""
+    """Round, message, end or failure of a run."""
 
-    kind: str  # 'round', 'told', 'done', 'stopped', 'failed'
+    kind: str  # 'round', 'message', 'done', 'stopped', 'failed'
     text: str = ""
     number: int = 0
     score: float | None = None
     loss: float | None = None
     bytes_up: int = 0
-    place: int = 0  # of the run, in a grid
+    place: int = 0  # index of the run in a grid
 
     @classmethod
     def of(cls, outcome: Outcome, place: int = 0) -> Self:

@@ -1,4 +1,4 @@
-"""What a recorded run writes as it goes: a line a round, checkpoints, clients' memory; and the way back in."""
+"""Journal of a recorded run: write rounds, checkpoints and the memory of clients, and restore them."""
 
 import math
 import tomllib
@@ -11,97 +11,97 @@ from fedshift.data.datasets import load
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.federation import Federation, Outcome, State
 from fedshift.runs.about import machine
-from fedshift.runs.checkpoint import Checkpoints, known
+from fedshift.runs.checkpoint import Checkpoints, stored_identity
 from fedshift.runs.identity import IDENTITY, RunIdentity, data_id
 from fedshift.runs.memory import StoredMemory
-from fedshift.runs.record import MODEL, SETTINGS, RunFolder, finished, remains
+from fedshift.runs.record import MODEL, SETTINGS, RunFolder, finished, leftover
 
 
 class Journal:
-    """The folder of one run, its checkpoints and the memory of its clients; begun or restored before it is used."""
+    """Folder of one run, its checkpoints and the memory of its clients; call `begin` or `restore` first."""
 
     memory: StoredMemory
 
     def __init__(self, path: Path, experiment: Experiment, fed: Federation, given: Sequence[str] = ()) -> None:
-        """`given` are the arguments of the caller, like 'model', that the settings cannot rebuild."""
+        """`given` are the names of arguments of the caller, like 'model', that cannot be rebuilt from the settings."""
         self.folder, self.experiment, self.fed = RunFolder(path), experiment, fed
         self.checkpoints = Checkpoints(self.folder.path)
         self.in_ram = experiment.record.memory == "ram"
-        self.saved = 0  # the last round there is a checkpoint of
+        self.saved = 0  # round of the newest checkpoint
         self.identity = RunIdentity.of(experiment, fed, given)
 
     @property
     def session(self) -> str:
-        """One run, however often it is stopped: nodes elsewhere know it by this."""
+        """Id of the run, the same after each resume, by which remote nodes recognize it."""
         return self.identity.run
 
     def begin(self) -> State:
-        """The state of a new run, in a folder that is nobody else's."""
+        """Initial state of a new run; RunError if its folder contains other files."""
         where = self.folder.path
         if self.folder.begun:
             raise taken(where)
         if foreign := self.folder.foreign:
             self.folder.leave()
-            raise RunError(f"{where}: holds {foreign}, which is not a run's; choose an empty folder")
-        if left := remains(where):
-            raise RunError(f"{where}: holds {left} of a run whose {SETTINGS} is missing; choose an empty folder")
+            raise RunError(f"{where}: contains {foreign}, which does not belong to a run; choose an empty folder")
+        if left := leftover(where):
+            raise RunError(f"{where}: contains {left} of a run whose {SETTINGS} is missing; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
         self.folder.begin(self.experiment, self.fed, about | {"shifted": self.fed.shifted}, self.identity)
         self.memory = StoredMemory.restored(where / "memory", self.identity.run, keep=self.in_ram)
         return self.fed.start()
 
     def restore(self, tell: Callable[[str], None], latest: int | None = None) -> State:
-        """The state to resume from: that of the newest checkpoint up to the latest, or the first where there is none.
+        """State to resume from: that of the newest checkpoint up to round `latest`, or the initial state without one.
 
-        All is checked before anything is changed: RunError leaves the folder as it was.
+        Everything is checked before the folder is changed; RunError leaves it as it is.
         """
         where, state = self.folder.path, self.fed.start()
-        was = known(where)
-        if was is None:
+        stored = stored_identity(where)
+        if stored is None:
             raise RunError(
-                f"{where}: which run this is cannot be told, because {IDENTITY} and all checkpoints are missing or "
+                f"{where}: the run cannot be identified, because {IDENTITY} and all checkpoints are missing or "
                 f"damaged, or were written by an earlier version of fedshift; start a new run in another folder from "
                 f"{where / SETTINGS}"
             )
-        was.compare(self.identity, where)
+        stored.compare(self.identity, where)
         records = self.folder.records(self.experiment, self.fed)
-        found = self.checkpoints.restore(state, was, records, self.in_ram, math.inf if latest is None else latest)
+        found = self.checkpoints.restore(state, stored, records, self.in_ram, math.inf if latest is None else latest)
         if found:
             state = found.state
             for warning in found.warnings:
                 tell(f"{warning}; resuming from round {state.number}")
         else:
-            self._check_start(was, len(records) - 1, tell)
+            self._check_start(stored, len(records) - 1, tell)
         if found and self.folder.model.exists():
-            tell(f"{self.folder.model}: is damaged or not the model that the run ended with; it is made again")
-        self.identity = was._replace(model="")
+            tell(f"{self.folder.model}: is damaged or not the final model of the run; it will be written again")
+        self.identity = stored._replace(model="")
         if RunIdentity.read(where) is None:
             self.identity.write(where)
-            tell(f"{where / IDENTITY}: was missing or damaged, and is repaired")
-        self.memory = found.memory if found else StoredMemory.restored(where / "memory", was.run, keep=self.in_ram)
+            tell(f"{where / IDENTITY}: was missing or damaged, and has been repaired")
+        self.memory = found.memory if found else StoredMemory.restored(where / "memory", stored.run, keep=self.in_ram)
         for sentence in self.folder.rewind(state.number, self.experiment, self.fed):
             tell(sentence)
         self.saved = state.number
         return state
 
-    def _check_start(self, was: RunIdentity, recorded: int, tell: Callable[[str], None]) -> None:
-        """RunError where a run without a checkpoint cannot start again from round 0 to the same result."""
+    def _check_start(self, stored: RunIdentity, recorded: int, tell: Callable[[str], None]) -> None:
+        """Raise RunError if a run without a checkpoint cannot be repeated from round 0 with the same result."""
         where = self.folder.path
         if self.folder.model.exists():
             raise RunError(
-                f"{where / MODEL}: is damaged or not the model that the run ended with, and there is no checkpoint; "
+                f"{where / MODEL}: is damaged or not the final model of the run, and there is no checkpoint; "
                 f"start a new run in another folder from {where / SETTINGS}"
             )
-        if was.start != self.identity.start:
+        if stored.start != self.identity.start:
             raise RunError(
-                f"{where}: there is no checkpoint, and the model's first weights are not those the run was started "
-                "with; give it the same model, or start a new run in another folder"
+                f"{where}: there is no checkpoint, and the model's initial weights are not those the run was started "
+                "with; pass the same model, or start a new run in another folder"
             )
         if recorded >= self.experiment.record.checkpoint:
             tell(f"{where}: the checkpoints are missing; resuming from round 0")
 
     def add(self, state: State, outcome: Outcome) -> None:
-        """A round: its line, and a checkpoint when it is time for one."""
+        """Record a round, and write a checkpoint if one is due."""
         self.folder.add(self.experiment, self.fed, outcome)
         if outcome.number % self.experiment.record.checkpoint == 0:
             self.checkpoint(state)
@@ -109,14 +109,14 @@ class Journal:
             self.memory.save(outcome.number)
 
     def checkpoint(self, state: State) -> None:
-        """Make this round one to go on from, if it is not."""
+        """Write a checkpoint of this round unless there is one."""
         if self.saved != state.number:
             self.checkpoints.save(state, self.memory, self.identity, self.folder.record)
             self.saved = state.number
 
     @property
     def oldest(self) -> int:
-        """The round of the oldest checkpoint that is kept: the run may go back to it should a later one be damaged."""
+        """Round of the oldest checkpoint, to which the run returns if later ones are damaged."""
         return min((number for number, _ in self.checkpoints.newest_first), default=0)
 
     def finish(self, model: Params) -> None:
@@ -126,22 +126,22 @@ class Journal:
         self.folder.close()
 
 
-def require(folder: Path, experiment: Experiment, own: Collection[str]) -> None:
-    """RunError where a run cannot resume with these settings and the arguments `own`, before anything is built."""
-    if (was := known(folder)) is None:
+def require(folder: Path, experiment: Experiment, objects: Collection[str]) -> None:
+    """Raise RunError if a run cannot be resumed with these settings and arguments; called before anything is built."""
+    if (stored := stored_identity(folder)) is None:
         return
-    if names := _missing(was, own):
+    if names := _missing(stored, objects):
         raise RunError(
             f"{folder}: this run was started in Python with its own {_listed(names)}; resume it there with "
             f"{_call(folder, names)}"
         )
-    was.compare_settings(experiment, folder, own)
+    stored.compare_settings(experiment, folder, objects)
 
 
 def require_settings(folder: Path, experiment: Experiment) -> None:
-    """RunError where a run, finished or not, was started with other settings than these."""
-    if was := known(folder):
-        was.compare_settings(experiment, folder, ())
+    """Raise RunError if a run, finished or not, was started with other settings."""
+    if stored := stored_identity(folder):
+        stored.compare_settings(experiment, folder, ())
 
 
 def taken(folder: Path) -> RunError:
@@ -151,20 +151,20 @@ def taken(folder: Path) -> RunError:
             f"{folder}: already contains a finished run; `fedshift report {folder}` shows it, and a new run needs "
             "another folder"
         )
-    if (was := known(folder)) and (names := _missing(was, ())):
+    if (stored := stored_identity(folder)) and (names := _missing(stored, ())):
         return RunError(f"{folder}: already contains a run; resume it in Python with {_call(folder, names)}")
     return RunError(f"{folder}: already contains a run; resume it with `fedshift resume {folder}`")
 
 
-def _missing(was: RunIdentity, own: Collection[str]) -> list[str]:
-    """Arguments that a run needs again, as objects; not data that are found by their name."""
-    return [name for name in was.given if name not in own and not (name == "data" and _found_by_name(was))]
+def _missing(stored: RunIdentity, objects: Collection[str]) -> list[str]:
+    """Arguments that must be passed again to resume a run, except data that can be loaded by name."""
+    return [name for name in stored.given if name not in objects and not (name == "data" and _found_by_name(stored))]
 
 
-def _found_by_name(was: RunIdentity) -> bool:
+def _found_by_name(stored: RunIdentity) -> bool:
     try:
-        return data_id(load(tomllib.loads(was.settings)["data"]["name"])) == was.data
-    except Exception:  # whatever a name that stands for nothing leads to
+        return data_id(load(tomllib.loads(stored.settings)["data"]["name"])) == stored.data
+    except Exception:  # an invalid name may raise anything
         return False
 
 

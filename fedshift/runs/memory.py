@@ -1,8 +1,8 @@
-"""What clients remember between rounds (a SCAFFOLD control, an error to feed back), in RAM or on disk.
+"""Memory of clients between rounds (SCAFFOLD controls, errors of error feedback), in RAM or on disk.
 
 Only clients that have trained have a memory. On disk it is one file per client and round,
-`CLIENT.ROUND.CHECKSUM.safetensors`, which also names its run, client and round inside. A checkpoint lists the files
-that belong to it. Writing a round never touches what an earlier checkpoint needs.
+`CLIENT.ROUND.CHECKSUM.safetensors`, whose metadata name its run, client and round. A checkpoint lists the files that
+belong to it. Writing a round does not change files that an earlier checkpoint needs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ from fedshift.core.types import Params
 
 
 class Version(NamedTuple):
-    """File that holds the memory of a client."""
+    """Version of the memory of a client, stored in one file."""
 
     number: int  # the round it was written in
-    checksum: str  # in its name
+    checksum: str  # in the file name
 
 
 class Files(NamedTuple):
-    """The memory of the clients of one run."""
+    """Memory files of the clients of one run."""
 
     folder: Path
     run: str  # the id of the run
@@ -30,7 +30,7 @@ class Files(NamedTuple):
         return self.folder / f"{client}.{version.number}.{version.checksum}.safetensors"
 
     def read(self, client: int, version: Version) -> Params:
-        """RunError where the file is missing, damaged, or of something else."""
+        """Read a file; RunError if it is missing, damaged, or of another run, client or round."""
         path = self.path(client, version)
         memory, about = read_tensors(path)
         if about != self._about(client, version.number):
@@ -42,7 +42,7 @@ class Files(NamedTuple):
         return Version(number, path.name.split(".")[2])
 
     def found(self) -> Iterator[tuple[int, Version]]:
-        """Clients and versions, by the names of files."""
+        """Clients and versions according to the file names."""
         for path in list(self.folder.glob("*.*.*.safetensors")):
             client, number, checksum = path.name.removesuffix(".safetensors").split(".", 2)
             if client.isdecimal() and number.isdecimal() and str(int(client)) == client and str(int(number)) == number:
@@ -53,20 +53,20 @@ class Files(NamedTuple):
 
 
 class StoredMemory:
-    """In files, and in RAM as well where `keep` says so."""
+    """Memory in files, and with `keep` also in RAM."""
 
     def __init__(self, folder: Path, run: str, keep: bool = True) -> None:
         self.files, self.keep = Files(folder, run), keep
         self.held: dict[int, Params] = {}
         self.changed: set[int] = set()
         self.newest: dict[int, Version] = {}  # by client
-        self.older: dict[int, list[Version]] = {}  # by client, in the order of rounds, where there are any
+        self.older: dict[int, list[Version]] = {}  # by client, in the order of rounds
 
     @classmethod
     def restored(
         cls, folder: Path, run: str, number: int = 0, needed: Mapping[int, Version] | None = None, keep: bool = True
     ) -> "StoredMemory":
-        """The memory that the checkpoint of round `number` needs; what was written later is removed."""
+        """Memory that the checkpoint of round `number` needs; later files are removed."""
         memory = cls(folder, run, keep)
         memory.newest = dict(needed or {})
         remove(folder, f"*{TEMPORARY}")
@@ -93,12 +93,12 @@ class StoredMemory:
             self.changed.add(client)
 
     def save(self, number: int) -> None:
-        """Write what changed since the last time."""
+        """Write the memory that changed since the last call."""
         if self.changed:
             try:
                 self.files.folder.mkdir(exist_ok=True)
             except OSError as problem:
-                raise RunError(f"{self.files.folder}: cannot be made: {problem.strerror}") from None
+                raise RunError(f"{self.files.folder}: cannot be created: {problem.strerror}") from None
         for client in sorted(self.changed):
             version = self.files.write(client, number, self.held[client])
             if client in self.newest:
@@ -109,7 +109,7 @@ class StoredMemory:
             self.held.clear()
 
     def prune(self, number: int) -> None:
-        """Remove what no checkpoint from round `number` on needs; costs clients with several files, not all."""
+        """Remove files that no checkpoint from round `number` on needs; looks only at clients with several files."""
         for client, versions in list(self.older.items()):
             needed = [version for version in [*versions, self.newest[client]] if version.number <= number][-1:]
             kept = [version for version in versions if version.number > number or version in needed]

@@ -1,7 +1,7 @@
-"""Runs that are trained on one engine: their clients form one stack, and each run keeps its own record.
+"""Packs: runs trained on one engine, whose clients form one stack; each run has its own record.
 
-A packed run makes the draws it would make alone. What it computes differs by rounding, because a
-larger stack adds up in another order.
+A packed run makes the same draws as it would alone. Its results differ by rounding, because a larger stack sums in
+another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ from fedshift.experiment.settings import Experiment
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
 
-SPARE = 0.8  # of the device's free memory that a pack may take
+SPARE = 0.8  # share of the device's free memory that a pack may use
 
 
 class Seat(NamedTuple):
-    """An engine that several runs use: who leaves it leaves it to the others."""
+    """Shared engine of a pack; closing it for one run leaves it open for the others."""
 
     engine: Engine
 
@@ -40,56 +40,56 @@ class Seat(NamedTuple):
 
 
 def kind(experiment: Experiment) -> str:
-    """What runs of one pack have in common."""
-    said = experiment.train
+    """Key of the settings that runs of one pack must share."""
+    train = experiment.train
     return repr(
         (
             (experiment.data.name, experiment.data.augment, experiment.model, experiment.engine),
-            experiment.record.checkpoint if experiment.engine.deterministic else None,  # they go back together
-            (said.batch, said.momentum, said.weight_decay, said.clip, said.loss, said.metric),
+            experiment.record.checkpoint if experiment.engine.deterministic else None,  # resumed together
+            (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, train.metric),
         )
     )
 
 
-def alike(one: Task, other: Task) -> bool:
-    """Whether what does not travel, frozen weights and private buffers, is the same: a pack has but one of it."""
-    mine, its = one.fixed, other.fixed
-    return mine.keys() == its.keys() and all(same(x, its[name]) for name, x in mine.items())
+def alike(first: Task, second: Task) -> bool:
+    """True if the tensors that are not sent, frozen weights and private buffers, are equal: a pack shares them."""
+    ours, theirs = first.fixed, second.fixed
+    return ours.keys() == theirs.keys() and all(same(x, theirs[name]) for name, x in ours.items())
 
 
 def fitting(experiments: Sequence[Experiment], task: Task) -> int:
-    """How many of these, in their order, are trained at once: as many as are asked for, or as fit the device."""
-    if asked := experiments[0].engine.pack:
-        return asked
+    """Number of these runs, in order, to train at once: `engine.pack`, or as many as fit the device."""
+    if pack := experiments[0].engine.pack:
+        return pack
     device = task.data.x.device
     if device.type != "cuda":
-        return 4  # a larger stack gains nothing on a CPU
+        return 4  # a larger stack is not faster on a CPU
     left = SPARE * torch.cuda.mem_get_info(device)[0]
     example, count = activations(task), 0
     for experiment in experiments:
-        left -= room(experiment, task, example)
+        left -= memory_needed(experiment, task, example)
         if left < 0:
             break
         count += 1
     return max(1, count)
 
 
-def room(experiment: Experiment, task: Task, example: int) -> int:
+def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     """Bytes of device memory that a run needs in a pack.
 
         K (24 P + A B)  +  12 K P for FedProx and SCAFFOLD  +  4 N P for SCAFFOLD  +  4 N P for error feedback
 
-    at most, for P weights, K clients a round of N, batches of B examples, and A bytes an example.
+    at most, for P weights, K of N clients per round, batches of B examples, and A bytes per example.
     """
     p = sum(x.numel() for x in task.params.values())
-    said, k, n = experiment.algorithm.name, experiment.train.cohort, experiment.data.clients
-    feedback = any(own.feedback for own in (experiment.uplink, *experiment.uplink.group.values()))
-    kept = (said == "scaffold") + feedback if experiment.record.memory == "ram" else 0
-    return k * (24 * p + example * experiment.train.batch) + 12 * k * p * (said != "fedavg") + 4 * n * p * kept
+    algorithm, k, n = experiment.algorithm.name, experiment.train.cohort, experiment.data.clients
+    feedback = any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values()))
+    kept = (algorithm == "scaffold") + feedback if experiment.record.memory == "ram" else 0
+    return k * (24 * p + example * experiment.train.batch) + 12 * k * p * (algorithm != "fedavg") + 4 * n * p * kept
 
 
 def activations(task: Task) -> int:
-    """Bytes that one example takes in forward and backward pass: three times what the model's layers put out."""
+    """Bytes of one example in forward and backward pass: three times the outputs of the model's layers."""
     found: list[int] = []
 
     def count(module: nn.Module, inputs: object, output: object) -> None:

@@ -1,4 +1,4 @@
-"""Worker processes that train one run of a grid after another."""
+"""Worker processes that train the runs of a grid one after another."""
 
 import multiprocessing
 from collections.abc import Callable, Generator, Sequence
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.engines import workers
-from fedshift.experiment.grid import One
+from fedshift.experiment.grid import GridRun
 from fedshift.experiment.settings import Experiment
 from fedshift.runs.events import Event
 from fedshift.runs.record import begun
 from fedshift.runs.run import Run
 
-# trains one run outside this process: (experiment, folder, whether to stop) -> its events
+# trains one run outside this process: (experiment, folder, stop) -> events; stop() is True when it should stop
 Simulate = Callable[[Experiment, Path, Callable[[], bool]], Generator[Event]]
 
 
 class Worker:
-    """A process that runs one experiment after another; those on Flower by `simulate`."""
+    """Process that trains one run after another; runs on Flower are trained by `simulate`."""
 
-    def __init__(self, runs: Sequence[One], simulate: Simulate | None = None) -> None:
+    def __init__(self, runs: Sequence[GridRun], simulate: Simulate | None = None) -> None:
         self.enough = multiprocessing.Event()
         self.runs, self.place = runs, -1
-        # not a daemon: a run may have workers of its own
+        # not a daemon: a run may start its own workers
         self.process, self.connection = workers.start(_work, runs, simulate, self.enough, daemon=False)
 
     def start(self, place: int | None) -> bool:
@@ -38,37 +38,39 @@ class Worker:
             return Event(*self.connection.recv())
         except (EOFError, OSError):
             self.process.join()
-            why = "its process ended before its time; memory may have been short"
+            why = "its process ended unexpectedly; it may have run out of memory"
             return Event("failed", f"{self.runs[self.place].name}: {why}", place=self.place)
 
     def stop(self) -> None:
-        """At the end of its round."""
+        """Stop the process at the end of its round."""
         self.enough.set()
         with suppress(EOFError, OSError):
             self.connection.send(None)
-            while True:  # until it closes its end
+            while True:  # until the process closes its end
                 self.connection.recv()
         self.process.join()
         workers.close(self.connection)
 
 
-def _work(server: "Connection[Any, Any]", runs: Sequence[One], simulate: Simulate | None, enough: Any) -> None:
+def _work(server: "Connection[Any, Any]", runs: Sequence[GridRun], simulate: Simulate | None, enough: Any) -> None:
     while (place := server.recv()) is not None and not enough.is_set():
-        _one(server, place, runs[place], simulate, enough)
+        _train(server, place, runs[place], simulate, enough)
 
 
-def _one(server: "Connection[Any, Any]", place: int, one: One, simulate: Simulate | None, enough: Any) -> None:
-    """One run, from where it is."""
+def _train(
+    server: "Connection[Any, Any]", place: int, planned: GridRun, simulate: Simulate | None, enough: Any
+) -> None:
+    """Train one run, or resume it."""
     try:
-        if one.experiment.engine.name == "flower" and simulate:
-            _simulated(server, place, one, simulate, enough)
+        if planned.experiment.engine.name == "flower" and simulate:
+            _simulated(server, place, planned, simulate, enough)
             return
         run = Run(
-            one.experiment,
-            one.folder,
-            again=begun(one.folder),
+            planned.experiment,
+            planned.folder,
+            again=begun(planned.folder),
             cores=1,
-            tell=lambda sentence: server.send(Event("told", f"{one.name}: {sentence}", place=place)),
+            tell=lambda sentence: server.send(Event("message", f"{planned.name}: {sentence}", place=place)),
         )
         for outcome in run:
             server.send(Event.of(outcome, place))
@@ -81,11 +83,11 @@ def _one(server: "Connection[Any, Any]", place: int, one: One, simulate: Simulat
     except BrokenPipeError:
         raise
     except Exception as problem:
-        server.send(Event("failed", f"{one.name}: {problem}", place=place))
+        server.send(Event("failed", f"{planned.name}: {problem}", place=place))
 
 
-def _simulated(server: "Connection[Any, Any]", place: int, one: One, simulate: Simulate, enough: Any) -> None:
-    with closing(simulate(one.experiment, one.folder, enough.is_set)) as events:
+def _simulated(server: "Connection[Any, Any]", place: int, planned: GridRun, simulate: Simulate, enough: Any) -> None:
+    with closing(simulate(planned.experiment, planned.folder, enough.is_set)) as events:
         for event in events:
-            text = f"{one.name}: {event.text}" if event.text else ""
+            text = f"{planned.name}: {event.text}" if event.text else ""
             server.send(event._replace(text=text, place=place))

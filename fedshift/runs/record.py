@@ -1,15 +1,15 @@
-"""The run directory: what ran, one line a round, and the model at the end.
+"""The run directory.
 
 settings.toml       every setting, defaults included; `fedshift run settings.toml` repeats the run
-identity.json       which run this is: its id, and digests of what it was started with and of its final model
+identity.json       id of the run, and digests of its data, its initial and its final model
 about.json          versions, commit, machine, command; the names of the tensors that are shifted
-clients.csv         once: each client's group, examples and labels
-rounds.csv          one line a round, six significant digits
-histograms.jsonl    every so often: a layer's weights before and after the quantizer
-tensorboard/, wandb/, tracked.*.json    with --track: what trackers were told, and which run of theirs it is
-checkpoint.*, memory/   the state to go on from, until the run is finished
-model.safetensors   the final model; a run that has it whole is finished
-report.html         the page to look at, written when the command ends
+clients.csv         each client's group, examples and labels
+rounds.csv          one line per round, six significant digits
+histograms.jsonl    in some rounds: a layer's weights before and after the quantizer
+tensorboard/, wandb/, tracked.*.json    with --track: logs of trackers, and the id of the run there
+checkpoint.*, memory/   the state to resume from, until the run is finished
+model.safetensors   the final model; a run with a complete one is finished
+report.html         the report, written when the command ends
 """
 
 import json
@@ -26,7 +26,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.runs.columns import ESTIMATES, client_header, client_rows, header, row
-from fedshift.runs.identity import SETTINGS as SETTINGS  # of a run directory like the names below
+from fedshift.runs.identity import SETTINGS as SETTINGS  # also a name in the run directory
 from fedshift.runs.identity import RunIdentity
 from fedshift.runs.sheet import cells, csv_lines
 
@@ -34,7 +34,7 @@ SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "
 
 
 class RunFolder:
-    """A run directory that nobody else writes to while it is open."""
+    """Run directory, locked against other writers while it is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -42,9 +42,9 @@ class RunFolder:
         self.clients = self.path / "clients.csv"
         self.histograms = self.path / "histograms.jsonl"
         self.model = self.path / MODEL
-        self.checksum = 0  # of the record's lines so far
-        self.estimates = True  # False for a record begun without columns for estimated bytes, which resumes without
-        self.known = (self.path / LOCK).exists()  # whether a run or a sweep was begun here before
+        self.checksum = 0  # of the lines of the record
+        self.estimates = True  # False for a record of an earlier version, without columns of estimated bytes
+        self.known = (self.path / LOCK).exists()  # a run or a sweep was started in this folder before
         self._lock = Lock(path)
 
     def __enter__(self) -> Self:
@@ -67,18 +67,18 @@ class RunFolder:
 
     @property
     def foreign(self) -> str:
-        """The name of something that is no run's, '' for none; a run killed at its start leaves what is its own."""
+        """Name of a file that does not belong to a run, or ''; files of a run killed at its start do belong."""
         others = sorted(path.name for path in self.path.iterdir() if path.name != LOCK)
         return others[0] if others and not self.known else ""
 
     def leave(self) -> None:
-        """Go as if never here."""
+        """Close the folder and leave it as it was."""
         if not self.known:
             (self.path / LOCK).unlink(missing_ok=True)
         self.close()
 
     def begin(self, experiment: Experiment, fed: Federation, about: dict[str, Any], identity: RunIdentity) -> None:
-        """Write what is known before the first round; settings.toml comes last: it makes the folder a run's."""
+        """Write the files of a new run; settings.toml is last, because it marks the folder as a run."""
         write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
         write(self.clients, csv_lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, csv_lines([header(experiment, fed)]))
@@ -86,7 +86,7 @@ class RunFolder:
         write(self.path / SETTINGS, experiment.toml().encode())
 
     def _columns(self, experiment: Experiment, fed: Federation) -> list[str]:
-        """Columns of the record; one that was begun before there were estimates keeps its own."""
+        """Columns of the record; a record of an earlier version stays without estimates."""
         columns = header(experiment, fed)
         before = [name for name in columns if name not in ESTIMATES]
         first = self._content().partition(b"\n")[0] + b"\n"
@@ -95,7 +95,7 @@ class RunFolder:
         return columns if self.estimates else before
 
     def records(self, experiment: Experiment, fed: Federation) -> list[str]:
-        """Checksums of the record after 0, 1, ... rounds: of whole lines, from round 1 on without a gap."""
+        """Checksums of the record after 0, 1, ... rounds, over complete lines from round 1 on without a gap."""
         checksums = [0]
         for line in self._whole_lines(len(self._columns(experiment, fed))):
             checksums.append(zlib.crc32(line + b"\n", checksums[-1]))
@@ -103,22 +103,22 @@ class RunFolder:
 
     @property
     def record(self) -> str:
-        """The checksum of the record's lines so far."""
+        """Checksum of the lines of the record."""
         return f"{self.checksum:08x}"
 
     def rewind(self, number: int, experiment: Experiment, fed: Federation) -> list[str]:
-        """Forget what was recorded after round `number`, and repair what follows from the settings; what that was."""
+        """Remove rounds after `number`, and repair files that follow from the settings; return a message per repair."""
         columns = self._columns(experiment, fed)
         lines = b"".join(line + b"\n" for line in self._whole_lines(len(columns))[:number])
         self.checksum = zlib.crc32(lines)
         first, clients = csv_lines([columns]), csv_lines([client_header(fed), *client_rows(fed)])
         repaired = (
-            [] if self._content().startswith(first) else [f"{self.rounds}: its first line was damaged, and is repaired"]
+            [] if self._content().startswith(first) else [f"{self.rounds}: the damaged first line has been repaired"]
         )
         write(self.rounds, first + lines)
         if not self.clients.exists() or content_of(self.clients) != clients:
             write(self.clients, clients)
-            repaired.append(f"{self.clients}: was missing or damaged, and is repaired")
+            repaired.append(f"{self.clients}: was missing or damaged, and has been repaired")
         if self.histograms.exists():
             kept = [line for line in content_of(self.histograms).split(b"\n") if _round_of(line) <= number]
             write(self.histograms, b"".join(line + b"\n" for line in kept))
@@ -134,19 +134,17 @@ class RunFolder:
             self._append(self.histograms, "".join(texts).encode())
 
     def finish(self, params: Params, identity: RunIdentity) -> None:
-        """The model; what was only there to go on from goes."""
+        """Write the final model and remove checkpoints."""
         content, digest = seal(separate(params), {})
-        identity._replace(model=digest).write(
-            self.path
-        )  # first: a model that nobody knows of is not taken for the run's
+        identity._replace(model=digest).write(self.path)  # first, so that the model is recognized
         write(self.model, content, sync=True)
         self.tidy()
 
     def tidy(self) -> None:
-        """Without what was only there to go on from."""
+        """Remove checkpoints and the memory of clients."""
         remove(self.path, "checkpoint.*.*.safetensors*")
         remove(self.path / "memory", "*.*.*.safetensors*")
-        with suppress(OSError):  # it is not there, or somebody else keeps something in it
+        with suppress(OSError):  # missing, or contains other files
             (self.path / "memory").rmdir()
 
     def _append(self, path: Path, content: bytes) -> None:
@@ -174,12 +172,12 @@ class RunFolder:
 
 
 def begun(path: Path) -> bool:
-    """True if there is a run in a folder."""
+    """True if the folder contains a run."""
     return (path / SETTINGS).exists()
 
 
-def remains(path: Path) -> str:
-    """The name of something that only a run that has trained leaves in a folder, '' for none."""
+def leftover(path: Path) -> str:
+    """Name of a file that shows that a run has trained in the folder, or ''."""
     found = [*path.glob("checkpoint.*.*.safetensors"), *path.glob(MODEL), *path.glob("memory")]
     with suppress(OSError):
         found += [path / ROUNDS] if (path / ROUNDS).read_bytes().count(b"\n") > 1 else []
@@ -187,7 +185,7 @@ def remains(path: Path) -> str:
 
 
 def settings_of(path: Path) -> Experiment:
-    """The settings of the run in a folder; SettingsError names the file."""
+    """Settings of the run in a folder; SettingsError names the file."""
     raw = read(path / SETTINGS)
     try:
         return Experiment(**raw)
@@ -196,7 +194,7 @@ def settings_of(path: Path) -> Experiment:
 
 
 def finished(path: Path) -> bool:
-    """True if the final model is complete and is the one the run ended with."""
+    """True if the final model is complete and belongs to the run."""
     if not (path / MODEL).exists():
         return False
     try:
@@ -208,7 +206,7 @@ def finished(path: Path) -> bool:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """Versions, commit and machine; nothing where that cannot be read."""
+    """Versions, commit and machine; {} if they cannot be read."""
     try:
         found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

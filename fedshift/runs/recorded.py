@@ -1,6 +1,6 @@
-"""A run's record as it is found: whole, unfinished, published in short, or damaged here and there.
+"""Read the record of a run, which may be complete, unfinished, published in short form, or damaged.
 
-A damaged line is lost, not the file; settings that cannot be read make the run a broken one.
+Damaged lines are skipped and counted. A run whose settings cannot be read is `Broken`.
 """
 
 import json
@@ -22,25 +22,25 @@ from fedshift.runs.record import ROUNDS, about, finished, settings_of
 from fedshift.runs.sheet import Figures, Sheet, Uploaded, layers, sheet, uploaded
 
 CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
-TEXT = {"failed", "group"}  # columns that hold no numbers
+TEXT = {"failed", "group"}  # columns without numbers
 
 
 class ClientRecord(NamedTuple):
     number: int
     group: str
     examples: int
-    labels: list[int]  # examples of each
+    labels: list[int]  # number of examples of each
 
 
 class Weights(NamedTuple):
-    """A layer's weights in one round."""
+    """Histogram of a layer's weights in one round."""
 
     round: int
     histogram: Histogram
 
 
 class Broken(NamedTuple):
-    """A run of which nothing can be told but why."""
+    """Run that cannot be read, and the reason."""
 
     folder: Path
     problem: str
@@ -48,41 +48,41 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """Record of a run; figures are NaN where nothing was measured."""
+    """Record of a run; figures that were not measured are NaN."""
 
     folder: Path
     experiment: Experiment
     about: dict[str, Any]
-    rounds: NDArray[np.int64]  # (n,) in order
+    rounds: NDArray[np.int64]  # (n,) in ascending order
     figures: dict[str, Figures]  # (n,) by column
     clients: list[ClientRecord]
     weights: list[Weights]
-    lost: dict[str, int]  # damaged lines, by file
-    ended: bool  # its model is there
+    lost: dict[str, int]  # number of damaged lines, by file
+    ended: bool  # the final model is complete
 
     @property
     def reached(self) -> int:
-        """The last round."""
+        """Last recorded round, 0 for none."""
         return int(self.rounds[-1]) if len(self.rounds) else 0
 
     @property
     def finished(self) -> bool:
-        """True if all rounds are there; a published record has no model, but all of its rounds."""
+        """True if the run has a final model or all of its rounds; a published record has no model."""
         return bool(self.reached) and (self.ended or self.reached == self.experiment.train.rounds)
 
     @property
     def missing(self) -> int:
-        """Rounds without a line although later ones, or a model, are there."""
+        """Number of rounds without a line up to the last one, or up to the end if the run is finished."""
         return (self.experiment.train.rounds if self.finished else self.reached) - len(self.rounds)
 
     def figure(self, name: str) -> Figures:
-        """A column, NaN throughout where it was not recorded."""
+        """Values of a column; all NaN if it was not recorded."""
         found = self.figures.get(name)
         return np.full(len(self.rounds), math.nan) if found is None else found
 
     @cached_property
     def evaluated(self) -> NDArray[np.bool_]:
-        """(n,) whether the model was; a loss or a metric of one's own may be NaN all the same."""
+        """(n,) rounds with an evaluation; its loss or score may be NaN."""
         evaluated: NDArray[np.bool_] = ~np.isnan(self.scores) | ~np.isnan(self.figure("loss"))
         return evaluated
 
@@ -92,7 +92,7 @@ class Recorded:
 
     @property
     def up(self) -> Figures:
-        """Bytes all clients of a round sent, none where that is no number; what is published has them in one sum."""
+        """(n,) bytes that all clients sent in a round; 0 where the record has no finite value."""
         return self.uploaded.up
 
     @cached_property
@@ -101,21 +101,21 @@ class Recorded:
 
     @property
     def down(self) -> Figures:
-        """Bytes that all clients of a round received, NaN where that was not recorded."""
+        """(n,) bytes that all clients received in a round; NaN if not recorded."""
         return self.figure("bytes.down")
 
     def layers(self, figure: str) -> list[str]:
-        """The layers a figure is recorded for."""
+        """Names of the layers for which a figure is recorded."""
         return layers(self.figures, figure)
 
 
 def recorded(folder: Path) -> Recorded | Broken:
-    """All that can be read of a run."""
+    """Read the record of a run as far as it is readable."""
     try:
         experiment = settings_of(folder)
         rounds = sheet(folder / ROUNDS)
         if "round" not in rounds.header:
-            raise RunError(f"{rounds.path}: its first line names no columns")
+            raise RunError(f"{rounds.path}: the first line contains no column named round")
     except (RunError, SettingsError) as problem:
         return Broken(folder, str(problem))
     numbers, figures = _by_round(rounds, experiment.train.rounds)
@@ -136,7 +136,7 @@ def recorded(folder: Path) -> Recorded | Broken:
 
 
 def _by_round(rounds: Sheet, most: int) -> tuple[NDArray[np.int64], dict[str, Figures]]:
-    """The lines that are all numbers, by column, in the order of their rounds, each round once."""
+    """Rounds in ascending order and values by column; lines with invalid numbers and repeated rounds are skipped."""
     places = [i for i, name in enumerate(rounds.header) if name not in TEXT]
     place = rounds.header.index("round")
     found: dict[int, list[float]] = {}
@@ -155,7 +155,7 @@ def _by_round(rounds: Sheet, most: int) -> tuple[NDArray[np.int64], dict[str, Fi
 
 
 def _clients(path: Path) -> tuple[list[ClientRecord], int]:
-    """The clients, none where that is not recorded, and how many lines are lost."""
+    """Clients, [] if they are not recorded, and the number of damaged lines."""
     if not path.exists():
         return [], 0
     try:
@@ -173,13 +173,13 @@ def _clients(path: Path) -> tuple[list[ClientRecord], int]:
 
 
 def _weights(path: Path) -> tuple[list[Weights], int]:
-    """The histograms, none where none are recorded, and how many lines are lost."""
+    """Histograms, [] if there are none, and the number of damaged lines."""
     try:
         content = path.read_bytes()
     except OSError:
         return [], int(path.exists())
     lines = content.split(b"\n")
-    found = [made for line in lines if line and (made := _histogram(line))]
+    found = [weights for line in lines if line and (weights := _histogram(line))]
     return found, sum(1 for line in lines if line) - len(found)
 
 

@@ -1,4 +1,4 @@
-"""A run: rounds one after another, recorded and checkpointed, from the start or from where it was stopped."""
+"""Train, record and resume a run."""
 
 import os
 from collections.abc import Callable
@@ -20,19 +20,21 @@ from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
 from fedshift.runs.journal import Journal, require
-from fedshift.runs.record import SETTINGS, begun, finished, remains, settings_of
+from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
 
 
 def _check_types(experiment: Any, model: Any, data: Any) -> None:
-    """Sentences for what is easily mistaken."""
+    """Raise TypeError for arguments of a wrong type."""
     if not isinstance(experiment, Experiment):
         raise TypeError(
             f"run({type(experiment).__name__}): needs an Experiment, for example Experiment(train={{'lr': 0.1}})"
         )
     if model is not None and not isinstance(model, nn.Module):
-        raise TypeError(f"model={model!r}: must be a torch.nn.Module, an object and not its class")
+        raise TypeError(f"model={model!r}: must be an instance of torch.nn.Module")
     if data is not None and not isinstance(data, Dataset):
-        raise TypeError(f"data: must be a Dataset, as of dataset(x, y, test_x, test_y), not {type(data).__name__}")
+        raise TypeError(
+            f"data: must be a Dataset, as returned by dataset(x, y, test_x, test_y), not {type(data).__name__}"
+        )
 
 
 def named_after(
@@ -43,36 +45,36 @@ def named_after(
     metric: Metric | None,
     goal: Literal["min", "max"] | None = None,
 ) -> Experiment:
-    """The experiment with the names of what stands in for its own, so that a record does not claim something else."""
+    """Experiment with the names of the objects that replace those of its settings, for the record."""
     names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
     if goal is not None:
         names["train.goal"] = goal
     if model is not None:
         names |= {"model.name": f"{type(model).__module__}:{type(model).__qualname__}", "model.args": {}}
-    for key, own in (("train.loss", loss), ("train.metric", metric)):
-        if own is not None:
-            names[key] = f"{own.__module__}:{getattr(own, '__qualname__', type(own).__qualname__)}"
+    for key, function in (("train.loss", loss), ("train.metric", metric)):
+        if function is not None:
+            names[key] = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     return experiment.changed(**names) if names else experiment
 
 
-def _rebuilt(experiment: Experiment, name: str, thing: object) -> bool:
-    """True if the settings alone lead to this object, as for a loss or a metric that can be imported."""
+def _rebuilt(experiment: Experiment, name: str, value: object) -> bool:
+    """True if this object can be rebuilt from the settings alone: a loss or a metric that can be imported."""
     setting = {"loss": experiment.train.loss, "metric": experiment.train.metric}.get(name, "")
     if not setting or setting.startswith("__main__:"):
         return False
     try:
-        return named(setting) is thing
-    except Exception:  # of a module that is only there in this process, or of none
+        return named(setting) is value
+    except Exception:  # the module exists only in this process, or not at all
         return False
 
 
 def cores_here() -> int:
-    """Cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Run(Training):
-    """Iterate over it to train: it yields an `Outcome` after every round.
+    """Iterator that trains a run and yields an `Outcome` after every round.
 
     >>> run = Run(Experiment(train={"rounds": 2}, engine={"name": "sequential"}))
     >>> [outcome.number for outcome in run], run.finished
@@ -96,29 +98,30 @@ class Run(Training):
         tell: Callable[[str], None] = lambda sentence: None,
         on: Callable[["Run"], Engine] | None = None,
     ) -> None:
-        """`again` goes on with the run in the folder `out`; `tell` is called with what a user should know.
+        """Start a run, recorded in the folder `out` if given; with `again`, resume the run in that folder.
 
-        `on` makes the engine, when all else of the run is there, in place of the one the settings name;
-        `like` is a run on the same data, which need not be read and held twice; `latest` the last round to go on from.
+        `tell` is called with warnings. `on` returns the engine to use instead of the one in the settings; it is called
+        when the rest of the run is built. `like` is a run whose data are shared instead of loaded again. `latest` is
+        the last round to resume from.
         """
         _check_types(experiment, model, data)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         objects = {"model": model, "data": data, "loss": loss, "metric": metric}
-        own = [name for name, thing in objects.items() if thing is not None]
+        passed = [name for name, value in objects.items() if value is not None]
         experiment = named_after(experiment, model, data, loss, metric, goal)
         if again and out is not None:
-            require(Path(out), experiment, own)
-        given = [name for name in own if not _rebuilt(experiment, name, objects[name])]
+            require(Path(out), experiment, passed)
+        given = [name for name in passed if not _rebuilt(experiment, name, objects[name])]
         if on is None and experiment.engine.name == "flower":
-            raise SettingsError("engine.name = 'flower': runs by the command `fedshift run`, or in a Flower ServerApp")
+            raise SettingsError("engine.name = 'flower': use the command `fedshift run`, or a Flower ServerApp")
         if not again:
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
         fed = build(experiment, model, data or shared, loss, metric)
         if experiment.shift.on and not fed.shifted:
-            tell(f"shift.on = true: nothing is shifted: {why_nothing(fed)}")
+            tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
         try:
             if self.journal:
@@ -133,16 +136,16 @@ class Run(Training):
             raise
         super().__init__(fed, chosen, experiment.train.rounds, self.state, self.memory)
         self._outcomes = run_rounds([self], chosen)
-        self._spent = 0.0  # seconds that saving the round before took
+        self._spent = 0.0  # seconds of saving the previous round
 
     @property
     def params(self) -> Params:
-        """What the server sends now: all of the model but weights that are not trained."""
+        """Tensors that the server sends: the model without frozen weights."""
         return self.state.out.params
 
     @property
     def model(self) -> nn.Module:
-        """A copy of the model with these tensors, in evaluation mode."""
+        """Copy of the model with the current tensors, in evaluation mode."""
         model = duplicate(self.fed.task.unused)
         model.load_state_dict(self.params, strict=False)
         return model.eval()
@@ -164,7 +167,7 @@ class Run(Training):
         return outcome
 
     def begin(self, drawn: DrawnRound | None = None) -> OpenRound:
-        """The next round: its job is to be done, and its uploads taken, before its end."""
+        """Begin the next round; its job must be done and its uploads taken before `end`."""
         number, record = self.state.number + 1, self.experiment.record
         histograms, frames = (
             bool(every) and (number == 1 or number % every == 0) for every in (record.histograms, record.frames)
@@ -180,7 +183,7 @@ class Run(Training):
         self.state, outcome = opened.end(self.engine.evaluate if due else None)
         for client, why in outcome.failed.items():
             self.tell(f"round {opened.number}: client {client} is left out: {why}")
-        outcome.seconds["save"] = self._spent  # of the round before: a line is written before its checkpoint
+        outcome.seconds["save"] = self._spent  # of the previous round: a line is written before its checkpoint
         clock = Clock()
         if self.journal:
             self.journal.add(self.state, outcome)
@@ -204,17 +207,17 @@ class Run(Training):
         self.close()
 
     def checkpoint(self) -> None:
-        """Make this round one to go on from, if the run is recorded; only between rounds."""
+        """Write a checkpoint if the run is recorded; only between rounds."""
         if self.journal:
             self.journal.checkpoint(self.state)
 
     @property
     def saved(self) -> int:
-        """The last round there is a checkpoint of."""
+        """Round of the newest checkpoint, 0 for none."""
         return self.journal.saved if self.journal else 0
 
     def close(self) -> None:
-        """Stop here: worker processes end, the folder is free, and no further round is trained."""
+        """Stop training, end worker processes and release the folder."""
         super().close()
         try:
             self.engine.close()
@@ -233,11 +236,11 @@ def run(
     metric: Metric | None = None,
     goal: Literal["min", "max"] | None = None,
 ) -> Run:
-    """Train: iterate over the result for rounds. With `out`, everything is recorded there and can be resumed.
+    """Start a run; iterate over the result to train. With `out`, the run is recorded in that folder and can be resumed.
 
-    A model, data, loss (outputs, targets -> mean) or metric (one number an example) of your own replaces the named
-    one. A loss without a metric is the score itself. `goal` is `train.goal`: whether a lower ("min") or a higher
-    ("max") metric is better, needed where the metric's name does not say it.
+    `model`, `data`, `loss` (outputs, targets -> mean) and `metric` (one number per example) replace those named in the
+    settings. A loss without a metric is also the score. `goal` is `train.goal`: whether a lower ("min") or a higher
+    ("max") metric is better, required unless it follows from the name of the metric.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
@@ -256,7 +259,7 @@ def resume(
     metric: Metric | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
-    """Go on with the run in a folder, to the bit as if it had not been stopped; give it what `run` was given.
+    """Resume the run in a folder, with bit-identical results; pass the same objects as to `run`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -266,15 +269,15 @@ def resume(
     """
     folder = Path(out)
     if not begun(folder):
-        raise RunError(nothing_in(folder))
+        raise RunError(nothing_to_resume(folder))
     if finished(folder):
         raise RunError(f"{out}: this run is finished; `fedshift report {out}` shows it")
     experiment = settings_of(folder)
     return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)
 
 
-def why_nothing(fed: Federation) -> str:
-    """Reason why a shift finds no tensor to shift, and what to do about it."""
+def reason_nothing_shifted(fed: Federation) -> str:
+    """Reason why there is no tensor to shift, and what to do."""
     kind = type(fed.task.model).__name__
     if not fed.layers:
         return f"no trained tensor of {kind} is the weight of a known layer"
@@ -282,13 +285,13 @@ def why_nothing(fed: Federation) -> str:
     return f"{few}; name weights in shift.tensors, or choose shift.per = 'layer'"
 
 
-def nothing_in(folder: Path) -> str:
-    """Why a folder without settings holds nothing to resume, and what to do."""
+def nothing_to_resume(folder: Path) -> str:
+    """Reason why a folder without settings cannot be resumed, and what to do."""
     if not folder.is_dir():
         return f"{folder}: there is no such folder"
-    if (folder / LOCK).exists() and not remains(folder):
+    if (folder / LOCK).exists() and not leftover(folder):
         return (
-            f"{folder}: nothing was started in this folder before the command was stopped; repeat the command that "
-            f"was to start it, with --out {folder} to use this folder"
+            f"{folder}: the command was stopped before the run started; repeat the command, with --out {folder} to use "
+            "this folder"
         )
-    return f"{folder}: holds no run to resume (there is no {SETTINGS})"
+    return f"{folder}: contains no run to resume (there is no {SETTINGS})"

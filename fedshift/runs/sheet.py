@@ -1,7 +1,7 @@
-"""The CSV files of a record: the one reader of rounds.csv and clients.csv, and of the bytes that rounds uploaded.
+"""Read and write the CSV files of a record, rounds.csv and clients.csv, and compute uploaded bytes.
 
-A damaged line is lost, not the file. Uploaded bytes that are estimates are corrected by the rounds in which real frames
-were made beside them.
+Damaged lines are skipped and counted. Estimated bytes are corrected by the rounds in which real frames were made as
+well.
 """
 
 import csv
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from fedshift.core.files import RunError
 from fedshift.runs.columns import ESTIMATES
 
-PARTS, TOTAL = ("bytes.codes", "bytes.side", "bytes.header"), "bytes.up"  # a published record has but their sum
-DAMAGE = "\0", "\ufffd"  # bytes that are not text are decoded as these
+PARTS, TOTAL = ("bytes.codes", "bytes.side", "bytes.header"), "bytes.up"  # a published record has only their sum
+DAMAGE = "\0", "\ufffd"  # characters that show damage: bytes that are not UTF-8 are decoded as the second
 
 Figures = NDArray[np.float64]
 
 
 class Sheet(NamedTuple):
-    """A CSV file, line by line; lines that are not whole are left out and counted."""
+    """Complete lines of a CSV file, and the number of damaged ones."""
 
     path: Path
     header: list[str]
@@ -32,56 +32,56 @@ class Sheet(NamedTuple):
     lost: int
 
     def column(self, name: str) -> list[float]:
-        """The measured values, line after line; lines without one are left out. RunError where it is no number."""
+        """Values of a column without empty cells; RunError if a cell is not a number."""
         return [value for value in self.values(name) if value is not None]
 
     def uploaded(self) -> "Uploaded":
-        """Bytes sent in each line's round."""
+        """Bytes uploaded in the round of each line."""
         names = [name for name in (*PARTS, TOTAL, *ESTIMATES) if name in self.header]
         figures = {name: np.array(self.values(name), dtype=np.float64) for name in names}
         return uploaded(figures, len(self.lines))
 
     def by_round(self, name: str) -> dict[int, float]:
-        """The measured values by the number of their round; rounds without one are left out."""
+        """Values of a column by round, without empty cells."""
         pairs = zip(self.values("round"), self.values(name), strict=True)
         return {int(number or 0): value for number, value in pairs if value is not None}
 
     def layers(self, figure: str) -> list[str]:
-        """The layers a figure is recorded for."""
+        """Names of the layers for which a figure is recorded."""
         return layers(self.header, figure)
 
     def values(self, name: str) -> list[float | None]:
-        """A value for each line, None where nothing was measured. RunError where it is no number."""
+        """Values of a column, None for empty cells; RunError if a cell is not a number."""
         if name not in self.header:
             raise RunError(f"{self.path}: has no column {name}")
         place = self.header.index(name)
         try:
             return [float(cells[place]) if cells[place] else None for cells in self.lines]
         except ValueError:
-            raise RunError(f"{self.path}: {name}: holds something that is no number") from None
+            raise RunError(f"{self.path}: {name}: contains a value that is not a number") from None
 
 
 class Estimate(NamedTuple):
-    """Number of rounds of a run whose uploaded bytes are estimates, and what they are multiplied by."""
+    """Number of rounds of a run whose uploaded bytes are estimates, and the factor of their correction."""
 
-    rounds: int  # in all
-    estimated: int  # of which the bytes are estimates, times the ratio
-    framed: int  # in which real frames were made to check the estimate
-    ratio: float  # real over estimated bytes in those; 1 where there are none
+    rounds: int  # total
+    estimated: int  # rounds whose bytes are estimates, times the ratio
+    framed: int  # rounds in which real frames were made to check the estimate
+    ratio: float  # real over estimated bytes in the framed rounds; 1 without any
 
 
 class Uploaded(NamedTuple):
-    """Uploaded bytes of a run, corrected where they are estimates."""
+    """Uploaded bytes of a run; estimates are corrected."""
 
     up: Figures  # (n,) bytes that all clients sent in a round
-    correction: Figures  # (n,) what the ratio changed of it
+    correction: Figures  # (n,) part of `up` that is due to the ratio
     estimate: Estimate
 
 
 def uploaded(figures: Mapping[str, Figures], rounds: int) -> Uploaded:
-    """Bytes sent in each round: those that are estimates times sum(framed) / sum(estimated) of the framed rounds.
+    """Bytes uploaded in each round; estimates are multiplied by sum(framed) / sum(estimated) of the framed rounds.
 
-    Bytes that are no number count as none.
+    NaN and infinite bytes count as 0.
 
     >>> found = {"bytes.up": [98, 200], "bytes.estimated": [100, 200], "bytes.framed": [98, math.nan]}
     >>> sent = uploaded({name: np.array(values) for name, values in found.items()}, 2)
@@ -94,14 +94,14 @@ def uploaded(figures: Mapping[str, Figures], rounds: int) -> Uploaded:
     sums = np.where(np.isfinite(sums), sums, 0.0)
     estimated, framed = (figures.get(name, nothing) for name in ESTIMATES)
     both, only = np.isfinite(estimated) & np.isfinite(framed), np.isfinite(estimated) & np.isnan(framed)
-    real, guessed = float(framed[both].sum()), float(estimated[both].sum())
-    ratio = real / guessed if guessed > 0 and 0 < real / guessed < math.inf else 1.0
+    real, approximate = float(framed[both].sum()), float(estimated[both].sum())
+    ratio = real / approximate if approximate > 0 and 0 < real / approximate < math.inf else 1.0
     correction = np.where(only, (ratio - 1) * sums, 0.0)
     return Uploaded(sums + correction, correction, Estimate(rounds, int(only.sum()), int(both.sum()), ratio))
 
 
 def estimates(runs: Iterable[Estimate]) -> str:
-    """A sentence on how the uploaded bytes of some runs were estimated; '' where none were.
+    """Sentence on how the uploaded bytes of runs were estimated; '' if none were.
 
     >>> estimates([Estimate(100, 98, 2, 1.0012), Estimate(100, 98, 2, 1.0031), Estimate(100, 0, 0, 1.0)])
     'Uploaded bytes of 196 of 300 rounds are estimated from counts of codes, times 1.0012 to 1.0031, the ratio of \
@@ -122,7 +122,7 @@ real frames to estimates measured in 4 rounds.'
 
 
 def layers(columns: Iterable[str], figure: str) -> list[str]:
-    """Names of the layers that have a column of this figure.
+    """Names of the layers with a column of this figure.
 
     >>> layers(["round", "step.fc1.weight", "drift.fc1.weight"], "step")
     ['fc1.weight']
@@ -131,7 +131,7 @@ def layers(columns: Iterable[str], figure: str) -> list[str]:
 
 
 def sheet(path: Path) -> Sheet:
-    """Whole lines of a CSV file; the last one is whole when it ends in a newline."""
+    """Read the complete lines of a CSV file; a last line without a newline is incomplete."""
     try:
         first, *lines = path.read_bytes().split(b"\n")
     except OSError as problem:
@@ -143,14 +143,14 @@ def sheet(path: Path) -> Sheet:
 
 
 def whole_lines(lines: Iterable[bytes], columns: int) -> Iterator[list[str]]:
-    """Cells of the lines that are text with so many columns; others are damaged and left out."""
+    """Cells of the lines that are text with this many columns; other lines are damaged and skipped."""
     texts = (line.decode("utf-8", errors="replace") for line in lines)
     split = (cells(text) for text in texts if not any(sign in text for sign in DAMAGE))
     return (found for found in split if len(found) == columns)
 
 
 def cells(text: str) -> list[str]:
-    """Cells of one line, [] where it cannot be read. Line by line, a stray quotation mark swallows no other line."""
+    """Cells of one line, [] if it cannot be parsed. Parsed alone, a stray quotation mark affects no other line."""
     text = text.removesuffix("\r")
     if '"' not in text and len(text) <= csv.field_size_limit():
         return text.split(",")

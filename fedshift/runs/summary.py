@@ -1,4 +1,4 @@
-"""Runs side by side: scores with their spread over seeds, bytes, and differences from full precision and no shift."""
+"""Comparison of runs: scores with their spread over seeds, bytes, and differences from full precision and no shift."""
 
 import math
 import statistics
@@ -33,43 +33,43 @@ from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS
 from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet
 
-WINDOW = 10  # rounds a final figure is the mean of: single rounds wander by several points
-# settings of how a run is computed and recorded, which change its scores by rounding at most
+WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by several points
+# settings of the computation and the record, which change scores only by rounding
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
-# settings added after folders were first named by a checksum, which does not count them at these values
+# settings that are newer than the checksums in folder names, which leave them out at these values
 LATER = {"record.frames": 50, "uplink.step": None, "uplink.rate": None, "uplink.keep": None, "uplink.biases": False}
-SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink in one column
+SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
 NO = "no"  # value of SHIFT without the shift
 COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
 # settings of an uplink that have an effect on exact uploads
 EXACT = ("bits", "coder", "bandwidth", "share", "clients")
 # settings of an uplink that have an effect on quantized uploads only
 QUANTIZED = ("quantizer", "step", "rate", "keep", "per", "biases")
-# settings that make a task: runs of different ones are not compared with one another
+# settings that define a task; runs of different tasks are not compared
 TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.goal")
 ORDER = (
     "Pareto-optimal settings first (none has both fewer bytes and a better score), by bytes; then the others, by bytes"
 )
 ONE_SEED = "one seed: noise unknown"  # a verdict
-DIFFERENCE = "-10.0 against 32"  # the narrowest column of differences is as wide
+DIFFERENCE = "-10.0 against 32"  # has the smallest width of a column of differences
 
 
 class Trace(NamedTuple):
-    """The evaluated rounds of one run."""
+    """Evaluated rounds of one run."""
 
     rounds: Sequence[int] = ()
-    bytes_up: Sequence[float] = ()  # from the first round to the end of each
+    bytes_up: Sequence[float] = ()  # cumulative, at the end of each
     scores: Sequence[float] = ()
 
 
 class RunResult(NamedTuple):
-    """One finished run, read from its record."""
+    """Result of a finished run, read from its record."""
 
     experiment: Experiment
     score: float  # mean of the last ten evaluated rounds
     last: float  # of the last round
     bytes_up: int  # all rounds
-    bytes_down: int | None = None  # all rounds; None where that is not recorded
+    bytes_down: int | None = None  # all rounds; None if not recorded
     trace: Trace = Trace()
     estimate: Estimate | None = None  # of the uploaded bytes
 
@@ -78,25 +78,23 @@ class Paired(NamedTuple):
     """Mean difference over the seeds that two settings have in common."""
 
     gain: float
-    verdict: str  # '' where it is beyond noise
+    verdict: str  # '' if the difference is beyond noise
     margin: float | None = None  # half the 95 % interval; None for fewer than two seeds
 
 
 class SummaryRow(NamedTuple):
-    """Runs that differ in nothing but their seed."""
+    """Summary of runs that differ only in their seed."""
 
-    label: dict[str, str]  # the settings that differ between rows
+    label: dict[str, str]  # settings in which rows differ
     scores: dict[int, float]  # by seed
     last: float
-    bytes_up: float  # a run
-    against: str = ""  # what it is compared with
+    bytes_up: float  # per run
+    against: str = ""  # base of the comparison: 'no shift' or '32 bits'
     gain: float | None = None
     verdict: str = ""
     experiment: Experiment = Experiment()  # of one of its runs
-    runs: Sequence[RunResult] = ()  # one for each seed
-    full: "SummaryRow | None" = (
-        None  # full precision with the same server rule: all settings alike but those of the uplink
-    )
+    runs: Sequence[RunResult] = ()  # one per seed
+    full: "SummaryRow | None" = None  # full precision with the same server rule: it differs only in the uplink
 
     @property
     def mean(self) -> float:
@@ -136,7 +134,7 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Over seeds; NaN where one of them has come to no number."""
+    """Standard deviation over seeds; NaN if a value is NaN or infinite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
@@ -144,7 +142,7 @@ def load(folder: Path, experiment: Experiment) -> RunResult:
     found = sheet(folder / ROUNDS)
     if found.lost:
         many = f"{found.lost} damaged line{'s' * (found.lost > 1)}"
-        raise RunError(f"{found.path}: {many}; `fedshift report {folder}` shows the others")
+        raise RunError(f"{found.path}: {many}; `fedshift report {folder}` shows the undamaged ones")
     known = sum(sum(found.column(part)) for part in PARTS)
     sent = found.uploaded()
     lines = zip(found.values("round"), np.cumsum(sent.up).tolist(), found.values(column(experiment)), strict=True)
@@ -157,23 +155,23 @@ def load(folder: Path, experiment: Experiment) -> RunResult:
 
 
 def result(experiment: Experiment, trace: Trace, sent: Uploaded, bytes_down: float = math.nan) -> RunResult:
-    """Of the evaluated rounds, and the bytes of all rounds."""
+    """Result of a run from its evaluated rounds and the bytes of all rounds."""
     down = int(bytes_down) if math.isfinite(bytes_down) else None
     scores, up = trace.scores, int(sent.up.sum())
     return RunResult(experiment, mean_of(scores[-WINDOW:]), scores[-1], up, down, trace, sent.estimate)
 
 
-def rows(results: Sequence[RunResult], of: Sequence[Experiment] = ()) -> list[SummaryRow]:
-    """One for each setting of these runs; `of` are all runs there should be, where some have failed."""
-    varying, kinds = apart([result.experiment for result in results], of)
-    keys = columns(varying, of or [result.experiment for result in results])
+def rows(results: Sequence[RunResult], planned: Sequence[Experiment] = ()) -> list[SummaryRow]:
+    """One row per setting of these runs; `planned` are all runs of a sweep, including failed ones."""
+    varying, kinds = apart([result.experiment for result in results], planned)
+    keys = columns(varying, planned or [result.experiment for result in results])
     grouped: dict[tuple[str, ...], dict[int, RunResult]] = {}
     for result, kind in zip(results, kinds, strict=True):
         grouped.setdefault(kind, {})[result.experiment.seed] = result
     made = [_row(list(members.values()), keys) for members in grouped.values()]
     settings = [{key: shown(value) for key, value in comparable(row.experiment).items()} for row in made]
     others = list(zip(made, settings, strict=True))
-    return [_compared(row, own, others) for row, own in others]
+    return [_compared(row, values, others) for row, values in others]
 
 
 def _row(runs: Sequence[RunResult], keys: Sequence[str]) -> SummaryRow:
@@ -187,14 +185,16 @@ def _row(runs: Sequence[RunResult], keys: Sequence[str]) -> SummaryRow:
     )
 
 
-def apart(experiments: Sequence[Experiment], of: Sequence[Experiment] = ()) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The settings but the seed in which runs differ, and the values of each run: those alike are of one kind."""
-    varying = _varying(of or experiments, [comparable(one) for one in of or experiments])
+def apart(
+    experiments: Sequence[Experiment], planned: Sequence[Experiment] = ()
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Settings other than the seed in which runs differ, and their values for each run, equal for runs of one kind."""
+    varying = _varying(planned or experiments, [comparable(experiment) for experiment in planned or experiments])
     return varying, [tuple(str(flat.get(key)) for key in varying) for flat in map(comparable, experiments)]
 
 
 def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[str]:
-    """The settings that tables show: UPLINK instead of two or more settings of the uplink, unless that is ambiguous.
+    """Settings shown in tables: UPLINK instead of two or more settings of the uplink, unless that is ambiguous.
 
     >>> runs = [Experiment(uplink="exact"), Experiment(uplink="lean")]
     >>> columns(apart(runs)[0], runs)
@@ -208,15 +208,17 @@ def columns(varying: Sequence[str], experiments: Sequence[Experiment]) -> list[s
     [{'uplink': '32 bit; slow 0.5: 4 bit'}, {'uplink': '8 bit; slow 0.5: 4 bit'}]
     """
     uplinks = [key for key in varying if key.startswith("uplink.")]
-    flats = [comparable(one) for one in experiments]
+    flats = [comparable(experiment) for experiment in experiments]
     kinds = {
-        (uplink_label(one), str([flat.get(key) for key in uplinks]))
-        for one, flat in zip(experiments, flats, strict=True)
+        (uplink_label(experiment), str([flat.get(key) for key in uplinks]))
+        for experiment, flat in zip(experiments, flats, strict=True)
     }
     if not uplinks or len({name for name, _ in kinds}) < len(kinds):
         return [*varying]
-    if len(uplinks) == 1 and not any(one.uplink.quantizer in WIDTH or one.uplink.group for one in experiments):
-        return [*varying]  # the bits of the others say how many there are
+    if len(uplinks) == 1 and not any(
+        experiment.uplink.quantizer in WIDTH or experiment.uplink.group for experiment in experiments
+    ):
+        return [*varying]  # bits alone are a clear label
     first = uplinks[0]
     return [UPLINK if key == first else key for key in varying if key == first or key not in uplinks]
 
@@ -235,8 +237,8 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
     groups = {f"uplink.group.{name}.": link for name, link in uplink.group.items()}
     for prefix, coding in ({"uplink.": uplink} | groups).items():
         if _exact(coding):
-            own = [key for key in flat if key.startswith(prefix) and not key.startswith(f"{prefix}group.")]
-            flat = {key: x for key, x in flat.items() if key not in own or key.removeprefix(prefix) in EXACT}
+            scope = [key for key in flat if key.startswith(prefix) and not key.startswith(f"{prefix}group.")]
+            flat = {key: x for key, x in flat.items() if key not in scope or key.removeprefix(prefix) in EXACT}
         elif not quantizes(coding):
             flat = {key: x for key, x in flat.items() if key not in {f"{prefix}{name}" for name in QUANTIZED}}
         if all(coding.coder == default_coder(coding.quantizer, bits) for bits in widths(coding)):
@@ -245,7 +247,7 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Settings by dotted name, with the shift's rule as one setting and without those of a shift that is off."""
+    """Settings by dotted name, with the rule of the shift as one setting and without those of a shift that is off."""
     flat, shift = dotted(experiment.model_dump()), experiment.shift
     unused = {"shift.per"} | ({"shift.max_share"} if shift.share != "uploads" else set())
     if not shift.on:
@@ -255,9 +257,9 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def uplink_label(experiment: Experiment) -> str:
-    """Name of the uplink in tables and sentences: its own, or else its bits and whatever is not as usual.
+    """Name of the uplink in tables and sentences: its name, or its bits and all settings that are not defaults.
 
-    Named groups follow after those without a group, each with its share or its number of clients.
+    Named groups follow after clients without a group, each with its share or its number of clients.
 
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in ("lean", {"rate": 0.4, "send": "updates"})]
     ['lean', '0.4 bit updates, step']
@@ -272,23 +274,23 @@ def uplink_label(experiment: Experiment) -> str:
     >>> uplink_label(Experiment(uplink=UPLINKS["lean"] | {"group": kinds}))
     'lean; fast (2 clients): 8 bit; slow 0.5: extreme'
     """
-    own = _uplink(experiment)
-    common = {key: value for key, value in own.items() if not key.startswith("group.")}
+    settings = _uplink(experiment)
+    common = {key: value for key, value in settings.items() if not key.startswith("group.")}
     if not experiment.uplink.group:
         label, bits = _scope_label(common, UplinkSettings), shown(experiment.uplink.bits)
         return bits if label == f"{bits} bit" else label
     parts = [_scope_label(common, UplinkSettings)]
     for name, link in experiment.uplink.group.items():
         prefix = f"group.{name}."
-        mine = {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
+        members = {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
         count = len(link.clients or ())
-        who = f"({count} client{'s' * (count != 1)})" if link.share is None else f"{link.share:g}"
-        parts.append(f"{name} {who}: {_scope_label(mine, LinkSettings)}")
+        size = f"({count} client{'s' * (count != 1)})" if link.share is None else f"{link.share:g}"
+        parts.append(f"{name} {size}: {_scope_label(members, LinkSettings)}")
     return "; ".join(parts)
 
 
 def _uplink(experiment: Experiment) -> dict[str, Any]:
-    """Settings of the uplink that have an effect on uploads, by the name they have in their table."""
+    """Settings of the uplink that have an effect on uploads, by their name in the table `uplink`."""
     flat = {
         key.removeprefix("uplink."): value for key, value in comparable(experiment).items() if key.startswith("uplink.")
     }
@@ -296,9 +298,9 @@ def _uplink(experiment: Experiment) -> dict[str, Any]:
 
 
 def _scope_label(settings: Mapping[str, Any], kind: type[UplinkSettings] | type[LinkSettings]) -> str:
-    """Label of the clients that upload alike, or alike but for their bits: the name of an uplink, or its settings.
+    """Label of clients with the same settings (their bits may differ): the name of an uplink, or its settings.
 
-    A rate or a kept part stands for bits.
+    A rate or a kept share replaces bits.
     """
     coding = {key: value for key, value in settings.items() if key not in ("share", "clients")}
     for name in UPLINKS:
@@ -331,18 +333,18 @@ def _exact(coding: UplinkSettings | LinkSettings) -> bool:
 
 
 def label(experiment: Experiment, keys: Iterable[str]) -> dict[str, str]:
-    """Settings as text, '-' for one that a run does not have."""
+    """Settings as text; '-' for settings that a run does not have."""
     flat = described(experiment)
     return {key: shown(flat[key]) if key in flat else "-" for key in keys}
 
 
 def described(experiment: Experiment) -> dict[str, Any]:
-    """Comparable settings, and the uplink's in one."""
+    """Comparable settings, and UPLINK as one setting."""
     return comparable(experiment) | {UPLINK: uplink_label(experiment)}
 
 
 def phrase(key: str, word: str, value: Any) -> str:
-    """A setting in the name of a line; nothing for what is off.
+    """Setting as part of the name of a line; '' if it is off.
 
     >>> phrase("uplink.bits", "bits", "32+4"), phrase("shift.on", "shift", "per filter"), phrase("train.lr", "lr", 0.1)
     ('32+4 bits', 'shift per filter', 'lr 0.1')
@@ -358,7 +360,7 @@ def phrase(key: str, word: str, value: Any) -> str:
         return "no shift" if value == NO else f"shift {value}"
     if isinstance(value, bool):
         return word if value else ""
-    if value is None and key.startswith(("shift.", "uplink.")):  # which runs without shift or quantizer do not have
+    if value is None and key.startswith(("shift.", "uplink.")):  # runs without shift or quantizer lack it
         return ""
     if value is None:
         return f"{word} not set"
@@ -366,16 +368,17 @@ def phrase(key: str, word: str, value: Any) -> str:
 
 
 def _compared(
-    row: SummaryRow, own: Mapping[str, str], others: Sequence[tuple[SummaryRow, Mapping[str, str]]]
+    row: SummaryRow, settings: Mapping[str, str], others: Sequence[tuple[SummaryRow, Mapping[str, str]]]
 ) -> SummaryRow:
-    """With its full precision; and a shifted row with the same without the shift, or else one of few bits with 32."""
+    """Row with its full precision, and its difference: from no shift for a shifted row, otherwise from 32 bits."""
     lossy = quantized(row.experiment)
     exact = [other for other in others if not quantized(other[0].experiment)]
-    full = _base(own, exact, ("uplink.",)) or _base(_unshifted(own), exact, ("uplink.",))
+    full = _base(settings, exact, ("uplink.",)) or _base(_unshifted(settings), exact, ("uplink.",))
     if full is row or (full and not lossy and full.bytes_up == row.bytes_up):
         full = None
     base, against = full if lossy else None, "32 bits"
-    if own[SHIFT] != NO and (plain := _base(own, [other for other in others if other[1][SHIFT] == NO], ("shift.",))):
+    unshifted = [other for other in others if other[1][SHIFT] == NO]
+    if settings[SHIFT] != NO and (plain := _base(settings, unshifted, ("shift.",))):
         base, against = plain, "no shift"
     if base is None:
         return row._replace(full=full)
@@ -384,32 +387,33 @@ def _compared(
 
 
 def _base(
-    own: Mapping[str, str], others: Sequence[tuple[SummaryRow, Mapping[str, str]]], free: tuple[str, ...]
+    settings: Mapping[str, str], others: Sequence[tuple[SummaryRow, Mapping[str, str]]], free: tuple[str, ...]
 ) -> SummaryRow | None:
-    """The row that agrees in all settings but the free ones, or else in all of them that scores depend on.
+    """Row that agrees in all settings except the free ones or, without one, in all others that scores depend on.
 
-    Of several, one whose uplink has no settings of its own but bits.
+    Of several rows, one whose uplink has no other settings than bits is preferred.
     """
     for prefixes in (free, (*free, *NEUTRAL)):
-        alike = [row for row, settings in others if _but(settings, prefixes) == _but(own, prefixes)]
+        alike = [row for row, other in others if _but(other, prefixes) == _but(settings, prefixes)]
         if alike:
             return min(alike, key=lambda row: not uplink_label(row.experiment).replace("+", "").isdecimal())
     return None
 
 
-def _unshifted(own: Mapping[str, str]) -> Mapping[str, str]:
-    """Settings that do the same in full precision: of its uploads, the quantized ones' share is none."""
-    if own.get("shift.share") != "uploads":
-        return own
-    return {key: x for key, x in own.items() if not key.startswith("shift.")} | {SHIFT: NO}
+def _unshifted(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Equivalent settings in full precision: the share of quantized uploads is 0, so that nothing is shifted."""
+    if settings.get("shift.share") != "uploads":
+        return settings
+    return {key: x for key, x in settings.items() if not key.startswith("shift.")} | {SHIFT: NO}
 
 
 def _but(settings: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Settings without seed, name and those with these prefixes."""
     return {key: x for key, x in settings.items() if key not in ("seed", "name") and not key.startswith(prefixes)}
 
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, str]:
-    """Mean difference over the seeds both have, and whether chance alone could explain it (paired t, 95 %).
+    """Mean difference over common seeds, and a verdict on whether it is within noise (paired t, 95 %).
 
     >>> difference({0: 0.9, 1: 0.8, 2: 0.9}, {0: 0.8, 1: 0.7, 2: 0.81})[1]
     ''
@@ -421,14 +425,14 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
-    """Mean difference over the seeds both have, with its 95 % interval (paired t)."""
+    """Mean difference over common seeds, with its 95 % interval (paired t)."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return Paired(mean_of([*ours.values()]) - mean_of([*theirs.values()]), "no seed in common")
     differences = [ours[seed] - theirs[seed] for seed in seeds]
     gain = mean_of(differences)
     if not math.isfinite(gain):
-        return Paired(gain, "no number")
+        return Paired(gain, "NaN or infinite")
     if len(seeds) == 1:
         return Paired(gain, ONE_SEED)
     margin = _t95(len(seeds) - 1) * _deviation(differences) / math.sqrt(len(seeds))
@@ -436,23 +440,23 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
 
 
 def _t95(degrees: int) -> float:
-    """Student's t, two-sided 95 %, for so many degrees of freedom.
+    """Quantile of Student's t, two-sided 95 %.
 
     >>> round(_t95(2), 3)
     4.303
     """
-    from scipy.special import stdtrit  # the quantile of scipy.stats.t, in a third of the time to import; not at start
+    from scipy.special import stdtrit  # like scipy.stats.t, but imported in a third of the time
 
     return float(stdtrit(degrees, 0.975))
 
 
 def task(experiment: Experiment) -> tuple[str, ...]:
-    """What runs must have in common to be compared: data, model, algorithm and metric."""
+    """Settings that runs must share to be compared: data, model, algorithm and metric."""
     return tuple(f"{key}={x}" for key, x in comparable(experiment).items() if key.startswith(TASK))
 
 
 def tasks(made: Iterable[SummaryRow]) -> list[list[SummaryRow]]:
-    """Rows of one task each, in the order in which the tasks appear."""
+    """Rows grouped by task, in the order in which the tasks appear."""
     found: dict[tuple[str, ...], list[SummaryRow]] = {}
     for row in made:
         found.setdefault(task(row.experiment), []).append(row)
@@ -460,7 +464,7 @@ def tasks(made: Iterable[SummaryRow]) -> list[list[SummaryRow]]:
 
 
 def front(points: Sequence[tuple[float, float]], lower: bool = False) -> list[bool]:
-    """Pareto-optimal pairs of bytes and score: no other is better in one and no worse in the other.
+    """True for Pareto-optimal pairs of bytes and score: no other is better in one and at least as good in the other.
 
     >>> front([(1, 0.5), (2, 0.5), (2, 0.7), (3, 0.6), (1, 0.5)])
     [True, False, True, False, True]
@@ -476,12 +480,12 @@ def front(points: Sequence[tuple[float, float]], lower: bool = False) -> list[bo
 
 
 def by_merit(made: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Task by task, Pareto-optimal rows first, then the dominated ones; both from few uploaded bytes to many."""
+    """Rows by task, Pareto-optimal ones first, then dominated ones, both in ascending order of uploaded bytes."""
     return [row for row, _ in merits(made)]
 
 
 def merits(made: Sequence[SummaryRow]) -> list[tuple[SummaryRow, bool]]:
-    """Rows by merit, and whether each is Pareto-optimal in its task."""
+    """Rows by merit, with True for those that are Pareto-optimal in their task."""
     ordered: list[tuple[SummaryRow, bool]] = []
     for some in tasks(made):
         lower = some[0].experiment.train.lower
@@ -495,14 +499,14 @@ def merits(made: Sequence[SummaryRow]) -> list[tuple[SummaryRow, bool]]:
 
 
 def table(made: Sequence[SummaryRow], experiment: Experiment, title: str = "", width: int | None = None) -> Table:
-    """One row per setting, by merit; where the settings' own columns do not fit the width, they share one column."""
+    """Table with one row per setting, by merit; settings share one column if their columns exceed the width."""
     made = by_merit(made)
     labels = [list(row.label.values()) for row in made]
     heads = words(made[0].label)
     wide = _drawn(made, experiment, title, list(heads.values()), labels)
     settings = wide.columns[: len(heads)]
-    for one in settings:
-        _whole(one)
+    for setting in settings:
+        _whole(setting)
     if width is None or _least(wide) <= width:
         return wide
     if UPLINK in heads and _wrapped(
@@ -511,19 +515,19 @@ def table(made: Sequence[SummaryRow], experiment: Experiment, title: str = "", w
         return wide
     joined = [[" ".join(f"{word}={row.label[key]}" for key, word in heads.items())] for row in made]
     narrow = _drawn(made, experiment, title, ["settings"], joined)
-    for figures in narrow.columns[1:]:  # give settings the width that figures do not need
+    for figures in narrow.columns[1:]:  # leave more width to settings
         figures.max_width = 16
     return narrow
 
 
 def _whole(column: Column) -> None:
-    """Keep the lines of a column in one piece."""
+    """Do not wrap the lines of a column."""
     cells = [str(column.header), *map(str, column.cells)]
     column.no_wrap, column.min_width = True, max(len(line) for cell in cells for line in cell.split("\n"))
 
 
 def _wrapped(drawn: Table, column: Column, labels: Sequence[str], width: int) -> bool:
-    """Break a column's labels between words so that the table has this width; False where that is not enough."""
+    """Wrap the labels of a column between words so that the table has this width; False if that is not enough."""
     longest = max(len(word) for label in labels for word in label.split())
     column.no_wrap, column.min_width, column.width = False, None, longest
     spare = width - _least(drawn)
@@ -538,9 +542,9 @@ def _wrapped(drawn: Table, column: Column, labels: Sequence[str], width: int) ->
 
 
 def _least(drawn: Table) -> int:
-    """The width below which words of a table are cut."""
-    roomy = Console(width=1000)
-    return Measurement.get(roomy, roomy.options, drawn).minimum
+    """Smallest width of a table without cut words."""
+    console = Console(width=1000)
+    return Measurement.get(console, console.options, drawn).minimum
 
 
 def _drawn(
@@ -560,7 +564,7 @@ def _drawn(
     saving = any(row.fewer is not None for row in made)
     compared = saving or any(row.gain is not None for row in made)
     score = metrics[0] if len(metrics) == 1 else "score"
-    last = [] if compared else ["last round"]  # which matters less than a difference
+    last = [] if compared else ["last round"]  # less important than a difference
     for name in (score, *last, "MB up", *(["times\nfewer"] if saving else [])):
         drawn.add_column(name, justify="right")
     if compared:
@@ -586,7 +590,7 @@ def times(fewer: float | None) -> str:
 
 
 def words(keys: Iterable[str]) -> dict[str, str]:
-    """What settings are called, short as long as that tells them apart.
+    """Names of settings in tables, short unless that is ambiguous.
 
     >>> words(["algorithm.name", "shift.on", "train.lr", "model.args.lr"])
     {'algorithm.name': 'algorithm', 'shift.on': 'shift', 'train.lr': 'train.lr', 'model.args.lr': 'model.args.lr'}
@@ -596,17 +600,17 @@ def words(keys: Iterable[str]) -> dict[str, str]:
 
 
 def metric(experiment: Experiment) -> str:
-    """The metric without the module it is from."""
+    """Name of the metric without its module."""
     return experiment.train.metric.rpartition(":")[2]
 
 
 def directed(experiment: Experiment) -> str:
-    """The metric, and its goal where a reader may not expect it."""
+    """Name of the metric, with its goal if lower values are better."""
     return metric(experiment) + " (lower is better)" * experiment.train.lower
 
 
 def scored(x: float, experiment: Experiment) -> str:
-    """A score: percent of accuracy, or a metric of one's own as it is."""
+    """Score as text: accuracy in percent, other metrics unchanged."""
     return points(x) if experiment.train.metric == "accuracy" else f"{x:.4g}"
 
 
@@ -615,29 +619,29 @@ def points(x: float) -> str:
 
 
 def difference_text(row: SummaryRow, experiment: Experiment) -> str:
-    """A row's difference, in points of accuracy or as large as a metric of one's own has it."""
+    """Difference of a row as text, with its base and verdict."""
     return "" if row.gain is None else _difference_text(Paired(row.gain, row.verdict), row.against, experiment)
 
 
 def compared_with(row: SummaryRow) -> str:
-    """Difference from full precision with the same server rule where there is one, else from no shift; for tables."""
+    """Difference from full precision with the same server rule or, without one, from no shift; for tables."""
     if row.cost is None:
         return difference_text(row._replace(verdict=brief(row.verdict)), row.experiment)
     return _difference_text(row.cost._replace(verdict=brief(row.cost.verdict)), "32 bits", row.experiment)
 
 
 def brief(verdict: str) -> str:
-    """A verdict in the cell of a table."""
+    """Verdict, abbreviated for tables."""
     return "one seed" if verdict == ONE_SEED else verdict
 
 
-def _difference_text(of: Paired, against: str, experiment: Experiment) -> str:
-    verdict = f" ({of.verdict})" if of.verdict else ""
-    return f"{much(of.gain, experiment)}{quality(of.gain, experiment)} against {against}{verdict}"
+def _difference_text(difference: Paired, against: str, experiment: Experiment) -> str:
+    gain, verdict = difference.gain, f" ({difference.verdict})" if difference.verdict else ""
+    return f"{signed(gain, experiment)}{quality(gain, experiment)} against {against}{verdict}"
 
 
-def much(gain: float, experiment: Experiment) -> str:
-    """A difference with its sign: points of accuracy, or a metric of one's own as it is."""
+def signed(gain: float, experiment: Experiment) -> str:
+    """Difference with its sign: points of accuracy, other metrics unchanged."""
     return f"{100 * gain:+.1f}" if experiment.train.metric == "accuracy" else f"{gain:+.4g}"
 
 
@@ -653,7 +657,7 @@ def quality(gain: float, experiment: Experiment) -> str:
 
 
 def sentences(made: Sequence[SummaryRow]) -> list[str]:
-    """What the few bits cost and what the shift gave back, where the runs tell."""
+    """Sentences on what few bits cost and what the shift gave back, as far as runs can be compared."""
     compared = [(row, row.gain) for row in made if row.gain is not None and math.isfinite(row.gain)]
     keys = dict.fromkeys(key for row, _ in compared for key in row.label if key not in (SHIFT, BITS, UPLINK))
     named = words(key for key in keys if len({row.label.get(key) for row, _ in compared}) > 1)
@@ -661,7 +665,7 @@ def sentences(made: Sequence[SummaryRow]) -> list[str]:
 
 
 def _sentence(row: SummaryRow, gain: float, named: Mapping[str, str]) -> str:
-    """One comparison; `named` are the further settings in which the comparisons differ, and their names."""
+    """Sentence on one comparison; `named` are the other settings in which comparisons differ, and their names."""
     verdict = f" ({row.verdict})" if row.verdict else ""
     key = UPLINK if UPLINK in row.label else BITS
     uplink = phrase(key, "", row.label[key]) if key in row.label else ""
@@ -695,7 +699,7 @@ def quantized(experiment: Experiment) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A setting in a table: {32: 0.5, 4: 0.5} is 32+4."""
+    """Value of a setting in a table: {32: 0.5, 4: 0.5} is 32+4."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -707,19 +711,20 @@ def shown(value: Any) -> str:
 
 
 def names(experiments: Iterable[Experiment]) -> list[str]:
-    """A folder name for each run: the settings in which they differ, with a checksum where that is not enough.
+    """Folder name of each run: the settings in which runs differ, with a checksum if that is not enough.
 
-    Runs that were given names which end in their seed keep those, whatever runs are beside them. Where all uplinks are
-    named ones, their names stand for their settings.
+    Runs whose names end in their seed keep their names. If all uplinks have names, those replace their settings.
 
     >>> names([Experiment(uplink=uplink, seed=3) for uplink in ("exact", "lean")])
     ['uplink-exact_seed-3', 'uplink-lean_seed-3']
     """
     runs = list(experiments)
-    if all(one.name.endswith(f"_seed-{one.seed}") for one in runs):
-        return [one.name for one in runs]
-    settings = [_settings(one) for one in runs]  # all of them: names outlast what is known to have an effect
-    uplinks = [uplink_name(one.uplink) for one in runs]
+    if all(experiment.name.endswith(f"_seed-{experiment.seed}") for experiment in runs):
+        return [experiment.name for experiment in runs]
+    settings = [
+        _settings(experiment) for experiment in runs
+    ]  # all: names do not depend on which settings are known to have no effect
+    uplinks = [uplink_name(experiment.uplink) for experiment in runs]
     if all(uplinks):
         others = [{key: x for key, x in flat.items() if not key.startswith("uplink.")} for flat in settings]
         settings = [flat | {UPLINK: name} for flat, name in zip(others, uplinks, strict=True)]
@@ -727,26 +732,26 @@ def names(experiments: Iterable[Experiment]) -> list[str]:
     short = {key: "shift" if key == "shift.on" else key.rpartition(".")[2] for key in varying}
     named = {key: key if list(short.values()).count(name) > 1 else name for key, name in short.items()}
     joined, exact = [], []
-    for one, flat in zip(runs, settings, strict=True):
+    for experiment, flat in zip(runs, settings, strict=True):
         parts = [f"{named[key]}-{_slug(shown(flat[key]))}" for key in varying if key in flat]
-        joined.append("_".join([*parts, f"seed-{one.seed}"])[:200])
-        counted = [item for item in sorted(dotted(one.model_dump()).items()) if item not in LATER.items()]
+        joined.append("_".join([*parts, f"seed-{experiment.seed}"])[:200])
+        counted = [item for item in sorted(dotted(experiment.model_dump()).items()) if item not in LATER.items()]
         exact.append(f"{zlib.crc32(str(counted).encode()):08x}")
     return [f"{name}_{crc}" if joined.count(name) > 1 else name for name, crc in zip(joined, exact, strict=True)]
 
 
 def _varying(experiments: Sequence[Experiment], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings but seed and name in which runs differ.
+    """Settings other than seed and name in which runs differ.
 
-    Settings of the shift and of the uplink count only among runs that have them, and the shift's share only where it is
-    not each rule's default.
+    Settings of the shift and of the uplink are compared only among runs that have them, and the share of the shift only
+    if it is not the default of each rule.
     """
-    shifts = [one.shift for one in experiments if one.shift.on]
+    shifts = [experiment.shift for experiment in experiments if experiment.shift.on]
     usual = all(shift.share == ShiftSettings(per=shift.per).share for shift in shifts)
     found = []
-    for key in dict.fromkeys(key for one in settings for key in one):
+    for key in dict.fromkeys(key for flat in settings for key in flat):
         partial = key.startswith(("shift.", "uplink.")) and not key.startswith("uplink.group.")
-        values = {str(one.get(key)) for one in settings if key in one or not partial}
+        values = {str(flat.get(key)) for flat in settings if key in flat or not partial}
         if len(values) > 1 and key not in ("seed", "name") and not (usual and key == "shift.share"):
             found.append(key)
     return found

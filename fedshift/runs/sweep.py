@@ -1,4 +1,4 @@
-"""A grid of runs: on a GPU as many at once as fit, elsewhere one for each core; what was stopped goes on."""
+"""Sweeps: train a grid of runs, on a GPU as many at once as fit, otherwise one per core; stopped runs are resumed."""
 
 import time
 import tomllib
@@ -12,7 +12,7 @@ import tomli_w
 from fedshift.core.files import RunError, write
 from fedshift.engines import Engine, TrainingError
 from fedshift.experiment.build import engine, packable
-from fedshift.experiment.grid import One, expand
+from fedshift.experiment.grid import GridRun, expand
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, differences, plain, read
 from fedshift.rounds.loop import Ended, run_rounds
@@ -27,58 +27,58 @@ from fedshift.runs.summary import names
 
 
 class Sweep:
-    """The runs of a grid in one folder."""
+    """Runs of a grid in one folder."""
 
     def __init__(self, raw: Mapping[str, Any], out: Path) -> None:
         experiments = expand(raw)
         labels = names(experiments)
-        if twice := [name for name in labels if labels.count(name) > 1]:
-            raise SettingsError(f"sweep: two runs have the same settings ({twice[0]})")
+        if duplicates := [name for name in labels if labels.count(name) > 1]:
+            raise SettingsError(f"sweep: two runs have the same settings ({duplicates[0]})")
         self.out = out.absolute()
-        self.runs = [One(*one, self.out / one[0]) for one in zip(labels, experiments, strict=True)]
+        self.runs = [GridRun(*run, self.out / run[0]) for run in zip(labels, experiments, strict=True)]
         if begun(self.out):
             raise RunError(f"{out}: already contains a run; choose another --out")
-        for one in self.runs:
-            said = one.experiment.engine
-            if said.deterministic and packable(one.experiment) and not said.pack and len(self.runs) > 1:
+        for planned in self.runs:
+            config = planned.experiment.engine
+            if config.deterministic and packable(planned.experiment) and not config.pack and len(self.runs) > 1:
                 raise SettingsError(
-                    "engine.deterministic = true: in a sweep needs engine.pack, how many runs are trained at once"
+                    "engine.deterministic = true: requires engine.pack, the number of runs per pack, in a sweep"
                 )
         self.text = tomli_w.dumps(plain(raw))
-        for one in self.runs:
-            _same_settings(one)
+        for planned in self.runs:
+            _same_settings(planned)
 
     def train(
         self, cores: int, stop: Callable[[], bool] = lambda: False, simulate: Simulate | None = None
     ) -> Generator[Event]:
-        """Train what is not finished; close this, or let `stop` say so, to stop each run at the end of its round.
+        """Train the runs that are not finished; `simulate` trains runs whose engine is flower.
 
-        `simulate` trains runs whose engine is flower.
+        To stop each run at the end of its round, close the generator or return True from `stop`.
         """
         path, foreign = self.out / SWEEP, not (self.out / ".lock").exists()
         with RunFolder(self.out):
             same = path.exists() and read(path) == tomllib.loads(self.text)
             if path.exists() and foreign and not same:
-                raise RunError(f"{path}: is not of this sweep; choose another --out")
+                raise RunError(f"{path}: belongs to another sweep; choose another --out")
             if not same:
                 write(path, self.text.encode())
-            todo = [place for place, one in enumerate(self.runs) if not finished(one.folder)]
+            todo = [place for place, planned in enumerate(self.runs) if not finished(planned.folder)]
             together = [place for place in todo if packable(self.runs[place].experiment)]
-            # worker processes first: a process that has used a GPU cannot fork others that do
+            # worker processes first: a process that has used a GPU cannot fork processes that use it
             yield from self._apart([place for place in todo if place not in together], cores, stop, simulate)
             yield from self._together(together, stop)
 
     def _apart(
         self, todo: Sequence[int], cores: int, stop: Callable[[], bool], simulate: Simulate | None
     ) -> Iterator[Event]:
-        """Each run in a process of its own."""
-        each = max(1, max((one.experiment.engine.workers for one in self.runs), default=1))
-        each = cores if any(one.experiment.engine.name == "flower" for one in self.runs) else each
-        crew = [Worker(self.runs, simulate) for _ in range(min(len(todo), max(1, cores // each)))]
+        """Train each run in its own process."""
+        each = max(1, max((planned.experiment.engine.workers for planned in self.runs), default=1))
+        each = cores if any(planned.experiment.engine.name == "flower" for planned in self.runs) else each
+        workers = [Worker(self.runs, simulate) for _ in range(min(len(todo), max(1, cores // each)))]
         waiting = iter(todo)
         try:
             busy: dict[Any, Worker] = {
-                worker.connection: worker for worker in crew if worker.start(next(waiting, None))
+                worker.connection: worker for worker in workers if worker.start(next(waiting, None))
             }
             while busy and not stop():
                 for connection in wait(list(busy), timeout=1.0):
@@ -88,47 +88,46 @@ class Sweep:
                     if event.kind not in ("done", "failed", "stopped"):
                         continue
                     del busy[connection]
-                    if not worker.process.is_alive():  # it took its run with it; the others go on
+                    if not worker.process.is_alive():  # its run has failed; others continue in a new process
                         worker = Worker(self.runs, simulate)
-                        crew.append(worker)
+                        workers.append(worker)
                     if worker.start(next(waiting, None)):
                         busy[worker.connection] = worker
         finally:
-            for worker in crew:
+            for worker in workers:
                 worker.stop()
 
     def _together(self, todo: Sequence[int], stop: Callable[[], bool]) -> Iterator[Event]:
-        """As many runs at once as fit the device."""
+        """Train as many runs at once as fit the device."""
         for group in self._alike(todo):
             waiting = list(group)
             while waiting and not stop():
-                first = OpenedRun(self.runs, waiting)
-                yield from first.train(stop)
-                waiting = [place for place in waiting if place not in first.places]
+                pack = OpenedPack(self.runs, waiting)
+                yield from pack.train(stop)
+                waiting = [place for place in waiting if place not in pack.places]
 
     def _alike(self, todo: Sequence[int]) -> list[list[int]]:
-        """Runs that can share a pack; with `deterministic`, the packs are the same whatever is finished already."""
+        """Runs that can share a pack; with `deterministic`, packs do not depend on which runs are finished."""
         groups: dict[str, list[int]] = {}
-        for place, one in enumerate(self.runs):
-            said = one.experiment.engine
-            if place in todo or (said.deterministic and packable(one.experiment)):
-                groups.setdefault(kind(one.experiment), []).append(place)
+        for place, planned in enumerate(self.runs):
+            if place in todo or (planned.experiment.engine.deterministic and packable(planned.experiment)):
+                groups.setdefault(kind(planned.experiment), []).append(place)
         packs: list[list[int]] = []
         for places in groups.values():
-            said = self.runs[places[0]].experiment.engine
-            size = said.pack if said.deterministic else len(places)
+            config = self.runs[places[0]].experiment.engine
+            size = config.pack if config.deterministic else len(places)
             packs += [places[i : i + size] for i in range(0, len(places), size)] if size else [places]
         return [left for pack in packs if (left := [place for place in pack if place in todo])]
 
 
-class OpenedRun:
-    """The first runs of a list, as many as are trained at once, ready to go on."""
+class OpenedPack:
+    """First runs of a list, as many as are trained at once, opened as a pack."""
 
-    def __init__(self, runs: Sequence[One], waiting: Sequence[int]) -> None:
-        self.told: list[Event] = []
+    def __init__(self, runs: Sequence[GridRun], waiting: Sequence[int]) -> None:
+        self.events: list[Event] = []
         self.all, self.runs = runs, list[Run]()
-        self.places: list[int] = []  # of those that were opened, and of those that could not be
-        self.on: list[int] = []
+        self.places: list[int] = []  # indices in `all` of the runs that were opened or could not be opened
+        self.opened: list[int] = []  # indices of `runs` in `all`
         self.engine: Engine | None = None
         latest = _common_round([runs[place].folder for place in waiting], runs[waiting[0]].experiment)
         most = len(waiting)
@@ -139,66 +138,66 @@ class OpenedRun:
             try:
                 run = self._open(place, latest)
             except Exception as problem:
-                self.told.append(Event("failed", f"{runs[place].name}: {problem}", place=place))
+                self.events.append(Event("failed", f"{runs[place].name}: {problem}", place=place))
                 continue
             if self.runs and not alike(self.runs[0].fed.task, run.fed.task):
                 run.close()
-                self.places.remove(place)  # for another pack
+                self.places.remove(place)  # left for another pack
                 continue
             if not self.runs:
                 most = fitting([runs[other].experiment for other in waiting], run.fed.task)
             self.runs.append(run)
-            self.on.append(place)
+            self.opened.append(place)
 
     def _open(self, place: int, latest: int | None) -> Run:
-        one = self.all[place]
+        planned = self.all[place]
 
         def seat(run: Run) -> Engine:
-            self.engine = self.engine or engine(one.experiment, run.fed.task, 1)
+            self.engine = self.engine or engine(planned.experiment, run.fed.task, 1)
             return Seat(self.engine)
 
         return Run(
-            one.experiment,
-            one.folder,
-            again=begun(one.folder),
+            planned.experiment,
+            planned.folder,
+            again=begun(planned.folder),
             like=self.runs[0] if self.runs else None,
             latest=latest,
             on=seat,
-            tell=lambda sentence: self.told.append(Event("told", f"{one.name}: {sentence}", place=place)),
+            tell=lambda sentence: self.events.append(Event("message", f"{planned.name}: {sentence}", place=place)),
         )
 
     def train(self, stop: Callable[[], bool]) -> Iterator[Event]:
-        yield from self._new()
+        yield from self._new_events()
         if self.engine is None:
             return
         try:
             for at, outcome in run_rounds(self.runs, self.engine, stop):
-                place = self.on[at]
+                place = self.opened[at]
                 if isinstance(outcome, Ended):
                     yield Event("failed", f"{self.all[place].name}: {outcome.problem}", place=place)
                     continue
                 yield Event.of(outcome, place)
-                yield from self._new()
+                yield from self._new_events()
                 if self.runs[at].finished:
                     yield Event("done", place=place)
-        except TrainingError as problem:  # of the engine, and so of all runs
-            for run, place in zip(self.runs, self.on, strict=True):
-                if not run.finished and not run.closed:  # closed: it failed before, alone
+        except TrainingError as problem:  # an error of the engine fails all runs
+            for run, place in zip(self.runs, self.opened, strict=True):
+                if not run.finished and not run.closed:  # closed: it has failed before
                     yield Event("failed", f"{self.all[place].name}: {problem}", place=place)
         finally:
             for run in self.runs:
                 run.close()
             self.engine.close()
 
-    def _new(self) -> list[Event]:
-        told, self.told = self.told, []
-        return told
+    def _new_events(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
 
 
 def _common_round(folders: Sequence[Path], experiment: Experiment) -> int | None:
-    """With `deterministic`, the last round that all runs of a pack have a checkpoint of: they go on together.
+    """With `deterministic`, the last round of which all runs of a pack have a checkpoint, to resume them together.
 
-    None where there is no such round, because one has not begun or has failed: then each goes on from where it is.
+    None without such a round, if a run has not started or has failed: then each run resumes from its own checkpoint.
     """
     if not experiment.engine.deterministic:
         return None
@@ -206,19 +205,19 @@ def _common_round(folders: Sequence[Path], experiment: Experiment) -> int | None
     return max(set.intersection(*saved), default=None)
 
 
-def _same_settings(one: One) -> None:
-    """A folder left by a sweep with other settings is not this sweep's, even if its settings file was edited since."""
-    if not begun(one.folder):
+def _same_settings(planned: GridRun) -> None:
+    """Raise RunError if the folder contains a run with other settings, even if its settings file was edited."""
+    if not begun(planned.folder):
         return
-    if changed := differences(settings_of(one.folder).toml(), one.experiment.toml()):
-        raise RunError(f"{one.folder}: was run with other settings; choose another --out ({changed})")
-    require_settings(one.folder, one.experiment)
+    if changed := differences(settings_of(planned.folder).toml(), planned.experiment.toml()):
+        raise RunError(f"{planned.folder}: was run with other settings; choose another --out ({changed})")
+    require_settings(planned.folder, planned.experiment)
 
 
 def estimate(raw: Mapping[str, Any], cores: int) -> float:
-    """Seconds that the runs of a grid will take here, from two rounds of the first of them; nothing is written.
+    """Estimated seconds to train the runs of a grid on this machine, from a few rounds of the first run or pack.
 
-    Runs that are packed are timed in a pack; on a CPU the rounds have a single epoch, and training is scaled.
+    On a CPU, one round with a single epoch is timed, and its training time is scaled. Nothing is written.
     """
     experiments = expand(raw)
     first = experiments[0]
@@ -227,19 +226,22 @@ def estimate(raw: Mapping[str, Any], cores: int) -> float:
         (outcome,) = short
         train = outcome.seconds["train"]
         each = outcome.seconds["round"] - train + train * first.train.epochs
-        return each * sum(one.train.rounds for one in experiments) / min(cores, len(experiments))
-    similar = [one.changed(**{"train.rounds": 3}) for one in experiments if kind(one) == kind(first)]
+        return each * sum(experiment.train.rounds for experiment in experiments) / min(cores, len(experiments))
+    similar = [
+        experiment.changed(**{"train.rounds": 3}) for experiment in experiments if kind(experiment) == kind(first)
+    ]
     runs: list[Run] = [Run(similar[0])]
     shared = runs[0].engine
     runs += [
-        Run(one, like=runs[0], on=lambda run: Seat(shared)) for one in similar[1 : fitting(similar, runs[0].fed.task)]
+        Run(experiment, like=runs[0], on=lambda run: Seat(shared))
+        for experiment in similar[1 : fitting(similar, runs[0].fed.task)]
     ]
-    took: list[float] = []
+    seconds: list[float] = []
     begin = time.perf_counter()
     for at, _ in run_rounds(runs, shared):
         if at == len(runs) - 1:
-            took.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
             begin = time.perf_counter()
     shared.close()
-    each = min(took) / len(runs)  # the first round also prepares the device
-    return each * sum(one.train.rounds for one in experiments)
+    each = min(seconds) / len(runs)  # the first round also prepares the device
+    return each * sum(experiment.train.rounds for experiment in experiments)

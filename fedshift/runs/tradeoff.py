@@ -22,12 +22,12 @@ from fedshift.runs.summary import (
     described,
     mean_of,
     metric,
-    much,
     paired,
     phrase,
     quality,
     quantized,
     scored,
+    signed,
     tasks,
     times,
     words,
@@ -204,7 +204,7 @@ def _sentences(row: SummaryRow, equal: Equal | None, name: Name) -> list[str]:
         f"{name(row)} uploads {bytes_text(row.bytes_up)} instead of {bytes_text(full.bytes_up)} "
         f"({times(row.fewer)} times fewer) and reaches {_score(row.mean, experiment)} "
         f"(full precision with the same server rule: {_score(full.mean, experiment)}; "
-        f"difference {much(cost.gain, experiment)}{unit}{verdict})."
+        f"difference {signed(cost.gain, experiment)}{unit}{verdict})."
     ]
     if equal:
         sentences.append(
@@ -213,12 +213,12 @@ def _sentences(row: SummaryRow, equal: Equal | None, name: Name) -> list[str]:
     goal = target(full)
     sent, full_sent = bytes_to(row, goal), bytes_to(full, goal)
     if sent and full_sent:
-        score = f"{_score(goal, experiment)} (full precision {room_of(experiment)})"
+        score = f"{_score(goal, experiment)} (full precision {margin_text(experiment)})"
         sentences.append(f"To reach {score} it uploads {bytes_text(sent)}, and full precision {bytes_text(full_sent)}.")
     return sentences
 
 
-def room_of(experiment: Experiment) -> str:
+def margin_text(experiment: Experiment) -> str:
     """Difference of the target from the score of full precision."""
     if experiment.train.metric == "accuracy":
         return "less 1 point"

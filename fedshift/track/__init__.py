@@ -1,7 +1,7 @@
-"""Trackers: TensorBoard, MLflow and Weights & Biases hear of the same rounds as the record.
+"""Trackers: log the rounds of recorded runs to TensorBoard, MLflow and Weights & Biases.
 
-What they are told is read from the record, so they cannot disagree with it. They work in threads of their own, and
-one that fails is left out: training neither waits for a tracker nor ends because of one.
+Logged values are read from the record, so they agree with it. Each tracker has its own thread; one that fails is
+dropped, and training neither waits for a tracker nor stops because of one.
 """
 
 import warnings
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tracked(run: "Run", *names: str, tell: Callable[[str], None] = warnings.warn) -> Iterator["Outcome"]:
-    """The rounds of a recorded run, which trackers hear of as well; `tell` is called with what goes wrong there.
+    """Iterate over the rounds of a recorded run and log them to trackers; `tell` is called with their errors.
 
     >>> import os, tempfile
     >>> from fedshift import Experiment, run
@@ -33,17 +33,17 @@ def tracked(run: "Run", *names: str, tell: Callable[[str], None] = warnings.warn
 
     if run.journal is None:
         raise SettingsError("tracked(run): the run is not recorded; give it a folder: run(experiment, 'runs/mine')")
-    return _listened(run, run.journal.folder.path, Trackers({name: load(name) for name in names}, tell))
+    return _logged(run, run.journal.folder.path, Trackers({name: load(name) for name in names}, tell))
 
 
-def _listened(run: "Run", folder: Any, trackers: Any) -> Iterator["Outcome"]:
+def _logged(run: "Run", folder: Any, trackers: Any) -> Iterator["Outcome"]:
     how = "failed"
     try:
         for outcome in run:
             trackers.round(folder, outcome.number)
             yield outcome
         how = "stopped"
-    except GeneratorExit:  # whoever iterates has had enough
+    except GeneratorExit:  # the caller stopped iterating
         how = "stopped"
         raise
     finally:

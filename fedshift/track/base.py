@@ -1,4 +1,4 @@
-"""What a tracker is: it gets to know a run, is told of rounds, and of the end."""
+"""Interface of trackers: description of a run, its rounds, and its end."""
 
 import json
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fedshift.experiment.toml import dotted, read
 from fedshift.runs.record import SETTINGS, SWEEP
 
-How = Literal["finished", "stopped", "failed"]
+How = Literal["finished", "stopped", "failed"]  # end of a run
 Rounds = Mapping[int, Mapping[str, float]]  # figures by name, by the number of the round
-LONGEST = 500  # characters of a setting: some lists have an entry for each client
+LONGEST = 500  # characters of a setting; some lists have an entry per client
 
 
 class About(NamedTuple):
-    """A run, as a tracker gets to know it."""
+    """Description of a run for trackers."""
 
     folder: Path
     settings: dict[str, bool | int | float | str]
-    now: int  # the round that is the first to be told of; what is known of it and of later ones no longer counts
+    now: int  # first round to be logged; earlier logs of it and of later rounds are obsolete
 
     @property
     def name(self) -> str:
@@ -26,27 +26,27 @@ class About(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The name of the sweep that the run belongs to, '' for none."""
+        """Name of the sweep that the run belongs to, or ''."""
         return self.folder.parent.name if (self.folder.parent / SWEEP).exists() else ""
 
 
 class Tracker(Protocol):
-    """One run in one tracker."""
+    """Log of one run in one tracker."""
 
-    after: int  # it wants to hear of rounds after this one
-    kept: dict[str, Any]  # what it needs to know to go on with the run, as JSON has it
+    after: int  # only later rounds are logged
+    kept: dict[str, Any]  # JSON values needed to resume the log
 
     def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
-        """`kept` is what it kept the last time, and `round`, the last one it heard of; {} for an unknown run."""
+        """`kept` is that of the last session with `round`, the last logged round, added; {} for a new run."""
 
     def add(self, rounds: Rounds) -> None:
-        """A round, or several where it is behind."""
+        """Log one or more rounds."""
 
     def end(self, how: How) -> None: ...
 
 
 def about(folder: Path, now: int) -> About:
-    """Read a run's folder."""
+    """Read the description of a run from its folder."""
     return About(folder.resolve(), {key: _scalar(value) for key, value in dotted(read(folder / SETTINGS)).items()}, now)
 
 

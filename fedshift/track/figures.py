@@ -1,4 +1,4 @@
-"""The figures of a round: the cells of the record's line, under names that dashboards group by their slashes.
+"""Values of a round: the cells of its line in the record, with slashes in their names, by which dashboards group them.
 
 test/accuracy  test/loss  predicted/3  uplink/error  uplink/share  clients/arrived  seconds/train
 bytes/codes  bytes/up  bytes/up_total  bytes/down  bytes/down_total  layers/step/fc1.weight
@@ -29,7 +29,7 @@ def name(column: str) -> str:
 
 
 def legal(names: Iterable[str]) -> list[str]:
-    """As all trackers allow them, and still different from one another.
+    """Names that all trackers allow and that remain distinct.
 
     >>> legal(["layers/step/a:b", "layers/step/a;b"])
     ['layers/step/a-b', 'layers/step/a-b-']
@@ -44,19 +44,19 @@ def legal(names: Iterable[str]) -> list[str]:
 
 
 class Figures:
-    """The record of a run as it grows: rounds and their figures, and bytes since the first round."""
+    """Reader of a growing record: rounds with their values, and bytes since the first round."""
 
     def __init__(self, rounds: Path) -> None:
-        self.path, self.read = rounds, 0  # bytes
+        self.path, self.offset = rounds, 0
         self.names: list[str] = []
         self.up = self.down = 0.0
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Rounds that were recorded since the last call; damaged lines are left out."""
+        """Rounds recorded since the last call; damaged lines are left out."""
         with open(self.path, "rb") as file:
-            file.seek(self.read)
+            file.seek(self.offset)
             whole, end, _ = file.read().rpartition(b"\n")
-        self.read += len(whole + end)
+        self.offset += len(whole + end)
         lines = whole.split(b"\n") if end else []
         if lines and not self.names:
             self.names = legal(map(name, cells(lines.pop(0).decode())))
@@ -66,7 +66,7 @@ class Figures:
     def _of(self, line: Sequence[str]) -> dict[str, float]:
         texts = dict(zip(self.names, line, strict=True))
         del texts["round"]
-        texts["clients/failed"] = str(len(texts["clients/failed"].split()))  # their numbers, in the record
+        texts["clients/failed"] = str(len(texts["clients/failed"].split()))  # the record lists client numbers
         figures = {key: float(cell) for key, cell in texts.items() if cell}  # empty: not measured
         up = sum(figures[name(part)] for part in PARTS)
         self.up, self.down = self.up + up, self.down + figures["bytes/down"]

@@ -1,4 +1,4 @@
-"""Trackers by name; their libraries are imported when one is asked for."""
+"""Load trackers by name; their libraries are imported on demand."""
 
 import os
 from importlib import import_module
@@ -9,8 +9,8 @@ from fedshift.core.names import printable, suggest
 from fedshift.experiment.toml import SettingsError
 
 NAMES = ("tensorboard", "mlflow", "wandb")
-# nothing is sent that nobody asked for, only what matters is said, and a server that does not answer is told of after
-# half a minute, not after five; whoever sets one of these is heeded
+# defaults of environment variables: no telemetry, warnings only, and an unreachable server is reported after half a
+# minute instead of five
 VARIABLES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -20,7 +20,7 @@ VARIABLES = {
 
 
 def load(name: str) -> Any:
-    """The tracker of this name, whose library is only looked at now; SettingsError where there is none."""
+    """Import and return the tracker of this name; SettingsError if it is unknown or its library cannot be loaded."""
     if name not in NAMES:
         raise SettingsError(f"--track {name}: no such tracker; {suggest(name, NAMES)}")
     for key, value in VARIABLES.items():
@@ -30,7 +30,7 @@ def load(name: str) -> Any:
     except ImportError as missing:
         why = "" if missing.name == name else f" ({missing})"
         raise SettingsError(f"--track {name}: {needs(name, why)}") from None
-    except Exception as problem:  # such as one that is too old for another library that is installed
+    except Exception as problem:  # for example a version that is too old for another installed library
         raise SettingsError(f"--track {name}: cannot be loaded: {sentence(problem)}") from None
 
 

@@ -1,4 +1,4 @@
-"""MLflow: the store of MLFLOW_TRACKING_URI, or MLflow's own local one in the current folder."""
+"""MLflow: the store of MLFLOW_TRACKING_URI, or MLflow's default local store in the current folder."""
 
 import os
 import time
@@ -13,17 +13,17 @@ from mlflow.exceptions import MlflowException
 from fedshift.track.base import About, How, Rounds
 
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-MOST = 1000  # metrics that may be sent at once
+MOST = 1000  # metrics per request, a limit of MLflow
 
 
 class MLflow:
     def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
         store = mlflow.get_tracking_uri()
-        if "MLFLOW_TRACKING_URI" not in os.environ:  # a run goes on where it began, whatever the current folder is
+        if "MLFLOW_TRACKING_URI" not in os.environ:  # resume in the store of the run, in whatever folder
             store = kept.get("store", store)
         self.client = MlflowClient(store)
         before = found(self.client, kept["run"]) if kept.get("store") == store else None
-        # what was told cannot be taken back: rounds that are trained again, to the bit, are not told again
+        # logged values cannot be removed; rounds that are trained again give the same values and are not logged again
         self.after = kept["round"] if before else 0
         self.run = before.info.run_id if before else self._begin(run)
         self.client.update_run(self.run, "RUNNING")
@@ -49,7 +49,7 @@ class MLflow:
 
 
 def found(client: MlflowClient, run: str) -> Run | None:
-    """None for a run that is not there any more."""
+    """Run of this id; None if it was deleted."""
     try:
         known = client.get_run(run)
     except MlflowException as problem:

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run's own folder, so that `tensorboard --logdir runs` finds them all."""
+"""TensorBoard: event files in the run directory, which `tensorboard --logdir runs` finds."""
 
 import socket
 import time
@@ -20,7 +20,7 @@ STATUS = {"finished": "STATUS_SUCCESS", "stopped": "STATUS_UNKNOWN", "failed": "
 
 
 class TensorBoard:
-    """Writes at once and closes the file again: TensorBoard's own writers do it in a thread, which fails unseen."""
+    """Write events immediately and close the file; the threads of TensorBoard's own writers fail silently."""
 
     def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
         self.kept: dict[str, Any] = {}
@@ -31,7 +31,7 @@ class TensorBoard:
         # files are read in the order of their names
         self.file = folder / f"events.out.tfevents.{now // 10**9:010}.{now % 10**9:09}.{socket.gethostname()}"
         begin = [Event(file_version="brain.Event:2")]
-        if kept:  # what was written of the rounds from here on no longer counts
+        if kept:  # discard logged values of later rounds
             begin.append(Event(step=self.after + 1, session_log=SessionLog(status=SessionLog.START)))
         self._write(begin)
 
@@ -40,7 +40,7 @@ class TensorBoard:
 
     def _events(self, rounds: Rounds) -> Iterator[Any]:
         for number, figures in rounds.items():
-            if not self.known:  # once: settings, beside the figures they are to be compared by
+            if not self.known:  # once: settings, with the metrics for their comparison
                 scores = {name: 0.0 for name in figures if name.startswith("test/")}
                 for summary in hparams(self.settings, scores)[:2]:  # type: ignore[no-untyped-call]
                     yield Event(summary=summary)
@@ -60,7 +60,7 @@ class TensorBoard:
 
 
 def ended(how: How) -> Any:
-    """The end of a session, as the HParams page wants it; torch only writes of successes."""
+    """Summary that ends a session for the HParams page; torch writes only successful ones."""
     session = HParamsPluginData(session_end_info=SessionEndInfo(status=Status.Value(STATUS[how])))
     session.version = PLUGIN_DATA_VERSION
     data = SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME, content=session.SerializeToString())

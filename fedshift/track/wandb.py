@@ -1,4 +1,4 @@
-"""Weights & Biases: offline in the run's own folder, for `wandb sync`, unless WANDB_MODE says otherwise."""
+"""Weights & Biases: offline in the run directory, for `wandb sync`, unless WANDB_MODE is set."""
 
 import os
 import secrets
@@ -14,9 +14,9 @@ from fedshift.track.base import About, How, Rounds
 class WandB:
     def __init__(self, run: About, kept: Mapping[str, Any]) -> None:
         mode = os.environ.get("WANDB_MODE", "offline")
-        self.after = kept.get("heard", kept.get("round", 0))  # what was told cannot be taken back
+        self.after = kept.get("heard", kept.get("round", 0))  # logged values cannot be removed
         self.kept: dict[str, Any] = {"id": kept.get("id") or secrets.token_hex(4)}
-        if mode == "disabled":  # nobody hears of the rounds from here on
+        if mode == "disabled":  # rounds of this session are logged later
             self.kept["heard"] = self.after
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedshift"),
@@ -24,10 +24,10 @@ class WandB:
             name=run.name,
             id=self.kept["id"],
             config=run.settings,
-            mode=mode,  # type: ignore[arg-type]  # wandb says what is wrong with it
+            mode=mode,  # type: ignore[arg-type]  # checked by wandb
             dir=os.environ.get("WANDB_DIR", run.folder),
             resume="allow",
-            reinit="create_new",  # beside the other runs of a sweep
+            reinit="create_new",  # in addition to the other runs of a sweep
             settings=wandb.Settings(console="off", silent=mode == "offline"),
         )
 
@@ -38,9 +38,9 @@ class WandB:
     def end(self, how: How) -> None:
         try:
             if how == "stopped":
-                self.run.mark_preempting()  # it may go on
+                self.run.mark_preempting()  # it may be resumed
             self.run.finish(exit_code=0 if how == "finished" else 1)
-        except ConnectionError:  # W&B's own process is gone; at the exit of ours, it would be missed once more
+        except ConnectionError:  # W&B's process is gone; without teardown, the exit of this process fails as well
             with suppress(Exception):
                 wandb.teardown()
             raise

@@ -1,4 +1,4 @@
-"""A display, and trackers that hear of the same rounds."""
+"""A display that also passes rounds to trackers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedshift.track.threads import Trackers
 
 
 class Watched:
-    """Shows what the display shows; the trackers come to their ends after it, when all is recorded."""
+    """Wrapper of a display; trackers end after it, when the records are complete."""
 
     def __init__(self, display: Display, names: Iterable[str]) -> None:
         self.display, self.trackers = display, Trackers({name: load(name) for name in names}, display.tell)

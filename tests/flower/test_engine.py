@@ -114,7 +114,7 @@ def test_errors_of_a_server_app_have_a_message(tmp_path: Path) -> None:
         experiment_of({"experiment": "a = = 2"})
     with pytest.raises(SettingsError, match=r"missing\.toml: cannot be read"):
         experiment_of({"experiment": "missing.toml"})
-    with pytest.raises(SettingsError, match=r"engine\.name = 'flower': runs by the command"):
+    with pytest.raises(SettingsError, match=r"engine\.name = 'flower': use the command"):
         Run(Experiment(engine={"name": "flower"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(SettingsError, match="no such model"):

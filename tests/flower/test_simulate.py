@@ -26,9 +26,9 @@ BOTH = {"uplink": {"bits": "32+4", "feedback": True}, "algorithm": {"name": "sca
 def test_events_are_read_once_and_whole(tmp_path: Path) -> None:
     sender, receiver = Channel(tmp_path), Channel(tmp_path)
     assert list(receiver.receive()) == []
-    sender.send(Event("told", "a\nb"))
+    sender.send(Event("message", "a\nb"))
     sender.send(Event("round", "", 1, None, 0.5, 7))
-    assert list(receiver.receive()) == [Event("told", "a\nb"), Event("round", "", 1, None, 0.5, 7)]
+    assert list(receiver.receive()) == [Event("message", "a\nb"), Event("round", "", 1, None, 0.5, 7)]
     with open(sender.file, "ab") as file:
         file.write(b'["do')
     assert list(receiver.receive()) == []
@@ -39,7 +39,7 @@ def test_events_are_read_once_and_whole(tmp_path: Path) -> None:
 
 def test_an_error_of_a_simulation_is_shown_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def simulate(*_: Any) -> Iterator[Event]:
-        yield Event("told", "client 3 lost its memory")
+        yield Event("message", "client 3 lost its memory")
         yield Event("round", "", 1, 0.5, 1.5, 100)
         raise DivergedError("no usable upload")
 

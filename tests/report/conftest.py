@@ -1,4 +1,4 @@
-"""A real browser, and pages of made-up reports opened in it from a disk."""
+"""A real browser, which opens pages of invented reports from a disk."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium as the system has it: none is fetched."""
+    """The Chromium of the system; nothing is downloaded."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens a report; afterwards, nothing may have gone wrong on its page or been asked of anybody."""
+    """Open a report; its page must cause no errors and no requests."""
     contexts: list[Any] = []
     problems: list[str] = []
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Reports with numbers that are made up: one run, a demo of three lines, a sweep of forty."""
+"""Reports with invented numbers: one run, a demo of three lines, a sweep of forty."""
 
 import math
 import random
@@ -47,7 +47,7 @@ def curve(draw: random.Random, key: str, rounds: int, top: float, step: float = 
 
 
 def charts(lines: list[LegendLine], rounds: int, panels: dict[str, list[LegendLine]]) -> list[Section]:
-    """Every kind of chart, of these lines."""
+    """Every kind of chart with these lines."""
     draw = random.Random(7)
     tops = {each.key: 0.5 + 0.4 * draw.random() for each in lines}
     accuracy = Curves(
@@ -93,7 +93,7 @@ def charts(lines: list[LegendLine], rounds: int, panels: dict[str, list[LegendLi
     )
     final = Intervals(
         "final",
-        "Accuracy at the end",
+        "Final accuracy",
         "Mean and standard deviation over seeds; small rings are single seeds.",
         ACCURACY,
         [

@@ -1,4 +1,4 @@
-"""Whether the shift helped."""
+"""The section "Did the shift help?"."""
 
 import math
 from pathlib import Path
@@ -15,12 +15,12 @@ from tests.report.written import settings, write
 SCORES = {("32+32", False): 0.9, ("32+4", False): 0.8, ("32+4", True): 0.85}
 
 
-def told(tmp_path: Path, scores: dict[tuple[str, bool], float], wander: float = 0.0, **more: Any) -> Section:
-    """Three seeds of each; seeds of those with the shift wander."""
+def answered(tmp_path: Path, scores: dict[tuple[str, bool], float], wander: float = 0.0, **more: Any) -> Section:
+    """Section on three seeds of each setting; `wander` spreads the seeds with the shift."""
     for (bits, shift), mean in scores.items():
         for seed in range(3):
-            said = settings(rounds=12, bits=bits, shift=shift, seed=seed, **more)
-            write(tmp_path / f"{bits} {shift} {seed}", said, mean + 0.01 * seed + wander * shift * (seed - 1))
+            raw = settings(rounds=12, bits=bits, shift=shift, seed=seed, **more)
+            write(tmp_path / f"{bits} {shift} {seed}", raw, mean + 0.01 * seed + wander * shift * (seed - 1))
     return section(grouped(read(sorted(tmp_path.iterdir()))))
 
 
@@ -30,9 +30,9 @@ def table(of: Section) -> Table:
     return found
 
 
-def test_what_the_shift_gave_back_comes_first(tmp_path: Path) -> None:
+def test_the_gain_of_the_shift_comes_first(tmp_path: Path) -> None:
     """0.80, 0.81, 0.82 and 0.85, 0.86, 0.87: standard deviation 0.01, a difference of 0.05 in every seed."""
-    made = told(tmp_path, SCORES)
+    made = answered(tmp_path, SCORES)
     assert made.answer == [
         "The shift per layer gave back 5.0 points at 32+4 bits.",
         "32+4 bits cost 10.0 points against 32.",
@@ -45,15 +45,15 @@ def test_what_the_shift_gave_back_comes_first(tmp_path: Path) -> None:
     ]
 
 
-def test_what_seeds_alone_could_make_is_within_noise(tmp_path: Path) -> None:
+def test_a_difference_explained_by_seeds_is_within_noise(tmp_path: Path) -> None:
     """Differences -0.05, 0.05 and 0.15 have a standard error of 0.058, times 4.303."""
-    made = told(tmp_path, SCORES, wander=0.1)
+    made = answered(tmp_path, SCORES, wander=0.1)
     assert made.answer[0] == "The shift per layer gave back 5.0 points at 32+4 bits (within noise)."
     assert table(made).rows[2].cells[3] == "+5.0 against no shift (within noise)"
 
 
 def test_intervals_to_be_compared_share_a_row(tmp_path: Path) -> None:
-    chart = told(tmp_path, SCORES).parts[1]
+    chart = answered(tmp_path, SCORES).parts[1]
     assert isinstance(chart, Intervals)
     ((heading, bands),) = chart.bands
     assert (heading, [band.label for band in bands]) == ("", ["32+32 bits", "32+4 bits"])
@@ -69,17 +69,17 @@ def test_many_comparisons_are_counted(tmp_path: Path) -> None:
     for name, gain in (("fedavg", 0.05), ("fedprox", -0.02), ("scaffold", 0.06)):
         for shift in (False, True):
             for seed in range(3):
-                said = settings(rounds=12, shift=shift, seed=seed, algorithm={"name": name})
+                raw = settings(rounds=12, shift=shift, seed=seed, algorithm={"name": name})
                 wander = 0.2 * (seed - 1) * shift * (name == "scaffold")
-                write(tmp_path / f"{name} {shift} {seed}", said, 0.5 + gain * shift + wander)
+                write(tmp_path / f"{name} {shift} {seed}", raw, 0.5 + gain * shift + wander)
     for shift in (False, True):
-        said = settings(rounds=12, shift=shift, algorithm={"name": "fedprox", "mu": 0.5})
-        write(tmp_path / f"one seed {shift}", said, 0.5 + 0.03 * shift)
+        raw = settings(rounds=12, shift=shift, algorithm={"name": "fedprox", "mu": 0.5})
+        write(tmp_path / f"one seed {shift}", raw, 0.5 + 0.03 * shift)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert made.answer == [
         "With the shift per layer, accuracy is higher in 3 of 4 comparisons and lower in 1.",
         "Beyond noise it is higher in 1 and lower in 1; in 1 the difference is within noise; "
-        "for 1 there are too few seeds to tell.",
+        "in 1 there are too few seeds to judge.",
         "The mean difference is +3.0 points, "
         "from -2.0 points (fedprox, mu 0.01, shift per layer) to +6.0 points (scaffold, mu 0.01, shift per layer).",
     ]
@@ -107,44 +107,46 @@ def test_comparisons_are_counted_for_each_rule(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shift", "sentence"),
     [
-        (True, "There is no run without the shift to compare with, so whether it helped cannot be told."),
-        (False, "No run here has the shift, so whether it would help cannot be told."),
+        (True, "There is no run without the shift to compare with, so its effect is unknown."),
+        (False, "No run uses the shift, so its effect is unknown."),
     ],
 )
-def test_one_run_says_what_it_reached_and_that_nothing_compares(shift: bool, sentence: str, tmp_path: Path) -> None:
+def test_a_single_run_has_its_score_and_no_comparison(shift: bool, sentence: str, tmp_path: Path) -> None:
     made = section(grouped(read([write(tmp_path / "run", settings(shift=shift), 0.625)])))
     label = f"fedavg, 32+4 bits, {'shift per layer' if shift else 'no shift'}"
     assert made.answer == [f"{label} reached accuracy 62.5 %, the mean of the last 10 evaluated rounds.", sentence]
     assert table(made).rows[0].cells == [label, "62.5", "1", "62.5", "0.02"]
 
 
-def test_an_unfinished_line_is_in_the_table_as_one(tmp_path: Path) -> None:
+def test_an_unfinished_line_is_marked_in_the_table(tmp_path: Path) -> None:
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.75, reached=9)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))
     assert table(made).rows[1].cells == ["per layer", "unfinished, round 9 of 20", "1", "75.0", "0.0090"]
     only = section(grouped(read([tmp_path / "b"])))
-    assert only.answer == ["No run is finished yet, so nothing can be said."]
+    assert only.answer == ["No run is finished yet."]
 
 
-def test_a_metric_of_ones_own_is_shown_as_it_is(tmp_path: Path) -> None:
-    made = told(tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"})
+def test_a_custom_metric_is_shown_unchanged(tmp_path: Path) -> None:
+    made = answered(
+        tmp_path, {("32+4", False): 20.0, ("32+4", True): 25.0}, train={"rounds": 12, "metric": "mine:Gain"}
+    )
     assert made.answer == ["With the shift per layer, Gain differs by +5."]
-    assert table(made).title == "Gain at the end"
+    assert table(made).title == "Final Gain"
     assert table(made).rows[1].cells == ["per layer", "25.01 ± 0.01", "+5 against no shift", "3", "25.01", "0.01"]
 
 
-def test_runs_that_came_to_no_number_say_so(tmp_path: Path) -> None:
-    said = settings(rounds=12, train={"metric": "mine:gain"})
-    made = section(grouped(read([write(tmp_path / "run", said, math.nan)])))
-    assert made.answer == ["What the runs came to is no number: gain is infinite or NaN."]
+def test_scores_that_are_nan_are_reported(tmp_path: Path) -> None:
+    raw = settings(rounds=12, train={"metric": "mine:gain"})
+    made = section(grouped(read([write(tmp_path / "run", raw, math.nan)])))
+    assert made.answer == ["Final scores (gain) are NaN or infinite."]
     assert table(made).rows[0].cells[1] == "nan"
     assert len(made.parts) == 1
 
 
-def test_a_run_to_compare_with_that_came_to_no_number_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    made = told(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
-    assert made.answer[1] == "What is to be compared came to no number, so whether the shift helped cannot be told."
+def test_a_base_with_a_score_of_nan_is_not_reported_as_missing(tmp_path: Path) -> None:
+    made = answered(tmp_path, {("32+4", False): math.nan, ("32+4", True): 0.5})
+    assert made.answer[1] == "Scores with or without the shift are NaN or infinite, so its effect is unknown."
 
 
 def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_accuracies_on_different_data_are_not_compared(tmp_path: Path) -> None:
     assert second.startswith("mnist reached accuracy 75.0 %")
 
 
-def test_one_seed_does_not_tell_that_the_shift_makes_no_difference(tmp_path: Path) -> None:
+def test_no_difference_with_one_seed_has_unknown_noise(tmp_path: Path) -> None:
     write(tmp_path / "a", settings(shift=False), 0.5)
     write(tmp_path / "b", settings(shift=True), 0.5)
     made = section(grouped(read(sorted(tmp_path.iterdir()))))

@@ -1,4 +1,4 @@
-"""The page in a real browser: that it shows the report's numbers, and what readers do with it."""
+"""The page in a real browser: numbers of the report, and controls."""
 
 import math
 import re
@@ -19,7 +19,7 @@ def chart(report: Report, name: str) -> Any:
 
 
 def cells(rows: Any) -> list[list[str]]:
-    """The texts of rows of a table."""
+    """Texts of the rows of a table."""
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText.trim()))"
     return [[str(text) for text in row] for row in rows.evaluate_all(script)]
 
@@ -36,12 +36,12 @@ def number(text: str) -> float:
 
 
 def near(values: Iterable[float | None]) -> Any:
-    told = [math.nan if value is None else value for value in values]
-    return pytest.approx(told, rel=1e-4, abs=1e-9, nan_ok=True)
+    expected = [math.nan if value is None else value for value in values]
+    return pytest.approx(expected, rel=1e-4, abs=1e-9, nan_ok=True)
 
 
 def numbers(page: Any, name: str) -> list[list[str]]:
-    """The first table of numbers that a chart tells."""
+    """First table of numbers of a chart."""
     page.locator(f"#{name} .numbers summary").click()
     page.locator(f"#{name} .numbers tr").first.wait_for()
     return cells(page.locator(f"#{name} .numbers table").first.locator("tr"))
@@ -59,7 +59,7 @@ def readout(page: Any) -> list[list[str]]:
     return [row[1:] for row in cells(page.locator("#tip tr"))]
 
 
-def test_tables_tell_what_the_report_tells(open_page: Open) -> None:
+def test_tables_have_the_cells_of_the_report(open_page: Open) -> None:
     report = made.demo()
     page = open_page(report)
     table: Table = chart(report, "summary")
@@ -76,9 +76,9 @@ def test_numbers_of_curves_are_those_of_the_report(open_page: Open) -> None:
     curves = chart(report, "accuracy").panels[0].curves
     head, *rows = numbers(page, "accuracy")
     assert head == ["round", *(labels[curve.line] for curve in curves)]
-    for place, (x, *told) in enumerate(rows):
+    for place, (x, *cells) in enumerate(rows):
         assert float(x) == curves[0].x[place]
-        for cell, curve in zip(told, curves, strict=True):
+        for cell, curve in zip(cells, curves, strict=True):
             values = [curve.y[place], curve.low[place], curve.high[place]]
             found = [number(text) / 100 for text in re.split(r" to | \(|\)", cell) if text]
             assert found == near(values[: len(found)])
@@ -90,8 +90,8 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
     page = open_page(report)
     final = [interval for _, bands in chart(report, "final").bands for band in bands for interval in band.intervals]
     for row, interval in zip(numbers(page, "final")[1:], final, strict=True):
-        told = [interval.mean, interval.spread, *interval.seeds.values()]
-        assert [number(cell) / 100 for cell in row[1:]] == near(told)
+        expected = [interval.mean, interval.spread, *interval.seeds.values()]
+        assert [number(cell) / 100 for cell in row[1:]] == near(expected)
     for row, stack in zip(numbers(page, "sent")[1:], chart(report, "sent").stacks, strict=True):
         assert [number(cell) * 1e6 for cell in row[1:]] == near(stack.values)
     heat = chart(report, "by-label")
@@ -100,12 +100,12 @@ def test_numbers_of_other_charts_are_those_of_the_report(open_page: Open) -> Non
         assert [number(cell) / 100 for cell in row[1:]] == near(values)
     steps = chart(report, "weights").panels[0]
     for place, row in enumerate(numbers(page, "weights")[1:]):
-        told = [steps.edges[place], steps.edges[place + 1], *(counts[place] for _, counts in steps.counts)]
-        assert [number(cell) for cell in row] == near(told)
+        expected = [steps.edges[place], steps.edges[place + 1], *(counts[place] for _, counts in steps.counts)]
+        assert [number(cell) for cell in row] == near(expected)
 
 
-def test_lines_of_one_colour_are_told_apart_by_their_dashes(open_page: Open) -> None:
-    """In the legend, and by open discs, diamonds and discs where means are drawn."""
+def test_lines_of_one_colour_differ_in_their_dashes(open_page: Open) -> None:
+    """In the legend, and by open discs, diamonds and discs of means."""
     report = made.demo()
     dashes: tuple[Dash, ...] = ("dashed", "dotdash", "")
     lines = [one._replace(colour=0, dash=dash) for one, dash in zip(report.lines, dashes, strict=True)]
@@ -150,7 +150,7 @@ def test_cells_parts_means_and_bins_are_read(open_page: Open) -> None:
     page.locator("#by-label [data-spot='12']").hover()
     assert readout(page) == [["2 (rare)", f"{100 * chart(report, 'by-label').values[1][2]:.1f}%"]]
     page.locator("#sent [data-spot='1']").hover()
-    assert readout(page) == [["centroids", "90 kB (17.6%)"], ["in all", "511.2 kB"]]
+    assert readout(page) == [["centroids", "90 kB (17.6%)"], ["total", "511.2 kB"]]
     page.locator("#final [data-spot='0']").hover()
     assert [label for label, _ in readout(page)] == ["mean", "seed 0", "seed 1", "seed 2"]
     page.locator("#weights [data-spot='3']").hover()
@@ -193,7 +193,7 @@ def test_charts_are_drawn_when_they_come_near_and_all_before_print(open_page: Op
     assert page.locator("figure .plot > svg").count() == places
 
 
-def test_paper_is_light_and_says_what_was_chosen(open_page: Open) -> None:
+def test_print_is_light_and_shows_the_selected_chart(open_page: Open) -> None:
     page = open_page(made.demo())
     page.locator("#theme").click()
     page.emulate_media(media="print")

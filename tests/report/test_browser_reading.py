@@ -114,7 +114,7 @@ def test_dragging_zooms_and_reset_shows_all(open_page: Open) -> None:
         assert (ticks(page, "accuracy"), ticks(page, "accuracy", "y")) == before
 
 
-def test_all_of_it_by_keyboard(open_page: Open) -> None:
+def test_all_controls_work_by_keyboard(open_page: Open) -> None:
     page = open_page(made.demo())
     page.keyboard.press("Tab")
     assert page.locator(":focus").inner_text() == "Skip to the report"
@@ -162,7 +162,7 @@ def test_dark_and_light_are_remembered(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("report", [made.one(), made.demo(), made.sweep()], ids=["one", "demo", "sweep"])
-def test_nothing_reaches_over_the_edge_of_a_phone(open_page: Open, report: Report) -> None:
+def test_nothing_overflows_a_phone_screen(open_page: Open, report: Report) -> None:
     page = open_page(report, width=375, has_touch=True)
     page.evaluate(DRAW_ALL)
     for summary in page.locator("figure:not([hidden]) .numbers summary").all()[:4]:
@@ -170,7 +170,7 @@ def test_nothing_reaches_over_the_edge_of_a_phone(open_page: Open, report: Repor
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_a_finger_reads_and_the_legend_folds(open_page: Open) -> None:
+def test_touch_reads_values_and_the_legend_folds(open_page: Open) -> None:
     page = open_page(made.demo(), width=375, has_touch=True)
     assert not page.locator("#legend .body").is_visible()
     page.locator("#legend .fold").tap()
@@ -206,7 +206,7 @@ def test_a_zoom_button_pressed_before_its_chart_is_drawn_does_nothing(open_page:
 
 
 @pytest.mark.parametrize("width", [1280, 1024, 800, 375])
-def test_no_column_of_a_table_is_out_of_sight(open_page: Open, width: int) -> None:
+def test_all_columns_of_a_table_are_visible(open_page: Open, width: int) -> None:
     columns = ["shift", "quantizer", "coder", "send", "feedback", "bits", "accuracy", "difference", "seeds", "MB up"]
     cells = [
         "no",

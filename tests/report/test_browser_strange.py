@@ -1,4 +1,4 @@
-"""The page in a real browser: charts of which there is little or nothing to draw."""
+"""The page in a real browser: charts with little or no data."""
 
 import pytest
 
@@ -54,7 +54,7 @@ STRANGE: list[Chart] = [
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_charts_of_little_or_nothing_are_drawn_without_a_fault(open_page: Open, width: int) -> None:
+def test_charts_with_little_or_no_data_are_drawn_without_errors(open_page: Open, width: int) -> None:
     parts = [*STRANGE, Choice("of-none", "of none", []), Table("no-table", "no table", [], [])]
     page = open_page(Report("strange", "", [], [], [Section("s", "s", [], parts)]), width)
     page.evaluate(DRAW_ALL)

@@ -24,8 +24,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     ]
     for i, (uplink, score, size) in enumerate(uplinks):
         for seed in range(2):
-            said = settings(rounds=12, shift=False, seed=seed) | {"uplink": uplink}
-            write(folder / f"{i} {seed}", said, score + seed / 100, figures={"bytes.codes": size})
+            raw = settings(rounds=12, shift=False, seed=seed) | {"uplink": uplink}
+            write(folder / f"{i} {seed}", raw, score + seed / 100, figures={"bytes.codes": size})
     return gather([folder])
 
 
@@ -51,7 +51,7 @@ def test_points_are_read_by_pointer_and_keys(open_page: Open, report: Report) ->
     page.locator("#pareto [data-spot='3']").hover()
     assert readout(page) == [
         ["accuracy", "90.5% ± 0.7%"],
-        ["sent up by all clients", "109.2 kB"],
+        ["uploaded by all clients", "109.2 kB"],
         ["Pareto-optimal", "yes"],
     ]
     plot.focus()
@@ -62,7 +62,7 @@ def test_points_are_read_by_pointer_and_keys(open_page: Open, report: Report) ->
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_nothing_of_the_first_section_reaches_over_the_edge(open_page: Open, report: Report, width: int) -> None:
+def test_nothing_of_the_first_section_overflows(open_page: Open, report: Report, width: int) -> None:
     page = open_page(report, width=width)
     page.evaluate(DRAW_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -80,7 +80,7 @@ def test_every_text_of_points_can_be_read(open_page: Open, report: Report, schem
     assert page.evaluate(FAINT) == []
 
 
-def test_without_scripts_the_answer_and_the_table_are_there(open_page: Open, report: Report) -> None:
+def test_without_scripts_the_answer_and_the_table_are_shown(open_page: Open, report: Report) -> None:
     page = open_page(report, java_script_enabled=False)
     assert page.locator("#worth .answer").inner_text().startswith("Compression was not worth it: ")
     assert page.locator("#worth-table tbody tr").count() == 4

@@ -1,4 +1,4 @@
-"""fedshift report, as a person meets it."""
+"""The command `fedshift report`."""
 
 import json
 from pathlib import Path
@@ -19,47 +19,50 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_page_is_written_beside_the_runs_and_again_over_itself(runs: Path) -> None:
+def test_a_page_is_written_beside_the_runs_and_overwrites_an_older_one(runs: Path) -> None:
     for _ in range(2):
         done = fedshift("report", runs)
         assert (done.exit_code, done.stdout) == (0, f"{runs / 'report.html'}\n")
     page = (runs / "report.html").read_text()
     assert SIGN in page
-    assert page.index("Was it worth it?") < page.index("Did the shift help?")
+    assert page.index("Was compression worth it?") < page.index("Did the shift help?")
 
 
-def test_a_page_of_ones_own_is_not_written_over(runs: Path) -> None:
+def test_a_page_that_is_not_a_report_is_not_overwritten(runs: Path) -> None:
     (runs / "report.html").write_text("<html>mine</html>")
     done = fedshift("report", runs)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "report.html: is there already and is no report; `fedshift report` takes another --out" in done.stderr
+    assert (
+        "report.html: already exists and is not a report; choose another file with `fedshift report --out`"
+        in done.stderr
+    )
     assert (runs / "report.html").read_text() == "<html>mine</html>"
     assert fedshift("report", runs, "--out", runs / "new" / "page.html").exit_code == 0
     assert SIGN in (runs / "new" / "page.html").read_text()
 
 
-def test_figures_are_drawn_in_the_formats_that_are_asked_for(tmp_path: Path) -> None:
+def test_figures_are_drawn_in_the_requested_formats(tmp_path: Path) -> None:
     run = write(tmp_path / "run", settings(rounds=3), layers=(), classes=0)
     done = fedshift("report", run, "--figures", tmp_path / "figures", "--format", "pdf", "--format", "svg")
     assert done.exit_code == 0, done.output
     drawn = list((tmp_path / "figures").iterdir())
     assert {path.suffix for path in drawn} == {".pdf", ".svg"}
     assert {path.stem for path in drawn} >= {"final", "score", "loss", "error", "upload", "phases"}
-    assert f"{len(drawn)} figures are in {tmp_path / 'figures'}" in done.stdout
+    assert f"{len(drawn)} figures written to {tmp_path / 'figures'}" in done.stdout
 
 
 def test_json_is_printed_and_nothing_written(runs: Path) -> None:
     done = fedshift("report", runs, "--json", "--title", "Mine", "--uplink", "1kB/s")
-    told = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert told["title"] == "Mine"
-    assert [section["name"] for section in told["sections"]] == ["worth", "answer", "cost", "inside", "what"]
-    assert told["sections"][0]["parts"][0]["kind"] == "Table"
-    (seconds,) = [part for part in told["sections"][2]["parts"] if part["name"] == "score-seconds"]
+    content = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert content["title"] == "Mine"
+    assert [section["name"] for section in content["sections"]] == ["worth", "answer", "cost", "inside", "what"]
+    assert content["sections"][0]["parts"][0]["kind"] == "Table"
+    (seconds,) = [part for part in content["sections"][2]["parts"] if part["name"] == "score-seconds"]
     assert (seconds["rate"], seconds["panels"][0]["curves"][0]["x"]) == (1000.0, [1, 2, 3])
     assert not (runs / "report.html").exists()
 
 
-def test_a_program_writes_a_report_where_it_likes(runs: Path, tmp_path: Path) -> None:
+def test_a_program_writes_a_report_to_any_path(runs: Path, tmp_path: Path) -> None:
     where = write_report([runs], tmp_path / "page.html", title="<Mine> & yours")
     assert where == tmp_path / "page.html"
     assert "<title>&lt;Mine&gt; &amp; yours</title>" in where.read_text()
@@ -69,11 +72,11 @@ def test_a_program_writes_a_report_where_it_likes(runs: Path, tmp_path: Path) ->
     ("arguments", "sentence"),
     [
         (["nowhere"], "nowhere: there is no such folder"),
-        (["empty"], "empty: holds no run"),
+        (["empty"], "empty: contains no run"),
         (["runs", "--uplink", "fast"], "--uplink fast: must be a rate"),
         (["runs", "--figures", "figures", "--format", "gif"], "--format gif: must be among svg, png, pdf"),
-        (["runs", "--out", "empty"], "empty: is a folder, where a page is to be; "),
-        (["runs", "--out", "runs/True/settings.toml"], "settings.toml: is there already and is no report"),
+        (["runs", "--out", "empty"], "empty: is a folder instead of a file; "),
+        (["runs", "--out", "runs/True/settings.toml"], "settings.toml: already exists and is not a report"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -1,4 +1,4 @@
-"""Bytes and seconds."""
+"""The section "What did it cost?"."""
 
 from pathlib import Path
 
@@ -30,13 +30,13 @@ def stacks(of: Section, name: str) -> Stacks:
 
 
 def test_accuracy_against_bytes_and_against_seconds_on_one_link(tmp_path: Path) -> None:
-    """A thousand bytes a round, a thousand bytes a second."""
+    """A thousand bytes per round, a thousand bytes per second."""
     made = costs(write(tmp_path / "run", settings(rounds=4)))
     sent, seconds = chart(made, "score-bytes"), chart(made, "score-seconds")
     assert list(sent.panels[0].curves[0].x) == [1000, 2000, 3000, 4000]
     assert list(seconds.panels[0].curves[0].x) == [1, 2, 3, 4]
     assert (sent.x.unit, seconds.x.unit, sent.rate, seconds.rate) == ("B", "s", None, RATE)
-    assert made.answer == ["A run sends 4 kB, 4 s on one link of 1 kB/s for all."]
+    assert made.answer == ["A run sends 4 kB, 4 s on one shared link of 1 kB/s."]
 
 
 def test_an_upload_is_codes_side_data_and_header(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_an_upload_is_codes_side_data_and_header(tmp_path: Path) -> None:
     assert made.stacks[0].values == [450, 30, 20]
 
 
-def test_what_is_published_says_only_the_sum(tmp_path: Path) -> None:
+def test_a_published_record_has_only_the_sum_of_bytes(tmp_path: Path) -> None:
     """A thousand bytes for a cohort of two."""
     made = costs(published(tmp_path / "run", settings()))
     assert (stacks(made, "upload").parts, stacks(made, "upload").stacks[0].values) == (["upload, not split"], [500])
@@ -60,39 +60,39 @@ def test_a_round_is_split_into_phases_with_saving_on_top(tmp_path: Path) -> None
     assert made.stacks[0].values == pytest.approx([0.4, 0.1, 0.05, 0.05, 0.02, 0.1])
 
 
-def test_clients_that_train_side_by_side_share_the_time_that_passed(tmp_path: Path) -> None:
-    """Four seconds of training and one of encoding happened in the 0.6 s that the server did not work."""
+def test_clients_that_train_in_parallel_share_the_wall_clock_time(tmp_path: Path) -> None:
+    """Four seconds of training and one of encoding share the 0.6 s in which the server did not work."""
     made = stacks(costs(write(tmp_path / "run", figures={"seconds.train": 4.0, "seconds.encode": 1.0})), "phases")
     assert made.stacks[0].values == pytest.approx([0.48, 0.12, 0.05, 0.05, 0.02, 0.0])
 
 
-def test_bandwidths_of_the_settings_have_a_chart_of_their_own(tmp_path: Path) -> None:
-    said = settings(rounds=3, uplink={"bandwidth": 1000.0})
-    made = costs(write(tmp_path / "run", said, figures={"seconds.uplink": [0.5, 0.25, 1.0]}))
+def test_bandwidths_in_the_settings_have_their_own_chart(tmp_path: Path) -> None:
+    raw = settings(rounds=3, uplink={"bandwidth": 1000.0})
+    made = costs(write(tmp_path / "run", raw, figures={"seconds.uplink": [0.5, 0.25, 1.0]}))
     assert list(chart(made, "score-links").panels[0].curves[0].x) == [0.5, 0.75, 1.75]
-    assert "bandwidths are those of the settings" in chart(made, "score-links").caption
+    assert "Bandwidths are those in the settings" in chart(made, "score-links").caption
 
 
 def test_the_least_and_the_most_are_named(tmp_path: Path) -> None:
     few = write(tmp_path / "few", settings(rounds=10, bits="32+4"))
     many = write(tmp_path / "many", settings(rounds=10, bits="32+32"), figures={"bytes.codes": 2900})
     assert costs(few, many).answer == [
-        "Runs with 32+4 bits send the least: 10 kB, 10 s on one link of 1 kB/s for all.",
-        "Those with 32+32 bits send 3 times as much: 30 kB, 30 s on one link of 1 kB/s for all.",
+        "Runs with 32+4 bits send the least: 10 kB, 10 s on one shared link of 1 kB/s.",
+        "Those with 32+32 bits send 3 times as much: 30 kB, 30 s on one shared link of 1 kB/s.",
     ]
 
 
 def test_lines_with_and_without_the_shift_may_send_different_amounts(tmp_path: Path) -> None:
-    """As they do with an entropy coder: 20 rounds of 600 and of 1000 bytes."""
+    """As with an entropy coder: 20 rounds of 600 and of 1000 bytes."""
     plain = write(tmp_path / "plain", settings(shift=False), figures={"bytes.codes": 500})
     made = costs(plain, write(tmp_path / "shifted", settings(shift=True)))
     assert made.answer == [
-        "Runs with no shift send the least: 12 kB, 12 s on one link of 1 kB/s for all.",
-        "Those with shift per layer send 1.67 times as much: 20 kB, 20 s on one link of 1 kB/s for all.",
+        "Runs with no shift send the least: 12 kB, 12 s on one shared link of 1 kB/s.",
+        "Those with shift per layer send 1.67 times as much: 20 kB, 20 s on one shared link of 1 kB/s.",
     ]
 
 
-def test_all_lines_that_send_the_least_are_meant(tmp_path: Path) -> None:
+def test_all_lines_that_send_the_least_are_named(tmp_path: Path) -> None:
     names = ("fedavg", "fedprox")
     few = [write(tmp_path / name, settings(algorithm={"name": name})) for name in names]
     more = {"bytes.codes": 1900}
@@ -104,7 +104,7 @@ def test_all_lines_that_send_the_least_are_meant(tmp_path: Path) -> None:
     assert most.startswith("Those with 32+8 bits send 2 times as much: 40 kB")
 
 
-def test_bytes_that_are_no_number_are_none(tmp_path: Path) -> None:
+def test_bytes_that_are_nan_count_as_zero(tmp_path: Path) -> None:
     made = costs(write(tmp_path / "run", settings(rounds=4), figures={"bytes.codes": [900, float("inf"), 900, 900]}))
     assert list(chart(made, "score-bytes").panels[0].curves[0].x) == [1000, 1000, 2000, 3000]
 
@@ -112,7 +112,7 @@ def test_bytes_that_are_no_number_are_none(tmp_path: Path) -> None:
 def test_estimated_bytes_are_corrected_by_the_ratio_and_the_page_says_so(tmp_path: Path) -> None:
     made = costs(write(tmp_path / "run", settings(rounds=3), figures=GUESSED))
     assert made.answer == [
-        "A run sends 3.5 kB, 3.5 s on one link of 1 kB/s for all.",
+        "A run sends 3.5 kB, 3.5 s on one shared link of 1 kB/s.",
         "Uploaded bytes of 2 of 3 rounds are estimated from counts of codes, times 1.25, the ratio of real frames to "
         "estimates measured in 1 round.",
     ]
@@ -121,10 +121,10 @@ def test_estimated_bytes_are_corrected_by_the_ratio_and_the_page_says_so(tmp_pat
     assert own == pytest.approx([(3 * 900 + 2 * 250) / 6, 30, 20], rel=1e-3)
 
 
-def test_estimates_that_nothing_checks_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_estimates_without_real_frames_are_not_corrected(tmp_path: Path) -> None:
     made = costs(write(tmp_path / "run", settings(rounds=3), figures=GUESSED | {"bytes.framed": [None] * 3}))
     assert made.answer == [
-        "A run sends 3 kB, 3 s on one link of 1 kB/s for all.",
+        "A run sends 3 kB, 3 s on one shared link of 1 kB/s.",
         "Uploaded bytes of 3 of 3 rounds are estimated from counts of codes, and no real frames were made to check "
         "them.",
     ]

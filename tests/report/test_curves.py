@@ -1,4 +1,4 @@
-"""Curves, worked out by hand."""
+"""Curves with hand-worked numbers."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.report.test_lines import read
 from tests.report.written import settings, write
 
 
-def test_a_moving_average_is_of_the_last_ten_and_of_fewer_at_the_beginning() -> None:
+def test_a_moving_average_covers_the_last_ten_values_or_fewer_at_the_beginning() -> None:
     values = np.arange(1.0, 16.0)
     assert moving(values)[:3].tolist() == [1.0, 1.5, 2.0]
     assert moving(values)[9:11].tolist() == [5.5, 6.5]
@@ -30,7 +30,7 @@ def test_a_curve_is_the_mean_of_seeds_in_a_band_from_the_lowest_to_the_highest(t
 
 
 def test_a_curve_ends_in_the_figure_of_the_table(tmp_path: Path) -> None:
-    """Also where it is thinned, where not every round is evaluated, and where one seed has lost its last line."""
+    """Also if it is thinned, if not every round is evaluated, and if one seed has lost its last line."""
     rng = np.random.default_rng(7)
     for seed in range(3):
         scores = [float(x) if t % 3 == 2 else None for t, x in enumerate(rng.random(60))]
@@ -52,7 +52,7 @@ def test_a_curve_against_bytes_is_against_their_sum_so_far(tmp_path: Path) -> No
     assert list(drawn.x) == [200, 500, 900]  # and a hundred of side data and header in each round
 
 
-def test_seeds_that_are_on_their_way_are_drawn_as_far_as_all_have_come(tmp_path: Path) -> None:
+def test_unfinished_seeds_are_drawn_up_to_the_round_that_all_have_reached(tmp_path: Path) -> None:
     for seed, reached in enumerate((4, 7)):
         write(tmp_path / str(seed), settings(seed=seed), reached=reached)
     (strand,) = grouped(read(sorted(tmp_path.iterdir()))).strands
@@ -60,7 +60,7 @@ def test_seeds_that_are_on_their_way_are_drawn_as_far_as_all_have_come(tmp_path:
     assert list(drawn.x) == [1, 2, 3, 4]
 
 
-def test_points_are_left_out_evenly_but_for_the_ends() -> None:
+def test_points_are_thinned_evenly_and_keep_both_ends() -> None:
     kept = chosen(800, 200)
     assert (len(kept), kept[0], kept[-1]) == (200, 0, 799)
     assert set(np.diff(kept)) <= {4, 5}

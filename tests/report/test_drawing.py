@@ -43,7 +43,7 @@ def test_every_kind_of_chart_is_drawn_in_three_formats(tmp_path: Path) -> None:
     assert {"accuracy, %", "time on the uplink, ms at 1.25 MB/s", "no shift", "shift per layer"} <= words
 
 
-def test_both_rules_of_the_shift_are_told_apart_on_paper(tmp_path: Path) -> None:
+def test_both_rules_of_the_shift_look_different_in_files(tmp_path: Path) -> None:
     """Curves by their dashes; means by open discs, diamonds and discs."""
     for name, shift in RULES.items():
         write(tmp_path / name, settings(rounds=3) | {"shift": shift})
@@ -65,15 +65,15 @@ def test_the_same_report_gives_the_same_files_again(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in draw(few, tmp_path / "figures", ["svg", "pdf"])] == first
 
 
-def test_a_file_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "score.svg").write_text("<svg>mine</svg>")
-    with pytest.raises(RunError, match=r"score\.svg: is there already and was not drawn by fedshift report"):
+    with pytest.raises(RunError, match=r"score\.svg: already exists and was not drawn by fedshift report"):
         draw(report(tmp_path), tmp_path, ["svg"])
     assert (tmp_path / "score.svg").read_text() == "<svg>mine</svg>"
     assert [path.name for path in tmp_path.glob("*.*")] == ["score.svg"]
 
 
-def test_what_a_user_has_set_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_matplotlib_are_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine: dict[Any, Any] = {"backend": "svg", "font.size": 21.0}
     for key, value in mine.items():
         monkeypatch.setitem(matplotlib.rcParams, key, value)
@@ -81,12 +81,12 @@ def test_what_a_user_has_set_is_as_before(tmp_path: Path, monkeypatch: pytest.Mo
     assert {key: matplotlib.rcParams[key] for key in mine} == mine
 
 
-def test_a_format_that_is_none_gets_a_sentence(tmp_path: Path) -> None:
+def test_an_unknown_format_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--format gif: must be among svg, png, pdf"):
         draw(report(tmp_path), tmp_path / "figures", ["gif"])
 
 
-def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_message_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SettingsError, match=r"--figures needs matplotlib: pip install 'matplotlib>=3.9'"):
         draw(report(tmp_path), tmp_path / "figures")

@@ -1,4 +1,4 @@
-"""Layers, labels, errors and weights."""
+"""The section "What happened during training?"."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +33,7 @@ def test_scores_and_losses_are_averaged_over_ten_rounds(tmp_path: Path) -> None:
         assert curve.y[-1] == pytest.approx(0.155)  # 0.11, 0.12, ... 0.20
 
 
-def test_a_layer_has_its_mean_before_the_shift_beside_it(tmp_path: Path) -> None:
+def test_a_layer_has_a_curve_of_its_mean_before_the_shift(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain", settings(shift=False), figures={"mean_before.fc.weight": 0.1})
     made = part(inside(plain, write(tmp_path / "shifted", settings())), "layer-mean", Curves)
     (panel,) = made.panels
@@ -45,7 +45,7 @@ def test_a_layer_has_its_mean_before_the_shift_beside_it(tmp_path: Path) -> None
     ]
 
 
-def test_the_spread_of_filter_means_is_drawn_where_records_have_it(tmp_path: Path) -> None:
+def test_the_spread_of_filter_means_is_drawn_if_it_is_recorded(tmp_path: Path) -> None:
     new, old = write(tmp_path / "new"), write(tmp_path / "old", settings(shift=False))
     _without_filters(old)
     (panel,) = part(inside(old, new), "layer-filters", Curves).panels
@@ -54,37 +54,37 @@ def test_the_spread_of_filter_means_is_drawn_where_records_have_it(tmp_path: Pat
 
 
 def _without_filters(folder: Path) -> None:
-    """A record of before these columns were added."""
+    """A record of an earlier version, without these columns."""
     rows = [line.split(",") for line in (folder / "rounds.csv").read_text().splitlines()]
     kept = [i for i, name in enumerate(rows[0]) if not name.startswith("filters_")]
     (folder / "rounds.csv").write_text("".join(",".join(row[i] for i in kept) + "\n" for row in rows))
 
 
-def test_steps_and_drifts_are_told_by_layer(tmp_path: Path) -> None:
+def test_steps_and_drifts_are_drawn_by_layer(tmp_path: Path) -> None:
     made = inside(write(tmp_path / "run", layers=("conv.weight", "fc.weight")))
     assert [panel.title for panel in part(made, "layer-step", Curves).panels] == ["conv.weight", "fc.weight"]
     drift = part(made, "layer-drift", Curves).panels[1].curves
     assert [(curve.y[0], curve.dashed) for curve in drift] == [(0.4, False), (0.5, True)]
 
 
-def test_predictions_are_told_for_each_rule_of_the_shift(tmp_path: Path) -> None:
+def test_predictions_are_given_for_each_rule_of_the_shift(tmp_path: Path) -> None:
     rules = [({"on": False}, 0.4), ({"per": "layer"}, 0.3), ({"per": "filter"}, 0.26)]
     folders = []
     for i, (shift, each) in enumerate(rules):
         shares = {"predicted.0": 0.5 - each, "predicted.1": each, "predicted.2": 0.5 - each, "predicted.3": each}
         folders.append(write(tmp_path / str(i), settings() | {"shift": shift}, figures=shares))
     (sentence,) = inside(*folders).answer
-    assert sentence.endswith("they are 80.0 % without shift, 60.0 % with the shift per layer and 52.0 % per filter.")
+    assert sentence.endswith("is 80.0 % without shift, 60.0 % with the shift per layer and 52.0 % per filter.")
 
 
-def test_of_many_layers_one_is_chosen(tmp_path: Path) -> None:
+def test_many_layers_are_a_choice(tmp_path: Path) -> None:
     names = [f"layer {n}" for n in range(9)]
     made = part(inside(write(tmp_path / "run", layers=names)), "layer-step", Choice)
     assert [label for label, _ in made.of] == names
     assert made.of[3][1].title == "Distance between rounds: layer 3"
 
 
-def test_runs_of_different_models_and_data_are_drawn_as_far_as_they_are_alike(tmp_path: Path) -> None:
+def test_runs_of_different_models_and_data_share_charts_where_possible(tmp_path: Path) -> None:
     made = inside(
         write(tmp_path / "a", settings(model={"name": "mlp"}), layers=("fc.weight", "out.weight")),
         write(tmp_path / "b", settings(model={"name": "paper-cnn"}), layers=("fc.weight", "conv.weight")),
@@ -97,24 +97,24 @@ def test_runs_of_different_models_and_data_are_drawn_as_far_as_they_are_alike(tm
     assert (len(other.columns), other.title) == (6, "Predicted share of each label: mnist")
 
 
-def test_labels_that_only_quantized_clients_hold_are_inferior(tmp_path: Path) -> None:
-    """Labels 1 and 3 lie with clients of 4 bits, half of the data; they are a third of the predictions."""
+def test_labels_of_quantized_clients_alone_are_inferior(tmp_path: Path) -> None:
+    """Labels 1 and 3 belong to clients of 4 bits; they are half of the data and a third of the predictions."""
     shares = {"predicted.0": 0.4, "predicted.1": 0.2, "predicted.2": 0.27, "predicted.3": 0.13}
     made = inside(write(tmp_path / "run", figures=shares))
     heat, curves = part(made, "predicted", Heat), part(made, "inferior", Curves)
     assert heat.marks == ["superior", "inferior", "superior", "inferior"]
-    assert "full-precision, or quantized, clients" in heat.caption  # what the marks mean
+    assert "A label is superior if 90 % of its examples or more belong" in heat.caption  # what the marks mean
     assert list(heat.values[0]) == pytest.approx(list(shares.values()))
     assert curves.level == 0.5
     assert curves.panels[0].curves[0].y[-1] == pytest.approx(0.33)
     assert made.answer == [
-        "Labels that quantized clients hold (90 % or more of each) are 50.0 % of the data; "
-        "of what is predicted at the end they are 33.0 % with the shift per layer."
+        "Inferior labels (at least 90 % of their examples belong to quantized clients) are 50.0 % of the data; "
+        "their share of final predictions is 33.0 % with the shift per layer."
     ]
 
 
 @pytest.mark.parametrize("kind", ["all alike", "mixed"])
-def test_labels_are_nobodys_where_clients_upload_alike_or_share_them(kind: str, tmp_path: Path) -> None:
+def test_labels_have_no_mark_if_clients_upload_alike_or_share_them(kind: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "run", settings(bits="32+32" if kind == "all alike" else "32+4"))
     write_clients(folder, group=lambda client: "32 bit" if kind == "all alike" or client < 2 else "4 bit")
     made = inside(folder)
@@ -124,13 +124,13 @@ def test_labels_are_nobodys_where_clients_upload_alike_or_share_them(kind: str, 
 
 
 def test_groups_with_names_have_the_bits_of_the_settings(tmp_path: Path) -> None:
-    said = settings(uplink={"bits": 32, "group": {"slow ones": {"share": 0.5, "bits": 8}}})
-    folder = write(tmp_path / "run", said)
+    raw = settings(uplink={"bits": 32, "group": {"slow ones": {"share": 0.5, "bits": 8}}})
+    folder = write(tmp_path / "run", raw)
     write_clients(folder, group=lambda client: "slow ones" if client % 2 else "others")
     assert part(inside(folder), "predicted", Heat).marks[:2] == ["superior", "inferior"]
 
 
-def test_errors_are_drawn_where_something_was_quantized(tmp_path: Path) -> None:
+def test_errors_are_drawn_if_uploads_were_quantized(tmp_path: Path) -> None:
     exact = write(tmp_path / "exact", settings(bits="32+32"), figures={"error": 0.0})
     made = part(inside(exact, write(tmp_path / "coded", settings())), "error", Curves)
     assert [curve.line for curve in made.panels[0].curves] == ["line-1"]
@@ -150,31 +150,31 @@ def test_weights_are_chosen_by_line_and_round(tmp_path: Path) -> None:
     assert chart.panels[0].counts == [("before the quantizer", [1, 2, 3, 4]), ("after", [0, 5, 0, 5])]
 
 
-def test_without_classes_nothing_is_said_of_labels(tmp_path: Path) -> None:
+def test_without_classes_there_are_no_charts_of_labels(tmp_path: Path) -> None:
     made = inside(write(tmp_path / "run", classes=0))
     assert {"predicted", "inferior"}.isdisjoint(one.name for one in made.parts)
 
 
-def test_predictions_that_are_lost_are_not_told_as_a_number(tmp_path: Path) -> None:
+def test_missing_predictions_are_not_reported_as_numbers(tmp_path: Path) -> None:
     gone: list[float | None] = [0.25] * 19 + [None]
     assert inside(write(tmp_path / "run", figures={"predicted.1": gone})).answer == []
 
 
-def test_a_label_is_somebodys_from_nine_tenths_on_and_nobodys_without_examples(tmp_path: Path) -> None:
+def test_a_label_has_a_mark_from_nine_tenths_on_and_none_without_examples(tmp_path: Path) -> None:
     run = write(tmp_path / "run")
     lines = ["client,group,examples,label.0,label.1,label.2,label.3", "0,32 bit,17,9,1,0,7", "1,4 bit,13,1,9,0,3", ""]
     (run / "clients.csv").write_text("\n".join(lines))
     assert part(inside(run), "predicted", Heat).marks == ["superior", "inferior", "", ""]
 
 
-def test_rounds_without_a_mean_do_not_make_it_a_shifted_one(tmp_path: Path) -> None:
+def test_rounds_without_a_mean_do_not_count_as_shifted(tmp_path: Path) -> None:
     seldom: list[float | None] = [None, 0.1] * 10
     same = {"mean_before.fc.weight": seldom, "mean_after.fc.weight": seldom}
     made = part(inside(write(tmp_path / "run", settings(shift=False), figures=same)), "layer-mean", Curves)
     assert [curve.label for curve in made.panels[0].curves] == [""]
 
 
-def test_layers_of_a_run_that_has_only_begun_hide_no_others(tmp_path: Path) -> None:
+def test_layers_of_a_run_without_rounds_hide_no_others(tmp_path: Path) -> None:
     begun = write(tmp_path / "b", settings(model={"name": "paper-cnn"}), layers=("conv.weight",), reached=0)
     made = inside(write(tmp_path / "a", settings(model={"name": "mlp"})), begun)
     assert [panel.title for panel in part(made, "layer-step", Curves).panels] == ["fc.weight"]

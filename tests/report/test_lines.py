@@ -1,4 +1,4 @@
-"""Which runs are one line, what it is called, and where it is drawn."""
+"""Lines of the legend: their runs, labels, colours and panels."""
 
 from itertools import product
 from pathlib import Path
@@ -14,10 +14,10 @@ def read(folders: list[Path]) -> list[Recorded]:
 
 
 def lines_of(tmp_path: Path, *runs: dict[str, Any]) -> Grouped:
-    return grouped(read([write(tmp_path / str(i), said) for i, said in enumerate(runs)]))
+    return grouped(read([write(tmp_path / str(i), raw) for i, raw in enumerate(runs)]))
 
 
-def test_runs_that_differ_in_nothing_but_their_seed_are_one_line(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path: Path) -> None:
     made = lines_of(tmp_path, *(settings(shift=shift, seed=seed) for shift in (True, False) for seed in (0, 1)))
     assert [one.line.label for one in made.strands] == ["no shift", "shift per layer"]
     assert [one.line.runs for one in made.strands] == [["2", "3"], ["0", "1"]]
@@ -47,17 +47,17 @@ def test_three_rules_of_one_band_have_one_colour_and_three_dashes(tmp_path: Path
     assert {one.band for one in made.strands} == {"32+4 bits"}
 
 
-def test_no_line_is_dashed_where_none_has_the_shift(tmp_path: Path) -> None:
+def test_no_line_is_dashed_if_none_has_the_shift(tmp_path: Path) -> None:
     made = lines_of(tmp_path, settings(shift=False), settings(shift=False, bits="32+8"))
     assert not any(one.line.dash for one in made.strands)
 
 
-def test_one_run_is_called_by_its_algorithm_bits_and_shift(tmp_path: Path) -> None:
+def test_a_single_run_is_named_by_its_algorithm_bits_and_shift(tmp_path: Path) -> None:
     (one,) = lines_of(tmp_path, settings()).strands
     assert (one.line.label, one.heading, one.band) == ("fedavg, 32+4 bits, shift per layer", "fedavg", "32+4 bits")
 
 
-def test_a_label_leaves_out_what_is_off_and_what_other_settings_tell(tmp_path: Path) -> None:
+def test_a_label_leaves_out_settings_that_are_off_or_redundant(tmp_path: Path) -> None:
     made = lines_of(
         tmp_path,
         settings(train={"lr": 0.1, "epochs": 1}, uplink={"quantizer": "kmeans"}),
@@ -68,7 +68,7 @@ def test_a_label_leaves_out_what_is_off_and_what_other_settings_tell(tmp_path: P
     assert made.strands[0].line.settings == {"epochs": "1", "lr": "0.1", "feedback": "no"}
 
 
-def test_more_than_eight_lines_are_parted_by_algorithm(tmp_path: Path) -> None:
+def test_more_than_eight_lines_are_split_by_algorithm(tmp_path: Path) -> None:
     runs = product(("fedavg", "fedprox", "scaffold"), ("32+4", "32+8"), (False, True))
     made = lines_of(tmp_path, *(settings(bits=bits, shift=on, algorithm={"name": name}) for name, bits, on in runs))
     assert [one.panel for one in made.strands] == ["fedavg"] * 4 + ["fedprox"] * 4 + ["scaffold"] * 4
@@ -76,20 +76,20 @@ def test_more_than_eight_lines_are_parted_by_algorithm(tmp_path: Path) -> None:
     assert [one.band for one in made.strands[:4]] == ["32+4 bits", "32+4 bits", "32+8 bits", "32+8 bits"]
 
 
-def test_without_algorithms_lines_are_parted_where_it_leaves_few_in_each(tmp_path: Path) -> None:
+def test_without_algorithms_lines_are_split_by_the_setting_that_leaves_fewest_in_each_panel(tmp_path: Path) -> None:
     runs = product((0.1, 0.2, 0.3, 0.4, 0.5), ("32+4", "32+8"))
     made = lines_of(tmp_path, *(settings(bits=bits, train={"lr": lr}) for lr, bits in runs))
     assert {one.panel for one in made.strands} == {"32+4 bits", "32+8 bits"}
 
 
-def test_the_same_run_a_second_time_is_left_out(tmp_path: Path) -> None:
+def test_a_duplicate_run_is_left_out(tmp_path: Path) -> None:
     first, second = write(tmp_path / "a", settings(), reached=9), write(tmp_path / "b", settings())
     made = grouped(read([first, second]))
     assert [run.folder for run in made.strands[0].runs] == [second]
     assert [(double.folder, kept.folder) for double, kept in made.doubles] == [(first, second)]
 
 
-def test_finished_seeds_stand_for_a_line_and_unfinished_ones_where_there_are_no_others(tmp_path: Path) -> None:
+def test_a_line_consists_of_finished_seeds_or_else_of_unfinished_ones(tmp_path: Path) -> None:
     half = [write(tmp_path / "half", settings(seed=0), reached=9), write(tmp_path / "whole", settings(seed=1))]
     (one,) = grouped(read(half)).strands
     assert ([run.folder.name for run in one.runs], one.line.label) == (["whole"], "fedavg, 32+4 bits, shift per layer")

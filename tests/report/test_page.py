@@ -1,4 +1,4 @@
-"""The page as text: what it holds, what it may do, and what a hostile name cannot."""
+"""The page as text: its content, its policy, and hostile names."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ WEB = Path(fedshift.__file__).parent / "report" / "web"
 
 
 class Outline(HTMLParser):
-    """The elements of a page, and the text of those that hold scripts, styles and cells."""
+    """Elements of a page, and the texts of scripts, styles and cells."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def embedded(page: str) -> Any:
 
 
 def hostile() -> Report:
-    """Every word that a user can choose is hostile."""
+    """Report in which every text of a user is hostile."""
     line = LegendLine("k", HOSTILE, {HOSTILE: HOSTILE}, 0, "", [HOSTILE])
     curves = Curves(
         HOSTILE, HOSTILE, HOSTILE, Axis(HOSTILE), Axis(HOSTILE), [Panel(HOSTILE, [Curve("k", [1, 2], [1, 2])])]
@@ -94,7 +94,7 @@ def test_only_the_pages_own_style_and_script_are_allowed(demo: str) -> None:
     assert not any("style" in attributes for _, attributes in outline.elements)
 
 
-def test_the_page_names_no_address_outside(demo: str) -> None:
+def test_the_page_contains_no_external_address(demo: str) -> None:
     assert set(re.findall(r"(?:https?:)?//[a-z][\w.]*[^\s\"']*", demo.replace("// ", ""))) <= {
         "http://www.w3.org/2000/svg"
     }
@@ -103,7 +103,7 @@ def test_the_page_names_no_address_outside(demo: str) -> None:
         assert str(attributes.get("href", "#")).startswith(("#", "data:"))
 
 
-def test_the_page_tells_what_made_it(demo: str) -> None:
+def test_the_page_names_its_generator(demo: str) -> None:
     metas = [attributes for tag, attributes in Outline(demo).elements if tag == "meta"]
     assert {"name": "generator", "content": f"fedshift {fedshift.__version__}"} in metas
 
@@ -116,10 +116,12 @@ def test_numbers_of_charts_are_those_of_the_report_to_six_digits(demo: str) -> N
     data = embedded(demo)
     accuracy = next(part for part in made.demo().sections[0].parts if isinstance(part, Curves))
     drawn = next(chart for chart in data["charts"] if chart["name"] == "accuracy")
-    for curve, told in zip(accuracy.panels[0].curves, drawn["panels"][0]["curves"], strict=True):
-        assert data["shared"][told["x"]] == list(curve.x)
-        assert [y is None for y in told["y"]] == [y is None for y in curve.y]
-        assert [y for y in told["y"] if y is not None] == pytest.approx([y for y in curve.y if y is not None], rel=1e-5)
+    for curve, values in zip(accuracy.panels[0].curves, drawn["panels"][0]["curves"], strict=True):
+        assert data["shared"][values["x"]] == list(curve.x)
+        assert [y is None for y in values["y"]] == [y is None for y in curve.y]
+        assert [y for y in values["y"] if y is not None] == pytest.approx(
+            [y for y in curve.y if y is not None], rel=1e-5
+        )
 
 
 def test_curves_over_the_same_x_share_it() -> None:
@@ -128,14 +130,14 @@ def test_curves_over_the_same_x_share_it() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_not_drawn(value: float) -> None:
+def test_nan_and_infinity_are_not_drawn(value: float) -> None:
     curve = Curve("", [1, 2, 3], [0.5, value, 0.25])
     curves = Curves("a", "a", "", Axis("x"), Axis("y"), [Panel("", [curve])])
     report = Report("t", "", [], [], [Section("s", "s", [], [curves])])
     assert embedded(render(report))["charts"][0]["panels"][0]["curves"][0]["y"] == [0.5, None, 0.25]
 
 
-def test_tables_hold_every_cell_and_warnings_are_told(demo: str) -> None:
+def test_tables_contain_every_cell_and_warnings_are_shown(demo: str) -> None:
     report = made.demo()
     outline = Outline(demo)
     cells = {cell.strip() for tag in ("td", "th") for cell in outline.texts[tag]}
@@ -149,7 +151,7 @@ def test_tables_hold_every_cell_and_warnings_are_told(demo: str) -> None:
     assert contents == [f"#{section.name}" for section in report.sections]
 
 
-def test_places_have_names_of_their_own() -> None:
+def test_ids_are_unique() -> None:
     ids = [attributes["id"] for _, attributes in Outline(render(hostile())).elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 

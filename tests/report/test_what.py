@@ -1,4 +1,4 @@
-"""What was run, and how it ended."""
+"""The section "What was run?"."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def tables(folders: list[Path], broken: list[Broken] | None = None) -> dict[str,
     return {part.name: part for part in section(grouped(runs), runs, broken or []).parts if isinstance(part, Table)}
 
 
-def test_every_run_is_listed_with_its_end(tmp_path: Path) -> None:
+def test_every_run_is_listed_with_its_status(tmp_path: Path) -> None:
     whole, half = write(tmp_path / "a", settings(seed=0)), write(tmp_path / "b", settings(seed=1), reached=9)
     hurt = write(tmp_path / "c", settings(seed=2))
     damage(hurt / "rounds.csv", 5, lambda line: b"?")
@@ -40,9 +40,9 @@ def test_every_run_is_listed_with_its_end(tmp_path: Path) -> None:
 def test_settings_are_those_in_which_runs_agree(tmp_path: Path) -> None:
     folders = [write(tmp_path / str(lr), settings(train={"lr": lr})) for lr in (0.1, 0.2)]
     made = tables(folders)
-    said = {row.cells[0]: row.cells[1] for row in made["settings"].rows}
-    assert (said["train.rounds"], said["shift.on"], said["shift.share"]) == ("20", "per layer", "uploads")
-    assert {"train.lr", "seed", "name", "shift.tensors"}.isdisjoint(said)
+    values = {row.cells[0]: row.cells[1] for row in made["settings"].rows}
+    assert (values["train.rounds"], values["shift.on"], values["shift.share"]) == ("20", "per layer", "uploads")
+    assert {"train.lr", "seed", "name", "shift.tensors"}.isdisjoint(values)
     assert made["settings"].folded
     assert made["runs"].columns == ["run", "lr", "seed", "status"]
 
@@ -54,7 +54,7 @@ def test_versions_are_counted(tmp_path: Path) -> None:
     assert rows == [["commit", "abc", "2"], ["commit", "def", "1"], ["torch", "2.13", "3"], ["cpu", "a Xeon", "2"]]
 
 
-def test_shifted_tensors_are_named_where_the_record_has_them(tmp_path: Path) -> None:
+def test_shifted_tensors_are_listed_if_they_are_recorded(tmp_path: Path) -> None:
     names = [["fc1.weight", "fc2.weight"], ["fc1.weight", "fc2.weight"], [], None, "damaged"]
     folders = [write(tmp_path / str(seed), settings(seed=seed)) for seed in range(len(names))]
     for folder, shifted in zip(folders, names, strict=True):
@@ -74,7 +74,7 @@ def test_clients_are_ordered_by_group_those_of_most_bits_first(tmp_path: Path) -
     assert heat.marks == ["superior", "inferior", "superior", "inferior"]
 
 
-def test_partitions_that_differ_are_chosen_from(tmp_path: Path) -> None:
+def test_different_partitions_are_a_choice(tmp_path: Path) -> None:
     for seed in range(2):
         write(tmp_path / str(seed), settings(seed=seed))
     write_clients(tmp_path / "1", classes=3)
@@ -84,7 +84,7 @@ def test_partitions_that_differ_are_chosen_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plain_first", [True, False])
-def test_of_runs_with_one_partition_that_is_shown_whose_labels_are_somebodys(plain_first: bool, tmp_path: Path) -> None:
+def test_of_runs_with_the_same_partition_one_with_marks_is_shown(plain_first: bool, tmp_path: Path) -> None:
     plain, mixed = ("a", "b") if plain_first else ("b", "a")
     write(tmp_path / mixed, settings())
     write_clients(write(tmp_path / plain, settings(bits="32+32")), group=lambda client: f"32 bit ({client % 2 + 1})")
@@ -93,7 +93,7 @@ def test_of_runs_with_one_partition_that_is_shown_whose_labels_are_somebodys(pla
     assert heat.marks == ["superior", "inferior", "superior", "inferior"]
 
 
-def test_runs_of_one_name_are_told_apart_and_one_that_is_left_out_says_so(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_distinguished_and_duplicates_are_marked(tmp_path: Path) -> None:
     for sweep, shift in (("a", True), ("b", False), ("c", True)):
         write(tmp_path / sweep / "seed-0", settings(shift=shift))
     made = gather([tmp_path])
@@ -102,6 +102,6 @@ def test_runs_of_one_name_are_told_apart_and_one_that_is_left_out_says_so(tmp_pa
     assert [(row.cells[0], row.cells[-1]) for row in table.rows] == [
         ("a/seed-0", "finished"),
         ("b/seed-0", "finished"),
-        ("c/seed-0", "finished; left out, another is the same"),
+        ("c/seed-0", "finished; left out: another run has the same settings and seed"),
     ]
     assert made.warnings[0].endswith(f"c/seed-0 ({tmp_path / 'a' / 'seed-0'}).")

@@ -1,4 +1,4 @@
-"""Records written by hand: a folder as a run leaves it, with figures that are chosen."""
+"""Records with given figures, in folders like those of runs."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ SECONDS = {"train": 0.4, "encode": 0.1, "aggregate": 0.05, "evaluate": 0.05, "ro
 
 
 def settings(rounds: int = 20, bits: str = "32+4", shift: bool = True, **more: Any) -> dict[str, Any]:
-    """Of a small run; more of them by table."""
+    """Settings of a small run; `more` by table."""
     basic: dict[str, dict[str, Any]] = {
         "data": {"clients": 4},
         "train": {"rounds": rounds, "cohort": 2},
@@ -31,7 +31,7 @@ def settings(rounds: int = 20, bits: str = "32+4", shift: bool = True, **more: A
 
 def write(
     folder: Path,
-    said: Mapping[str, Any] | None = None,
+    raw: Mapping[str, Any] | None = None,
     score: Figure = 0.5,
     *,
     layers: Sequence[str] = ("fc.weight",),
@@ -39,8 +39,8 @@ def write(
     figures: Mapping[str, Figure] | None = None,
     reached: int | None = None,
 ) -> Path:
-    """A finished run, or one that was stopped after so many rounds."""
-    experiment = Experiment(**(said if said is not None else settings()))
+    """Write the record of a finished run, or of one stopped after `reached` rounds."""
+    experiment = Experiment(**(raw if raw is not None else settings()))
     folder.mkdir(parents=True)
     (folder / "settings.toml").write_text(experiment.toml())
     (folder / "about.json").write_text(json.dumps({"cpu": "a Xeon", "commit": "abc", "torch": "2.13"}))
@@ -79,7 +79,7 @@ def _lines(path: Path, header: Sequence[str], rounds: int, columns: Mapping[str,
 
 
 def write_clients(folder: Path, classes: int = CLASSES, group: Callable[[int], str] | None = None) -> None:
-    """Even labels with even clients, which are of 32 bits; odd ones with the others, of 4."""
+    """Give even labels to even clients, of 32 bits, and odd labels to the others, of 4 bits."""
     lines = [",".join(["client", "group", "examples", *(f"label.{label}" for label in range(classes))])]
     for client in range(4):
         labels = [10 if label % 2 == client % 2 else 0 for label in range(classes)]
@@ -89,18 +89,18 @@ def write_clients(folder: Path, classes: int = CLASSES, group: Callable[[int], s
 
 
 def write_histograms(folder: Path, rounds: Sequence[int], layers: Sequence[str] = ("fc.weight",)) -> None:
-    told = [
+    histograms = [
         {"round": number, "layer": layer, "low": -1.0, "high": 1.0, "before": [1, 2, 3, 4], "after": [0, 5, 0, 5]}
         for number in rounds
         for layer in layers
     ]
-    (folder / "histograms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+    (folder / "histograms.jsonl").write_text("".join(json.dumps(one) + "\n" for one in histograms))
 
 
-def published(folder: Path, said: Mapping[str, Any], score: Figure = 0.5) -> Path:
-    """What is published of a run: no clients, no model, bytes in one sum."""
-    write(folder, said, score)
-    experiment = Experiment(**said)
+def published(folder: Path, raw: Mapping[str, Any], score: Figure = 0.5) -> Path:
+    """Write the published record of a run: no clients, no model, bytes as one sum."""
+    write(folder, raw, score)
+    experiment = Experiment(**raw)
     kept = {name: x for name, x in _columns(experiment, ["fc.weight"], CLASSES, score).items() if _slim(name)}
     columns = {**kept, "bytes.up": 1000, "bytes.down": 2000}
     _lines(folder / "rounds.csv", ["round", *columns], experiment.train.rounds, columns)

@@ -1,4 +1,4 @@
-"""Trackers have as long as they need: a busy machine is no reason for a word about one that is late."""
+"""Trackers may take as long as they need, so that a busy machine causes no warnings."""
 
 import signal
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from fedshift.track import threads
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "SILENT", 600.0)
     monkeypatch.setattr(threads, "WAIT", 600.0)
-    for name in ("WANDB_INIT_TIMEOUT", "WANDB__SERVICE_WAIT"):  # seconds, of W&B's own process
+    for name in ("WANDB_INIT_TIMEOUT", "WANDB__SERVICE_WAIT"):  # seconds, of W&B's process
         monkeypatch.setenv(name, "600")
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT as Python handles it: a shell starts background jobs with it ignored."""
+    """Python's handling of SIGINT, which a shell ignores for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Figures are the cells of the record, under names that dashboards can group."""
+"""Logged values are the cells of the record, under names that dashboards can group."""
 
 from pathlib import Path
 
@@ -39,10 +39,10 @@ def test_bytes_add_up_and_what_was_not_measured_is_left_out(tmp_path: Path) -> N
     number, figures = second
     assert (number, figures["test/accuracy"], figures["predicted/0"], figures["clients/failed"]) == (2, 0.5, 1, 0)
     assert (figures["bytes/up"], figures["bytes/up_total"], figures["bytes/down_total"]) == (3, 126, 505)
-    assert figures["test/loss"] != figures["test/loss"]  # a loss that is not a number is told as it is
+    assert figures["test/loss"] != figures["test/loss"]  # a loss of NaN is logged as it is
 
 
-def test_a_line_is_told_when_it_is_whole_and_only_once(tmp_path: Path) -> None:
+def test_a_line_is_read_when_it_is_complete_and_only_once(tmp_path: Path) -> None:
     record = tmp_path / "rounds.csv"
     line = "1,0.5,1,1,0.25,0.1,100,20,3,500,0.5,9,1,,0.1\n"
     record.write_text(HEAD + line[:20])
@@ -70,7 +70,7 @@ def test_names_of_real_columns_are_legal_in_every_tracker() -> None:
 
 @pytest.mark.parametrize("layer", ["a/b", "a//b", "/a", "größe", "a" * 400, "a:b", "a\\b", "a b", "%s"])
 def test_names_of_odd_layers_are_legal(layer: str) -> None:
-    (told,) = legal([name(f"step.{layer}")])
-    assert told.startswith("layers/step/")
-    _validate_metric_name(told)  # type: ignore[no-untyped-call]
-    assert len(told) <= 250
+    (metric,) = legal([name(f"step.{layer}")])
+    assert metric.startswith("layers/step/")
+    _validate_metric_name(metric)  # type: ignore[no-untyped-call]
+    assert len(metric) <= 250

@@ -1,4 +1,4 @@
-"""MLflow's own client finds what the record says, in a local store."""
+"""MLflow has the values of the record, in a local store."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.runs import SELDOM, small
-from tests.track.told import column, train
+from tests.track.tracking import column, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One for all tests: making its tables takes seconds."""
+    """One store for all tests: creating its tables takes seconds."""
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
@@ -36,7 +36,9 @@ def history(client: MlflowClient, run: str, name: str) -> list[tuple[int, float]
     return sorted((point.step, point.value) for point in client.get_metric_history(run, name))
 
 
-def test_its_client_finds_the_record(client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_mlflow_has_the_values_of_the_record(
+    client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     out = tmp_path / "one"
     assert train(small(), out, "mlflow", 8) == []
     (run,) = runs(client, request.node.name)
@@ -46,7 +48,7 @@ def test_its_client_finds_the_record(client: MlflowClient, tmp_path: Path, reque
         assert history(client, run.info.run_id, name) == list(enumerate(column(out, known), 1))
 
 
-def test_rounds_that_are_trained_again_are_there_once(
+def test_rounds_that_are_trained_again_are_logged_once(
     client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     out = tmp_path / "one"
@@ -59,7 +61,7 @@ def test_rounds_that_are_trained_again_are_there_once(
     assert history(client, run.info.run_id, "test/loss") == list(enumerate(column(out, "loss"), 1))
 
 
-def test_a_run_that_was_deleted_there_is_told_anew(
+def test_a_run_that_was_deleted_is_logged_again(
     client: MlflowClient, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     out = tmp_path / "one"
@@ -70,7 +72,7 @@ def test_a_run_that_was_deleted_there_is_told_anew(
     assert history(client, run.info.run_id, "test/loss") == list(enumerate(column(out, "loss"), 1))
 
 
-def test_a_run_goes_on_in_the_store_where_it_began(
+def test_a_run_is_resumed_in_its_store(
     client: MlflowClient, store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "one"
@@ -83,9 +85,9 @@ def test_a_run_goes_on_in_the_store_where_it_began(
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_a_server_that_is_gone_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    (told,) = train(small(), tmp_path / "one", "mlflow", 8)
-    assert told.startswith("--track mlflow: MlflowException: ")
+    (warning,) = train(small(), tmp_path / "one", "mlflow", 8)
+    assert warning.startswith("--track mlflow: MlflowException: ")
     assert len(column(tmp_path / "one", "loss")) == 8

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds what the record says."""
+"""TensorBoard reads the values of the record from its event files."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fedshift.runs.run import Run
 from fedshift.track import tracked
 from tests.processes import wait_until
 from tests.runs import SELDOM, digits, small
-from tests.track.told import column, train
+from tests.track.tracking import column, train
 
 
 def read(out: Path) -> Any:
@@ -26,14 +26,14 @@ def scalars(out: Path, name: str) -> list[tuple[int, float]]:
 
 
 def sessions(out: Path) -> dict[str, Any]:
-    """What the HParams page is told, by tag."""
-    told = {}
+    """Data of the HParams page by tag."""
+    found = {}
     for tag, content in read(out).PluginTagToContent("hparams").items():
-        told[tag] = HParamsPluginData.FromString(content)
-    return told
+        found[tag] = HParamsPluginData.FromString(content)
+    return found
 
 
-def test_its_reader_finds_the_record(tmp_path: Path) -> None:
+def test_tensorboard_has_the_values_of_the_record(tmp_path: Path) -> None:
     out, experiment = tmp_path / "one", small()
     assert train(experiment, out, "tensorboard", 8) == []
     for name, known in {
@@ -49,12 +49,12 @@ def test_its_reader_finds_the_record(tmp_path: Path) -> None:
         assert values == pytest.approx(column(out, known), rel=1e-6)
     up = sum(sum(column(out, f"bytes.{part}")) for part in ("codes", "side", "header"))
     assert scalars(out, "bytes/up_total")[-1] == (8, up)
-    told = sessions(out)
-    assert told["_hparams_/session_start_info"].session_start_info.hparams["train.batch"].number_value == 32
-    assert told["_hparams_/session_end_info"].session_end_info.status == Status.Value("STATUS_SUCCESS")
+    content = sessions(out)
+    assert content["_hparams_/session_start_info"].session_start_info.hparams["train.batch"].number_value == 32
+    assert content["_hparams_/session_end_info"].session_end_info.status == Status.Value("STATUS_SUCCESS")
 
 
-def test_rounds_that_are_trained_again_are_there_once(tmp_path: Path) -> None:
+def test_rounds_that_are_trained_again_are_logged_once(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert train(small(SELDOM), out, "tensorboard", 5) == []
     assert sessions(out)["_hparams_/session_end_info"].session_end_info.status == Status.Value("STATUS_UNKNOWN")
@@ -64,15 +64,15 @@ def test_rounds_that_are_trained_again_are_there_once(tmp_path: Path) -> None:
     assert values == pytest.approx(column(out, "loss"), rel=1e-6)
 
 
-def test_a_folder_that_is_taken_away_does_not_stop_the_run(tmp_path: Path) -> None:
-    out, told = tmp_path / "one", list[str]()
-    for outcome in tracked(Run(small(), out, data=digits()), "tensorboard", tell=told.append):
+def test_a_removed_folder_does_not_stop_the_run(tmp_path: Path) -> None:
+    out, warnings = tmp_path / "one", list[str]()
+    for outcome in tracked(Run(small(), out, data=digits()), "tensorboard", tell=warnings.append):
         if outcome.number == 2:
             wait_until((out / "tracked.tensorboard.json").exists)  # its thread has made the folder
             (out / "tensorboard").rename(tmp_path / "taken")
             (out / "tensorboard").write_text("not a folder")
-    assert len(told) == 1
-    assert told[0].startswith("--track tensorboard: ")
-    assert told[0].endswith("; the training goes on without it")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("--track tensorboard: ")
+    assert warnings[0].endswith("; training continues without it")
     assert finished(out)
     assert len(column(out, "loss")) == 8

@@ -1,4 +1,4 @@
-"""What the record says is in the files that `wandb sync` would send; they are of W&B's own records."""
+"""Files for `wandb sync`, in W&B's format, have the values of the record."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from tests.runs import SELDOM, small
-from tests.track.told import column, train
+from tests.track.tracking import column, train
 
 BLOCK, LAST = 32768, (1, 4)  # of LevelDB's log, which the file is: a record's parts end with one of these kinds
 
@@ -26,7 +26,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log(data: bytes) -> Iterator[bytes]:
-    """The records of a log: each part has a checksum, a length and a kind, and none crosses the end of a block."""
+    """Records of a log: each part has a checksum, a length and a kind, and does not cross the end of a block."""
     assert data.startswith(b":W&B")
     at, whole = 7, b""
     while at + 7 <= len(data):
@@ -44,7 +44,7 @@ def log(data: bytes) -> Iterator[bytes]:
 
 
 def records(out: Path) -> list[Any]:
-    """All that was written of a run, oldest first."""
+    """All records of a run, oldest first."""
     found = []
     for file in sorted(out.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
         found += whole(file)
@@ -52,7 +52,7 @@ def records(out: Path) -> list[Any]:
 
 
 def whole(file: Path) -> list[Any]:
-    """Its last record is of the end; W&B's own process may write it a moment after the end."""
+    """Records of a complete file; W&B's process may write the last one a moment after the end."""
     until = time.monotonic() + 600
     while time.monotonic() < until:
         found = [Record.FromString(data) for data in log(file.read_bytes())]
@@ -63,12 +63,14 @@ def whole(file: Path) -> list[Any]:
 
 
 def history(out: Path, name: str) -> list[tuple[int, float]]:
-    told = [one.history for one in records(out) if one.WhichOneof("record_type") == "history"]
-    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one.item} for one in told]
+    entries = [one.history for one in records(out) if one.WhichOneof("record_type") == "history"]
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in one.item} for one in entries
+    ]
     return [(row["_step"], row[name]) for row in rows]
 
 
-def test_its_files_hold_the_record(tmp_path: Path) -> None:
+def test_wandb_has_the_values_of_the_record(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert train(small(), out, "wandb", 8) == []
     for name, known in {"test/accuracy": "accuracy", "layers/step/fc1.weight": "step.fc1.weight"}.items():
@@ -80,7 +82,7 @@ def test_its_files_hold_the_record(tmp_path: Path) -> None:
     assert ended.exit_code == 0
 
 
-def test_rounds_that_are_trained_again_are_there_once_and_of_the_same_run(tmp_path: Path) -> None:
+def test_rounds_that_are_trained_again_are_logged_once_in_the_same_run(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert train(small(SELDOM), out, "wandb", 5) == []
     assert train(small(SELDOM), out, "wandb", 8) == []  # from round 3 on
@@ -88,10 +90,10 @@ def test_rounds_that_are_trained_again_are_there_once_and_of_the_same_run(tmp_pa
     runs = [one.run for one in records(out) if one.WhichOneof("record_type") == "run"]
     assert {run.run_id for run in runs} == {json.loads((out / "tracked.wandb.json").read_text())["id"]}
     kinds = [one.WhichOneof("record_type") for one in records(out)]
-    assert kinds.count("preempting") == 1  # it was stopped, and went on
+    assert kinds.count("preempting") == 1  # it was stopped and resumed
 
 
-def test_its_own_settings_are_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_wandb_are_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("WANDB_PROJECT", "mine")
@@ -109,7 +111,7 @@ from fedshift.track import threads, tracked
 from tests.runs import digits, small, Run
 
 out = Path(sys.argv[1])
-threads.SILENT = threads.WAIT = 600.0  # a busy machine is no reason for another sentence
+threads.SILENT = threads.WAIT = 600.0  # no warnings on a busy machine
 for outcome in tracked(Run(small(), out, data=digits()), "wandb", tell=print):
     if outcome.number == 2:
         while not (out / "tracked.wandb.json").exists():
@@ -120,7 +122,7 @@ for outcome in tracked(Run(small(), out, data=digits()), "wandb", tell=print):
 """
 
 
-def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_killed_wandb_process_does_not_stop_the_run(tmp_path: Path) -> None:
     alone = {key: x for key, x in os.environ.items() if key != "WANDB_SERVICE"}  # not with the process of these tests
     program = [sys.executable, "-c", KILLED, str(tmp_path / "one")]
     done = subprocess.run(program, capture_output=True, text=True, env=alone)
@@ -130,7 +132,9 @@ def test_a_process_of_its_own_that_is_killed_does_not_stop_the_run(tmp_path: Pat
     assert len(column(tmp_path / "one", "loss")) == 8
 
 
-def test_what_nobody_heard_while_it_was_disabled_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_trained_while_wandb_was_disabled_are_logged_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "one"
     assert train(small(), out, "wandb", 2) == []
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -141,8 +145,8 @@ def test_what_nobody_heard_while_it_was_disabled_is_told_later(tmp_path: Path, m
     assert history(out, "test/loss") == list(enumerate(column(out, "loss"), 1))
 
 
-def test_a_mode_it_does_not_know_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_mode_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "sideways")
-    (told,) = train(small(), tmp_path / "one", "wandb", 8)
-    assert told.startswith("--track wandb: ")
+    (warning,) = train(small(), tmp_path / "one", "wandb", 8)
+    assert warning.startswith("--track wandb: ")
     assert len(column(tmp_path / "one", "loss")) == 8

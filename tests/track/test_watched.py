@@ -1,4 +1,4 @@
-"""`--track` of the commands: sweeps, runs that are stopped and go on, and what goes wrong."""
+"""The option `--track`: sweeps, resumed runs, and errors."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from fedshift.runs.record import finished
 from tests.runs import fedshift, file_of, small
 from tests.track.test_tensorboard import scalars, sessions
 from tests.track.test_wandb import history, records
-from tests.track.told import column
+from tests.track.tracking import column
 
 HIDDEN = """
 import sys
@@ -49,7 +49,7 @@ def test_packed_runs_are_tracked(tmp_path: Path) -> None:
         assert [step for step, _ in scalars(out, "test/loss")] == [1, 2]
 
 
-def test_a_run_that_is_stopped_goes_on_in_the_trackers(tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed_in_the_trackers(tmp_path: Path) -> None:
     out = tmp_path / "one"
     done = fedshift(
         "run", file_of(tmp_path / "one.toml", small()), "--out", out, "--minutes", "0", "--track", "tensorboard", "-q"
@@ -61,19 +61,19 @@ def test_a_run_that_is_stopped_goes_on_in_the_trackers(tmp_path: Path) -> None:
     assert [step for step, _ in scalars(out, "test/loss")] == [*range(1, 9)]
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_ends_well(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_is_reported_once_and_the_run_finishes(tmp_path: Path) -> None:
     out = tmp_path / "one"
     fedshift("run", file_of(tmp_path / "one.toml", small()), "--out", out, "--minutes", "0", "-q")
     (out / "tensorboard").write_text("not a folder")
     done = fedshift("resume", out, "--track", "tensorboard", "-q")
     assert done.exit_code == 0
     assert done.stderr.count("--track tensorboard: ") == 1
-    assert "the training goes on without it" in done.stderr
+    assert "training continues without it" in done.stderr
     assert finished(out)
     assert (out / "tensorboard").read_text() == "not a folder"
 
 
-def test_a_tracker_that_is_not_known_is_said_before_anything_begins(tmp_path: Path) -> None:
+def test_an_unknown_tracker_is_reported_before_the_run_starts(tmp_path: Path) -> None:
     for name, hint in ("tensorbord", "did you mean 'tensorboard'?"), ("x", "known are tensorboard, mlflow, wandb"):
         done = fedshift("run", "--preset", "smoke", "--out", tmp_path / "one", "--track", name)
         assert (done.exit_code, done.stderr) == (2, f"fedshift: --track {name}: no such tracker; {hint}\n")
@@ -81,7 +81,7 @@ def test_a_tracker_that_is_not_known_is_said_before_anything_begins(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(name: str, tmp_path: Path) -> None:
+def test_a_tracker_that_is_not_installed_is_reported_before_the_run_starts(name: str, tmp_path: Path) -> None:
     arguments = ["fedshift", "run", "--preset", "smoke", "--out", str(tmp_path / "one"), "--track", name]
     program = f"{HIDDEN}\nsys.meta_path.insert(0, Hidden({name!r}))\nsys.argv = {arguments}\nfedshift.cli.app()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -90,7 +90,7 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_begins(name: st
     assert not (tmp_path / "one").exists()
 
 
-def test_a_tracker_that_cannot_be_loaded_is_said_before_anything_begins(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_be_loaded_is_reported_before_the_run_starts(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise TypeError('Descriptors cannot\\nbe created')")  # as for a wrong protobuf
     arguments = ["fedshift", "run", "--preset", "smoke", "--out", str(tmp_path / "one"), "--track", "wandb"]
     program = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.argv = {arguments}\nimport fedshift.cli\n"

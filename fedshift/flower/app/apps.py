@@ -110,7 +110,7 @@ def server_app(
         def tell(sentence: str) -> None:
             logger.warning(sentence)
             if channel:
-                channel.send(Event("told", sentence))
+                channel.send(Event("message", sentence))
 
         try:
             settings = experiment or experiment_of(config)

@@ -1,4 +1,4 @@
-// What the page is made from, and how elements are made: text only ever enters as text.
+// Data of the page, and functions that create elements; text is only inserted as text, never as markup.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
@@ -32,18 +32,18 @@ function textWidth(text, size = 12) {
   return pen.measureText(text).width;
 }
 
-function shortened(text, room, size = 12) {
-  if (textWidth(text, size) <= room) return text;
+function shortened(text, space, size = 12) {
+  if (textWidth(text, size) <= space) return text;
   let end = text.length;
-  while (end > 1 && textWidth(`${text.slice(0, end)}…`, size) > room) end -= 1;
+  while (end > 1 && textWidth(`${text.slice(0, end)}…`, size) > space) end -= 1;
   return `${text.slice(0, end).trimEnd()}…`;
 }
 
-// A label in an SVG; one that had to be cut says all of itself when asked.
-function label(text, x, y, attributes = {}, room = Infinity, size = 12) {
-  const cut = shortened(text, room, size);
+// A label in an SVG; a shortened one has the whole text as its tooltip.
+function label(text, x, y, attributes = {}, space = Infinity, size = 12) {
+  const cut = shortened(text, space, size);
   const full = cut === text ? null : shape("title", {}, text);
   return shape("text", { x: round(x), y: round(y), ...attributes }, full, cut);
 }
 
-const small = (text, x, y, attributes = {}, room = Infinity) => label(text, x, y, attributes, room, 11);
+const small = (text, x, y, attributes = {}, space = Infinity) => label(text, x, y, attributes, space, 11);

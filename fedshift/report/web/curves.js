@@ -16,13 +16,13 @@ function drawCurve({ curve, points, look }, scales, marked) {
   return group;
 }
 
-// Where every panel is: a row of them has one upright axis, at its left, unless each has its own.
-function framesOf(panels, width, ticks, room, apart) {
+// Position of every panel: a row has one y axis, at its left, unless each panel has its own.
+function framesOf(panels, width, ticks, space, apart) {
   const count = panels.length;
   const columns = columnsFor(count, width, 250);
-  const left = tickRoom(ticks.flat());
+  const left = tickWidth(ticks.flat());
   const gap = apart ? left + 10 : 22;
-  const each = (width - left - room - gap * (columns - 1)) / columns;
+  const each = (width - left - space - gap * (columns - 1)) / columns;
   const height = count === 1 ? between(each * 0.5, 210, 350) : between(each * 0.72, 150, 240);
   const head = panels.some((panel) => panel.title) ? 24 : 8;
   return panels.map((_, place) => {
@@ -56,7 +56,7 @@ function drawPanel(chart, { title, curves }, frame, domain, ticks, clip) {
   return { group, frame, scales, curves, title };
 }
 
-// The drawing, and what a readout needs to know of it.
+// The drawing, and the data that a readout needs.
 function drawCurves(chart, width, view, id) {
   const filled = shownPanels(chart);
   const all = filled.flatMap((panel) => panel.curves);
@@ -66,9 +66,9 @@ function drawCurves(chart, width, view, id) {
   const upright = own.map(({ y }) => makeScale(...y, 1, 0, chart.y.log));
   const ticks = upright.map((scale) => ticksOf(scale, chart.y, 5));
   const few = filled.length === 1 && all.length > 1 && all.length <= 8;
-  const told = few && width >= 560 && all.every((each) => each.name);
-  const room = told ? Math.min(Math.max(...all.map((each) => textWidth(each.name))) + 16, width * 0.28) : 8;
-  const frames = framesOf(filled, width, ticks, room, chart.apart);
+  const labelled = few && width >= 560 && all.every((each) => each.name);
+  const space = labelled ? Math.min(Math.max(...all.map((each) => textWidth(each.name))) + 16, width * 0.28) : 8;
+  const frames = framesOf(filled, width, ticks, space, chart.apart);
   const bottom = Math.max(...frames.map((frame) => frame.bottom));
   const svg = drawing(width, bottom + 40, curvesInWords(chart, all, domain));
   const clip = (place) => `clip-${id}-${place}`;
@@ -79,15 +79,15 @@ function drawCurves(chart, width, view, id) {
   const [first] = panels;
   svg.append(label(axisTitle(upright[0], chart.y), 0, 12, { class: "title" }), ...panels.map((panel) => panel.group));
   if (given(chart.level)) svg.append(levelLabel(chart, first));
-  if (told) svg.append(endLabels(first, room));
+  if (labelled) svg.append(endLabels(first, space));
   const below = { class: "title", "text-anchor": "end" };
   svg.append(label(axisTitle(first.scales.x, chart.x), frames.at(-1).right, bottom + 34, below));
   return { svg, panels, domain, log: chart.x.log };
 }
 
 function curvesInWords(chart, curves, domain) {
-  const spans = `${chart.x.label} from ${tell(domain.x[0], chart.x)} to ${tell(domain.x[1], chart.x)}`;
-  const last = (each) => tell(each.points.findLast(Boolean)[1], chart.y);
+  const spans = `${chart.x.label} from ${valueText(domain.x[0], chart.x)} to ${valueText(domain.x[1], chart.x)}`;
+  const last = (each) => valueText(each.points.findLast(Boolean)[1], chart.y);
   const lasts = curves.slice(0, 6).map((each) => `${each.name} ends at ${last(each)}`);
   const rest = curves.length > 6 ? `; and ${curves.length - 6} more` : "";
   return `${chart.title}. ${chart.y.label} by ${spans}. ${lasts.join("; ")}${rest}.`;

@@ -1,7 +1,7 @@
-// Words inside a chart: at the ends of curves, and at the level that is to be expected.
+// Labels inside a chart: at the ends of curves, and at the expected level.
 
 // Names at the ends of curves, moved apart where they would overlap.
-function endLabels({ curves, frame, scales }, room) {
+function endLabels({ curves, frame, scales }, space) {
   const group = shape("g", { class: "ends" });
   const ends = curves
     .map((each) => ({ each, last: each.points.findLast((point) => point && point[0] <= scales.x.high) }))
@@ -19,7 +19,7 @@ function endLabels({ curves, frame, scales }, room) {
     const leader = { x1: round(x) + 5, y1: round(y), x2: frame.right + 5, y2: at };
     if (x < frame.right - 15) group.append(shape("line", { class: "leader", ...leader }));
     const look = { class: `end ${each.look.hue}`, "data-line": each.curve.line };
-    group.append(label(each.name, frame.right + 8, at + 4, look, room - 10));
+    group.append(label(each.name, frame.right + 8, at + 4, look, space - 10));
   }
   return group;
 }
@@ -31,7 +31,7 @@ function drawLevel(chart, frame, scales) {
 
 // At the end, and on the side of the line, where curves are furthest away.
 function levelLabel(chart, { curves, frame, scales }) {
-  const text = `expected ${tell(chart.level, chart.y)}`;
+  const text = `expected ${valueText(chart.level, chart.y)}`;
   const wide = textWidth(text, 11);
   const line = scales.y(chart.level);
   const points = curves.flatMap((each) => each.points.filter(Boolean).map(([x, y]) => [scales.x(x), scales.y(y)]));

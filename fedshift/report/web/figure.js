@@ -1,4 +1,4 @@
-// A chart in its place on the page: drawn when it comes near, and again when something changed.
+// A chart on the page: drawn when it is scrolled near, and again after changes.
 
 const KINDS = {
   Curves: { draw: drawCurves, numbers: numbersOfCurves },
@@ -9,7 +9,7 @@ const KINDS = {
   Histograms: { draw: drawHistograms, numbers: numbersOfHistograms },
 };
 
-// What tells apart the curves of one line.
+// Key to the curves of one line.
 function curveKey(chart) {
   const curves = chart.panels.flatMap((panel) => panel.curves).filter((curve) => curve.label);
   const first = [...new Map(curves.map((curve) => [curve.label, curve])).values()];
@@ -24,7 +24,7 @@ function makeFigure(element) {
   const chart = DATA.charts[element.dataset.chart];
   const kind = KINDS[chart.kind];
   const curves = chart.kind === "Curves";
-  const words = `${chart.title}: arrow keys read values${curves ? ", plus and minus zoom" : ""}`;
+  const words = `${chart.title}: use arrow keys to read values${curves ? ", plus and minus to zoom" : ""}`;
   const role = { role: "group", "aria-roledescription": "chart", "aria-label": words };
   const box = node("div", { class: "plot", tabindex: 0, ...role });
   const tools = node("div", { class: "tools" });
@@ -56,7 +56,7 @@ function makeFigure(element) {
   return figure;
 }
 
-// Pointer, finger and keys.
+// Pointer, touch and keys.
 function follow(figure, curves) {
   const { box } = figure;
   const point = (event) => {
@@ -67,7 +67,7 @@ function follow(figure, curves) {
   const clear = () => (curves ? clearReadout(figure) : clearSpot(figure));
   box.addEventListener("pointermove", point);
   box.addEventListener("pointerdown", point);
-  box.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && clear()); // a finger's readout stays
+  box.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && clear()); // a readout by touch stays
   box.addEventListener("blur", clear);
   box.addEventListener("keydown", (event) => {
     if (!figure.drawn || event.ctrlKey || event.metaKey || event.altKey) return;

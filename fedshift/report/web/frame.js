@@ -1,13 +1,13 @@
 // Axes: thin, with round numbers, and no box around them.
 
-// How many panels stand side by side, so that all rows are equally full.
+// Number of panels side by side, so that all rows are equally full.
 function columnsFor(count, width, least) {
   const most = between(Math.floor(width / least), 1, count);
   return Math.ceil(count / Math.ceil(count / most));
 }
 
-// The room that the numbers of an upright axis need.
-function tickRoom(ticks) {
+// Width of the numbers of a y axis.
+function tickWidth(ticks) {
   return Math.max(16, ...ticks.map((tick) => textWidth(tick.text, 11))) + 8;
 }
 
@@ -30,14 +30,14 @@ function levelAxis({ left, right, bottom }, scale, ticks) {
     group.append(shape("line", { class: "tick", x1: x, x2: x, y1: bottom, y2: bottom + 4 }));
     const half = textWidth(text, 11) / 2;
     const middle = between(x, left - 12 + half, right + 12 - half);
-    if (middle - half < free) continue; // no room: the tick stands alone
+    if (middle - half < free) continue; // no space: a tick without a number
     free = middle + half + 8;
     group.append(small(text, middle, bottom + 17, { "text-anchor": "middle" }));
   }
   return group;
 }
 
-// Lines down through rows of bars, with numbers below.
+// Vertical lines through rows of bars, with numbers below.
 function gridBelow(frame, scale, ticks, top) {
   const group = levelAxis(frame, scale, ticks);
   for (const { value } of ticks) {

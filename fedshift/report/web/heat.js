@@ -1,26 +1,26 @@
-// A field of values in colours of one ramp, with numbers where there is room.
+// Heat map, with numbers where they fit.
 
-// Fields that reach near nothing begin there; others where their values begin.
+// Range of colours: from 0 if the smallest value is near it, otherwise from the smallest value.
 function heatSpan(values) {
   const [low, high] = extent(values) ?? [0, 1];
   const floor = low >= 0 && low < 0.4 * high ? 0 : low;
   return [floor, high > floor ? high : floor + 1];
 }
 
-// The unit of a field, and how a value is written inside a cell.
+// Unit of a heat map, and the text of a value in a cell.
 function heatUnit(chart, span) {
   const unit = unitFor(chart.value, span[1]);
   const most = span[1] * unit.factor;
   const whole = chart.values.flat().every((value) => !given(value) || Number.isInteger(value * unit.factor));
   const places = whole || most >= 100 ? 0 : most >= 10 ? 1 : most >= 1 ? 2 : 3;
   const short = (value) => {
-    const told = value * unit.factor;
-    return most < 0.01 ? decimal(told, 2) : told.toFixed(places).replace("-", "−");
+    const scaled = value * unit.factor;
+    return most < 0.01 ? decimal(scaled, 2) : scaled.toFixed(places).replace("-", "−");
   };
   return { unit, short };
 }
 
-// Columns that share a mark have it written once above them.
+// Adjacent columns with the same mark have one label above them.
 function markGroups(marks) {
   const groups = [];
   marks.forEach((mark, place) => {
@@ -56,12 +56,12 @@ function scaleBar(chart, span, short, unit, x, y, width) {
   );
 }
 
-// A mark, or its first three letters where no more fit; the readout has it whole.
-function shortest(mark, room) {
-  return textWidth(mark, 11) <= room ? mark : mark.slice(0, 3);
+// A mark, or its first three letters if no more fit; the readout has the whole mark.
+function shortest(mark, space) {
+  return textWidth(mark, 11) <= space ? mark : mark.slice(0, 3);
 }
 
-// Columns' names, and above them the marks that neighbours share.
+// Names of columns, and above them the marks of adjacent columns.
 function heatHead(chart, left, cell, top) {
   const group = shape("g");
   for (const { mark, from, to } of markGroups(chart.marks)) {
@@ -75,7 +75,7 @@ function heatHead(chart, left, cell, top) {
   return group;
 }
 
-// Where everything of a field is; on a phone, long names of rows stand above them.
+// Layout of a heat map; on a phone, long names of rows are above them.
 function heatLayout(chart, rows, width) {
   const longest = Math.max(...rows.map((row) => textWidth(chart.rows[row])));
   const above = width < 560 && longest > width * 0.3;
@@ -135,12 +135,12 @@ function drawHeat(chart, width) {
 
 function heatSpot(chart, row, column, x, y) {
   const mark = chart.marks[column] ? ` (${chart.marks[column]})` : "";
-  const value = tell(chart.values[row][column], chart.value);
+  const value = valueText(chart.values[row][column], chart.value);
   return { x, y, title: chart.rows[row], rows: [[null, `${chart.columns[column]}${mark}`, value]] };
 }
 
 function heatInWords(chart, rows) {
   const ends = extent(rows.flatMap((row) => chart.values[row]));
-  const spans = ends ? ` from ${tell(ends[0], chart.value)} to ${tell(ends[1], chart.value)}` : "";
+  const spans = ends ? ` from ${valueText(ends[0], chart.value)} to ${valueText(ends[1], chart.value)}` : "";
   return `${chart.title}. ${rows.length} rows by ${chart.columns.length} columns of ${chart.value.label}${spans}.`;
 }

@@ -1,4 +1,4 @@
-// Histograms with bins in common: the first filled, others as outlines, each panel with its own axes.
+// Histograms with common bins: the first filled, others as outlines; each panel has its own axes.
 
 const stepLabels = (chart) => [...new Set(chart.panels.flatMap((panel) => panel.counts.map(([name]) => name)))];
 const stepLook = (labels, name) => {
@@ -39,7 +39,7 @@ function drawHistograms(chart, width) {
     const top = 46 + Math.floor(place / columns) * (height + 60);
     const y = makeScale(0, highest * 1.05, top + height, top);
     const ticks = ticksOf(y, { unit: "" }, 4);
-    const left = (place % columns) * outer + tickRoom(ticks);
+    const left = (place % columns) * outer + tickWidth(ticks);
     const frame = { left, right: (place % columns) * outer + outer - 20, top, bottom: top + height };
     const x = makeScale(panel.edges[0], panel.edges.at(-1), frame.left, frame.right, chart.x.log);
     unit = axisTitle(x, chart.x);
@@ -63,7 +63,7 @@ function drawHistograms(chart, width) {
 }
 
 function binSpot(chart, panel, bin, x, y) {
-  const ends = `${tell(panel.edges[bin], chart.x)} to ${tell(panel.edges[bin + 1], chart.x)}`;
+  const ends = `${valueText(panel.edges[bin], chart.x)} to ${valueText(panel.edges[bin + 1], chart.x)}`;
   const rows = panel.counts.map(([name, counts]) => [null, name || "count", decimal(counts[bin])]);
   return { x, y, title: [panel.title, ends].filter(Boolean).join(" · "), rows };
 }

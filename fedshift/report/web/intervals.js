@@ -1,4 +1,4 @@
-// Means over seeds with their spread, under headings: what overlaps is not told apart.
+// Means over seeds with their spread, under headings.
 
 function intervalRows(chart) {
   return chart.bands.map(([heading, bands]) => [
@@ -17,11 +17,13 @@ function intervalEnds(interval) {
   return [interval.mean - spread, interval.mean + spread, ...Object.values(interval.seeds)];
 }
 
-const meanText = (interval, axis) =>
-  given(interval.spread) ? `${tell(interval.mean, axis)} ± ${tell(interval.spread, axis)}` : tell(interval.mean, axis);
+const meanText = (interval, axis) => {
+  const mean = valueText(interval.mean, axis);
+  return given(interval.spread) ? `${mean} ± ${valueText(interval.spread, axis)}` : mean;
+};
 
 function intervalSpot(interval, band, axis, x, y) {
-  const seeds = Object.entries(interval.seeds).map(([seed, value]) => [null, `seed ${seed}`, tell(value, axis)]);
+  const seeds = Object.entries(interval.seeds).map(([seed, value]) => [null, `seed ${seed}`, valueText(value, axis)]);
   const mean = [swatch(interval.line), seeds.length > 1 ? "mean" : "value", meanText(interval, axis)];
   return { x, y, title: named(interval.line) || band.label, rows: [mean, ...(seeds.length > 1 ? seeds : [])] };
 }
@@ -41,7 +43,7 @@ function drawInterval(interval, scale, y) {
   return group;
 }
 
-// Draws a row of intervals at y, its name beside it or above it; returns where the next begins.
+// Draws a row of intervals at y, its name at the left or above it; returns the y of the next row.
 function drawBand(body, chart, band, { scale, left, width, tight }, spots, y) {
   const alone = band.intervals.length === 1;
   const height = Math.max(band.intervals.length * 15, 18);
@@ -70,7 +72,7 @@ function drawIntervals(chart, width) {
   const names = groups.flatMap(([, bands]) => bands.map((band) => textWidth(band.label)));
   const left = tight ? 8 : Math.min(width * 0.32, Math.max(40, ...names)) + 14;
   const right = width - (tight ? 10 : 116);
-  const scale = makeScale(...roomy(extent(all.flatMap(intervalEnds)), chart.x), left, right, chart.x.log);
+  const scale = makeScale(...padded(extent(all.flatMap(intervalEnds)), chart.x), left, right, chart.x.log);
   const body = shape("g");
   const spots = [];
   let y = 4;
@@ -92,6 +94,6 @@ function drawIntervals(chart, width) {
 function intervalsInWords(chart, intervals) {
   const beats = (one, other) => (chart.lower ? one.mean < other.mean : one.mean > other.mean);
   const best = intervals.reduce((one, other) => (beats(other, one) ? other : one));
-  const most = `the ${chart.lower ? "least" : "greatest"} is ${named(best.line)} with ${tell(best.mean, chart.x)}`;
+  const most = `the ${chart.lower ? "lowest" : "highest"} is ${named(best.line)} with ${valueText(best.mean, chart.x)}`;
   return `${chart.title}. ${intervals.length} means of ${chart.x.label}; ${most}.`;
 }

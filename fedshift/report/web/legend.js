@@ -1,6 +1,6 @@
 // One legend for all charts and tables.
 
-// A short stroke as the line is drawn, for legends, tables and readouts.
+// A sample of a line, for legends, tables and readouts.
 function stroke({ hue, dash, mark }) {
   const drawing = shape("svg", { class: `swatch ${hue}`, width: 26, height: 12, "aria-hidden": "true" });
   drawing.append(shape("path", { class: `curve ${dash}`, d: "M1,6H25" }));
@@ -22,7 +22,7 @@ function legendRow(line) {
   return row;
 }
 
-// One line stands out while it is pointed at.
+// Highlights a line while the pointer is over it.
 function emphasise(key) {
   for (const drawn of document.querySelectorAll("svg [data-line]")) {
     drawn.classList.toggle("faded", key !== null && drawn.dataset.line !== "" && drawn.dataset.line !== key);
@@ -58,7 +58,7 @@ function buildLegend() {
     const open = place.classList.toggle("open");
     fold.setAttribute("aria-expanded", String(open));
   });
-  fold.append(node("span", {}, "Lines"), counts[0]); // where there is little room; else a heading
+  fold.append(node("span", {}, "Lines"), counts[0]); // on small screens; otherwise a heading
   const all = node(
     "div",
     { class: "all" },

@@ -1,10 +1,10 @@
-// Which lines are shown, and what each one looks like.
+// Visible lines, and the look of each line.
 
 const COLOURS = 8;
 const MARKS = 5; // see marker() in paths.js
 const LINES = new Map(DATA.lines.map((line) => [line.key, line]));
 
-// Lines of the same colour and dash are told apart by a mark.
+// Lines of the same colour and dash have different marks.
 const worn = new Map();
 for (const line of DATA.lines) {
   line.hue = line.colour % COLOURS;
@@ -14,7 +14,7 @@ for (const line of DATA.lines) {
   line.mark = before ? ((before - 1) % MARKS) + 1 : 0;
 }
 
-// How a line is drawn: classes for its colour and dash, and the number of its mark.
+// Look of a line: classes for its colour and dash, and the number of its mark.
 function lookOf(key) {
   const line = LINES.get(key);
   if (!line) return { hue: "c-plain", dash: "", mark: 0 };
@@ -23,8 +23,8 @@ function lookOf(key) {
 
 const state = {
   visible: new Set(LINES.keys()),
-  chosen: new Map(), // setting -> values that a reader chose by
-  rate: null, // bytes a second, for every chart that has a rate
+  chosen: new Map(), // setting -> selected values
+  rate: null, // bytes per second, for every chart that has a rate
 };
 const watchers = [];
 const watch = (act) => watchers.push(act);
@@ -39,7 +39,7 @@ function show(keys) {
 }
 
 function toggle(key) {
-  state.chosen.clear(); // what is shown is no longer what was chosen
+  state.chosen.clear(); // visible lines no longer follow the selection
   const keys = new Set(state.visible);
   if (!keys.delete(key)) keys.add(key);
   show(keys);
@@ -55,7 +55,7 @@ function showOnly(...keys) {
   show(keys);
 }
 
-// Choosing two values of one setting shows lines with either; of two settings, lines with both.
+// Two selected values of one setting show lines with either; those of two settings, lines with both.
 function choose(setting, value) {
   const values = new Set(state.chosen.get(setting));
   if (!values.delete(value)) values.add(value);
@@ -65,7 +65,7 @@ function choose(setting, value) {
   show(DATA.lines.filter(fits).map((line) => line.key));
 }
 
-// Every setting in which lines differ, with its values in the order of the lines.
+// Settings in which lines differ, with their values in the order of the lines.
 function settingsOf(lines) {
   const found = new Map();
   for (const line of lines) {
@@ -81,7 +81,7 @@ function rateOf(chart) {
   return state.rate ?? chart.rate;
 }
 
-// What x of a chart is multiplied by at the uplink that was chosen.
+// Factor of x of a chart at the selected uplink.
 function stretch(chart) {
   return chart.rate ? chart.rate / rateOf(chart) : 1;
 }

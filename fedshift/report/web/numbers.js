@@ -1,4 +1,4 @@
-// Every chart's numbers as tables: [title, column heads, rows], made when they are asked for.
+// Numbers of charts as tables: [title, column heads, rows], made on demand.
 
 function numbersOfCurves(chart) {
   return shownPanels(chart).map(({ title: heading, curves }) => {

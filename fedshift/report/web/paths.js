@@ -1,6 +1,6 @@
 // Paths of curves, bands and marks.
 
-// Pieces between gaps; a value that stands alone becomes a dot.
+// Pieces between gaps; a single value becomes a dot.
 function pieces(points) {
   const found = [];
   let piece = [];
@@ -50,7 +50,7 @@ function marker(kind, x, y, size = 3.4) {
   }
 }
 
-// About eight marks a curve, not at the same places for every mark; curves of few points have one at each.
+// About eight marks per curve, at different places for every mark; curves of few points have one at each.
 function marksPath(points, kind) {
   const there = points.filter(Boolean);
   const few = there.length <= 12;
@@ -63,7 +63,7 @@ function marksPath(points, kind) {
     .join("");
 }
 
-// One ramp for all fields of values: viridis, which grows evenly lighter, also for the colour-blind and in grey.
+// Colours of all heat maps: viridis, whose lightness increases evenly, also for the colour-blind and in grey.
 const VIRIDIS = "440154 482878 3e4989 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725".split(" ");
 const RAMP = VIRIDIS.map((hex) => [0, 2, 4].map((place) => parseInt(hex.slice(place, place + 2), 16)));
 
@@ -75,7 +75,7 @@ function ramp(share) {
 
 const rgb = (colour) => `rgb(${colour.join(",")})`;
 
-// Black or white, whichever reads better on a colour.
+// Black or white, whichever has more contrast on a colour.
 function inkOn(colour) {
   const [r, g, b] = colour.map((part) => (part / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "black" : "white";

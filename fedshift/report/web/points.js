@@ -1,4 +1,4 @@
-// Settings as points: score against bytes, with the front of those that no other beats in both.
+// Settings as points: score against bytes, with the Pareto front.
 
 function shownFields(chart) {
   const fits = (value, axis) => given(value) && (!axis.log || value > 0);
@@ -15,10 +15,10 @@ function shownFields(chart) {
 const pointEnds = ({ y, spread }) => [y - (spread ?? 0), y, y + (spread ?? 0)];
 
 function pointSpot(chart, point, x, y) {
-  const spread = given(point.spread) ? ` ± ${tell(point.spread, chart.y)}` : "";
+  const spread = given(point.spread) ? ` ± ${valueText(point.spread, chart.y)}` : "";
   const rows = [
-    [swatch(point.line), chart.y.label, `${tell(point.y, chart.y)}${spread}`],
-    [null, chart.x.label, tell(point.x, chart.x)],
+    [swatch(point.line), chart.y.label, `${valueText(point.y, chart.y)}${spread}`],
+    [null, chart.x.label, valueText(point.x, chart.x)],
     [null, "Pareto-optimal", point.front ? "yes" : "no"],
   ];
   return { x, y, title: named(point.line) || chart.title, rows };
@@ -37,7 +37,7 @@ function drawPoint(point, x, y, scale) {
   return group;
 }
 
-// Names beside points, where there is room for them.
+// Names beside points, where they fit.
 function pointNames(placed, frame) {
   const group = shape("g", { class: "names" });
   const taken = placed.map(({ x, y }) => [x - 9, y - 9, x + 9, y + 9]);
@@ -86,7 +86,7 @@ function drawPoints(chart, width) {
   if (!fields.length) return { svg: nothingShown(width, chart.title), spots: [] };
   const domains = fields.map(({ points }) => ({
     x: roomyPoints(extent(points.map((point) => point.x)), chart.x),
-    y: roomy(extent(points.flatMap(pointEnds)), chart.y),
+    y: padded(extent(points.flatMap(pointEnds)), chart.y),
   }));
   const upright = domains.map(({ y }) => makeScale(...y, 1, 0, chart.y.log));
   const ticks = upright.map((scale) => ticksOf(scale, chart.y, 5));
@@ -101,9 +101,9 @@ function drawPoints(chart, width) {
   return { svg, spots, across: 1 };
 }
 
-// More room than curves need: points have rings and names.
+// Wider margins than for curves: points have rings and names.
 function roomyPoints([low, high], axis) {
-  if (!axis.log) return roomy([low, high], axis);
+  if (!axis.log) return padded([low, high], axis);
   const extra = Math.max((high / low) ** 0.12, 1.3);
   return [low / extra, high * extra];
 }
@@ -111,7 +111,8 @@ function roomyPoints([low, high], axis) {
 function pointsInWords(chart, fields) {
   const all = fields.flatMap((field) => field.points);
   const front = all.filter((point) => point.front);
-  const told = front.slice(0, 6).map((point) => `${named(point.line)} ${tell(point.y, chart.y)} at ${tell(point.x, chart.x)}`);
+  const place = (point) => `${valueText(point.y, chart.y)} at ${valueText(point.x, chart.x)}`;
+  const texts = front.slice(0, 6).map((point) => `${named(point.line)} ${place(point)}`);
   const rest = front.length > 6 ? `; and ${front.length - 6} more` : "";
-  return `${chart.title}. ${all.length} settings; Pareto-optimal: ${told.join("; ")}${rest}.`;
+  return `${chart.title}. ${all.length} settings; Pareto-optimal: ${texts.join("; ")}${rest}.`;
 }

@@ -1,6 +1,6 @@
-// Values of curves at one place: by pointer, by touch, and by arrow keys.
+// Values of curves at one x: by pointer, by touch, and by arrow keys.
 
-// A phone has room for fewer rows, and for values alone.
+// A phone shows fewer rows, and only values.
 const most = () => (narrow() ? 6 : 10);
 
 function nearest(points, x, scale) {
@@ -14,13 +14,13 @@ function nearest(points, x, scale) {
   return best && { point: best, distance };
 }
 
-// Every x that a curve of the panel has within the zoom.
+// All x of the curves of a panel within the zoom.
 function places({ curves, scales }) {
   const all = curves.flatMap((each) => each.points.filter(Boolean).map(([x]) => x));
   return [...new Set(all)].filter((x) => x >= scales.x.low && x <= scales.x.high).sort((one, other) => one - other);
 }
 
-// What the curves say at x; curves measured at other places say where. height: of the pointer, if there is one.
+// Values of curves at x, with their own x if it differs. height: of the pointer, if there is one.
 function valuesAt(panel, x, height) {
   const reach = Math.max(12, (panel.frame.right - panel.frame.left) / 40);
   const found = panel.curves
@@ -35,9 +35,11 @@ function valuesAt(panel, x, height) {
 
 function rowText(chart, { point }, x) {
   const [at, y, low, high] = point;
-  if (narrow()) return tell(y, chart.y);
-  const around = given(low) && given(high) && low < high ? ` (${tell(low, chart.y)} to ${tell(high, chart.y)})` : "";
-  return `${tell(y, chart.y)}${around}${Math.abs(at - x) > Math.abs(x) * 1e-9 ? ` at ${tell(at, chart.x)}` : ""}`;
+  if (narrow()) return valueText(y, chart.y);
+  const band = `(${valueText(low, chart.y)} to ${valueText(high, chart.y)})`;
+  const around = given(low) && given(high) && low < high ? ` ${band}` : "";
+  const where = Math.abs(at - x) > Math.abs(x) * 1e-9 ? ` at ${valueText(at, chart.x)}` : "";
+  return `${valueText(y, chart.y)}${around}${where}`;
 }
 
 function crossAt(panel, x, rows) {
@@ -60,16 +62,16 @@ function readCurves(figure, place, x, height = null) {
   if (!rows.length) return;
   figure.view.at = { place, x };
   drawn.svg.append(crossAt(panel, x, rows));
-  const told = rows.map((row) => {
+  const items = rows.map((row) => {
     const name = row.each.name || chart.y.label;
     const bold = row === first && rows.length > 1;
     return [stroke(row.each.look), bold ? node("b", {}, name) : name, rowText(chart, row, x)];
   });
-  const title = [panel.title, `${chart.x.label} ${tell(x, chart.x)}`].filter(Boolean).join(" · ");
+  const title = [panel.title, `${chart.x.label} ${valueText(x, chart.x)}`].filter(Boolean).join(" · ");
   const rest = more > 0 ? `and ${more} more` : "";
   const { left, top } = box.getBoundingClientRect();
-  showTip(left + panel.scales.x(x), top + (height ?? panel.frame.top + 30), title, told, rest);
-  if (height === null) announce(title, rows.map((row, number) => [null, row.each.name, told[number][2]]), rest);
+  showTip(left + panel.scales.x(x), top + (height ?? panel.frame.top + 30), title, items, rest);
+  if (height === null) announce(title, rows.map((row, number) => [null, row.each.name, items[number][2]]), rest);
 }
 
 function clearReadout({ drawn }) {
@@ -77,7 +79,7 @@ function clearReadout({ drawn }) {
   hideTip();
 }
 
-// The panel under a place of the drawing.
+// The panel at a position of the drawing.
 function panelAt(drawn, x, y) {
   return drawn.panels.findIndex(
     ({ frame }) => x >= frame.left - 12 && x <= frame.right + 12 && y >= frame.top - 12 && y <= frame.bottom + 12,

@@ -43,7 +43,7 @@ function makeScale(low, high, from, to, log = false) {
   return at;
 }
 
-// Ticks in the axis's unit: where they are, and what is written there.
+// Ticks in the unit of the axis: values and texts.
 function ticksOf(scale, axis, count) {
   if (scale.log) {
     const wide = scale.low < 1e-3 || scale.high >= 1e5;
@@ -58,18 +58,18 @@ function ticksOf(scale, axis, count) {
 }
 
 function logText(value, axis, wide) {
-  if (axis.unit) return tell(value, axis);
+  if (axis.unit) return valueText(value, axis);
   const exponent = Math.round(Math.log10(value));
   return wide && Math.abs(value / 10 ** exponent - 1) < 1e-9 ? power(exponent) : decimal(value, 3);
 }
 
-// The unit of a whole axis: on a logarithmic one every tick tells its own.
+// Title of an axis with its unit; on a logarithmic axis every tick has its own unit.
 function axisTitle(scale, axis) {
   if (scale.log) return axis.label;
   return titled(axis, unitFor(axis, Math.max(Math.abs(scale.low), Math.abs(scale.high))));
 }
 
-// The least and the greatest of what was measured.
+// Smallest and largest measured value.
 function extent(values) {
   let low = Infinity;
   let high = -Infinity;
@@ -81,8 +81,8 @@ function extent(values) {
   return low <= high ? [low, high] : null;
 }
 
-// A little room around values; fractions stay between nothing and all.
-function roomy([low, high], axis) {
+// Range with a margin around values; fractions stay between 0 and 1.
+function padded([low, high], axis) {
   if (axis.log) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];
   const extra = (high - low || Math.abs(high) || 1) * 0.05;
   const floor = low >= 0 && (low - extra < 0 || low < (high - low) * 0.15) ? 0 : low - extra;

@@ -1,6 +1,6 @@
-// Which curves of a chart are shown, how they look, and how far they reach.
+// Visible curves of a chart, their look and their extent.
 
-// What tells curves apart besides their lines; where there is one line only, it decides the colour.
+// Look of a curve within its line; with a single line, the label of the curve determines the colour.
 function curveLook(chart, curve) {
   const all = chart.panels.flatMap((panel) => panel.curves);
   const labels = [...new Set(all.map((each) => each.label))];
@@ -15,7 +15,7 @@ function curveLook(chart, curve) {
 
 const curveName = (curve) => [named(curve.line), curve.label].filter(Boolean).join(", ");
 
-// The curves of a panel that are shown, as points [x, y, low, high] with null where there is nothing to draw.
+// Visible curves of a panel, as points [x, y, low, high] with null for gaps.
 function seen(chart, panel) {
   const wide = stretch(chart);
   const fits = (value, axis) => given(value) && (!axis.log || value > 0);
@@ -32,27 +32,27 @@ function seen(chart, panel) {
     .filter(({ points }) => points.some(Boolean));
 }
 
-// Panels whose curves are all hidden make room for others.
+// Panels with at least one visible curve.
 function shownPanels(chart) {
   const panels = chart.panels.map((panel) => ({ title: panel.title, curves: seen(chart, panel) }));
   return panels.filter((panel) => panel.curves.length);
 }
 
-// Marks are for curves that colour and dash do not tell apart.
+// Marks are for curves with the same colour and dash.
 function alike(curves) {
   const looks = curves.map(({ look }) => `${look.hue} ${look.dash}`);
   return new Set(looks).size < looks.length;
 }
 
-// From where to where the axes go: y follows what is seen of x.
+// Ranges of the axes: y fits the visible range of x.
 function domains(chart, curves, zoom) {
   const points = curves.flatMap((each) => each.points.filter(Boolean));
   const whole = extent(points.map(([x]) => x));
   if (!whole) return null;
-  const x = zoom ?? (whole[0] < whole[1] ? whole : roomy(whole, chart.x));
+  const x = zoom ?? (whole[0] < whole[1] ? whole : padded(whole, chart.x));
   const within = points.filter((point) => point[0] >= x[0] && point[0] <= x[1]);
   const values = (within.length ? within : points).flatMap(([, ...rest]) => rest);
   const positive = chart.y.log ? values.filter((value) => value > 0) : values;
   if (given(chart.level)) positive.push(chart.level);
-  return { whole, x, y: roomy(extent(positive), chart.y) };
+  return { whole, x, y: padded(extent(positive), chart.y) };
 }

@@ -1,4 +1,4 @@
-// Readouts of charts that are made of separate things: cells, parts of bars, means, bins.
+// Readouts of charts that consist of separate items: cells, parts of bars, means, bins.
 
 function readSpot(figure, number, spoken) {
   const { drawn, box } = figure;
@@ -22,7 +22,7 @@ function pointSpots(figure, event) {
   else clearSpot(figure);
 }
 
-// Left and right go to the next thing, up and down to the next row of things.
+// Left and right go to the next item, up and down to the next row.
 function stepSpots(figure, key) {
   const { spots, across = 1 } = figure.drawn;
   if (!spots.length) return;

@@ -1,4 +1,4 @@
-// A bar for each line, made of parts.
+// One stacked bar per line.
 
 const partColour = (place, count) => ramp(count > 1 ? 0.3 + (0.65 * place) / (count - 1) : 0.35);
 
@@ -40,7 +40,7 @@ function drawStacks(chart, width) {
       group.append(shape("rect", { class: "part", fill: colour, "data-spot": spot, ...size }));
       from += value;
     });
-    group.append(small(tell(total(stack), chart.x, 3), scale(from) + 7, top + 13, { class: "value" }));
+    group.append(small(valueText(total(stack), chart.x, 3), scale(from) + 7, top + 13, { class: "value" }));
     svg.append(group);
   });
   svg.append(label(axisTitle(scale, chart.x), right, bottom + 34, { class: "title", "text-anchor": "end" }));
@@ -51,13 +51,13 @@ function stackSpot(chart, stack, place, total, x, y) {
   const value = stack.values[place];
   const share = total > 0 ? ` (${((100 * value) / total).toFixed(1)}%)` : "";
   const rows = [
-    [null, chart.parts[place], `${tell(value, chart.x)}${share}`],
-    [null, "in all", tell(total, chart.x)],
+    [null, chart.parts[place], `${valueText(value, chart.x)}${share}`],
+    [null, "total", valueText(total, chart.x)],
   ];
   return { x, y, title: named(stack.line), rows };
 }
 
 function stacksInWords(chart, totals, names) {
-  const told = totals.slice(0, 6).map((total, place) => `${names[place] || "all"} ${tell(total, chart.x)}`);
-  return `${chart.title}. ${chart.x.label}, made of ${chart.parts.join(", ")}: ${told.join("; ")}.`;
+  const texts = totals.slice(0, 6).map((total, place) => `${names[place] || "all"} ${valueText(total, chart.x)}`);
+  return `${chart.title}. ${chart.x.label}, parts ${chart.parts.join(", ")}: ${texts.join("; ")}.`;
 }

@@ -1,4 +1,4 @@
-// Puts the page together.
+// Sets up the page.
 
 const figures = [...document.querySelectorAll("figure[data-chart]")].map(makeFigure);
 const byBox = new Map(figures.map((figure) => [figure.box, figure]));
@@ -30,7 +30,7 @@ let waiting = 0;
 let lastRate = null;
 watch(() => {
   if (state.rate !== lastRate) {
-    for (const { chart, view } of figures) if (chart.rate) view.zoom = view.at = null; // places on another axis
+    for (const { chart, view } of figures) if (chart.rate) view.zoom = view.at = null; // values on another axis
     lastRate = state.rate;
   }
   for (const figure of figures) figure.stale = true;
@@ -46,10 +46,10 @@ for (const choice of document.querySelectorAll(".choice")) {
   const places = [...choice.querySelectorAll("figure")];
   const turn = () => places.forEach((place, number) => (place.hidden = number !== select.selectedIndex));
   select.addEventListener("change", turn);
-  turn(); // a browser may remember what was chosen before the page was loaded again
+  turn(); // a browser may restore the selection after a reload
 }
 
-// Light or dark: as the system has it, until a reader says otherwise. From a disk, a browser may forbid to remember.
+// Light or dark: as the system, until the reader switches. A browser may forbid storage for a page opened from a disk.
 const theme = document.getElementById("theme");
 const system = window.matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;

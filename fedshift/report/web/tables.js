@@ -1,6 +1,6 @@
 // Tables follow the legend, and are sorted by a column when its head is pressed.
 
-// Rows that belong to hidden lines are left out, and their number is told.
+// Rows of hidden lines are left out, and their number is shown.
 function followLegend(table) {
   const rows = [...table.querySelectorAll("tr[data-line]")];
   if (LINES.size < 2 || !rows.length) return;
@@ -13,8 +13,8 @@ function followLegend(table) {
   });
 }
 
-// No column is out of sight: words are wrapped in a table that is too wide, and if that is not enough, the cells of each
-// row stand below one another, each with the name of its column.
+// All columns are visible: a table that is too wide is wrapped, and if that is not enough, the cells of each row are
+// placed below each other, each with the name of its column.
 function fitTable(table) {
   const scroll = table.querySelector(".scroll");
   const names = [...table.querySelectorAll("thead th")].map((head) => head.textContent);
@@ -32,7 +32,7 @@ function fitTable(table) {
   fit();
 }
 
-// Numbers by their size, words by the alphabet, what is missing last.
+// Numbers by size, texts by alphabet, missing values last.
 function inOrder(one, other) {
   const numbers = [one, other].map((text) => parseFloat(text.replace("−", "-")));
   if (numbers.every(Number.isFinite) && numbers[0] !== numbers[1]) return numbers[0] - numbers[1];
@@ -44,13 +44,13 @@ function sortBy(table, column, direction) {
   const text = (row) => row.cells[column].textContent.trim();
   const missing = (row) => Number(["", "-", "–", "—"].includes(text(row)));
   const rows = [...body.rows].sort((one, other) => {
-    if (!direction) return one.dataset.place - other.dataset.place; // as they were
+    if (!direction) return one.dataset.place - other.dataset.place; // original order
     return missing(one) - missing(other) || direction * inOrder(text(one), text(other));
   });
   body.append(...rows);
 }
 
-// After pressing it once, twice, and once more.
+// Orders after each press.
 const NEXT = { none: ["ascending", 1], ascending: ["descending", -1], descending: ["none", 0] };
 
 function makeSortable(table) {

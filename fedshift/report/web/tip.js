@@ -1,4 +1,4 @@
-// The readout: a small box beside the pointer, and the same words for screen readers when keys moved it.
+// The readout: a small box beside the pointer, with the same text for screen readers if keys moved it.
 
 const tip = document.getElementById("tip");
 const live = document.getElementById("live");
@@ -24,7 +24,7 @@ function beside(x, y, width, height) {
   return [right ? x + 16 : Math.max(4, x - 16 - width), y - height / 2];
 }
 
-// On a phone, at that end of the screen where the finger is not; below, over the folded legend.
+// On a phone, at the end of the screen away from the finger; at the bottom, above the folded legend.
 function awayFrom(y, height) {
   const folded = document.querySelector("#legend .fold")?.offsetHeight ?? 0;
   return [4, y > window.innerHeight / 2 ? 4 : window.innerHeight - height - folded - 8];

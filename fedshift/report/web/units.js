@@ -1,4 +1,4 @@
-// How numbers are told: fractions in percent, bytes and seconds in a unit that suits their size.
+// Texts of numbers: fractions in percent, bytes and seconds in a unit that suits their size.
 
 const UNITS = {
   "%": [[0, 100, "%"]],
@@ -7,7 +7,7 @@ const UNITS = {
 };
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-// The unit in which the largest of some values is told, and what values are multiplied by for it.
+// Unit for the largest of some values, and its factor.
 function unitFor(axis, largest) {
   const steps = UNITS[axis.unit] ?? [[0, 1, axis.unit]];
   const fits = steps.filter(([from]) => Math.abs(largest) >= from);
@@ -38,15 +38,15 @@ function percent(value) {
   return small ? decimal(value, 2) : value.toFixed(1).replace("-", "−");
 }
 
-// A value with its unit, as a sentence would have it.
-function tell(value, axis, digits = 4) {
+// A value with its unit.
+function valueText(value, axis, digits = 4) {
   if (!given(value)) return "–";
   if (axis.unit === "%") return `${percent(value * 100)}%`;
   const { factor, name } = unitFor(axis, value);
   return name ? `${decimal(value * factor, digits)} ${name}` : decimal(value, digits);
 }
 
-// A value without its unit, for columns whose head tells the unit.
+// A value without its unit, for columns with the unit in their head.
 function bare(value, unit) {
   return given(value) ? decimal(Number((value * unit.factor).toPrecision(6)), 6) : "–";
 }

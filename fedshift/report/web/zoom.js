@@ -1,4 +1,4 @@
-// Zoom along x: drag over it, or + and - at the keyboard or beside the chart; y follows what is seen.
+// Zoom along x: drag over it, or + and - at the keyboard or beside the chart; y fits the visible range.
 
 function setZoom(figure, low, high) {
   const { whole } = figure.drawn.domain;
@@ -14,7 +14,7 @@ function resetZoom(figure) {
   figure.draw();
 }
 
-// The share of what is seen that stays, around the readout or the middle; nothing before the chart is drawn.
+// Keep this share of the visible range, around the readout or the middle; no effect before the chart is drawn.
 function zoomBy(figure, share) {
   if (!figure.drawn?.domain) return;
   const { domain, log } = figure.drawn;
@@ -24,13 +24,13 @@ function zoomBy(figure, share) {
   setZoom(figure, scale.back(centre * (1 - share)), scale.back(centre + (1 - centre) * share));
 }
 
-// A quarter of what is seen further on.
+// Move by a quarter of the visible range.
 function pan(figure, direction) {
   const { domain, log } = figure.drawn;
   const { whole, x } = domain;
   const scale = makeScale(...x, 0, 1, log);
-  const room = direction < 0 ? -scale(whole[0]) : scale(whole[1]) - 1;
-  const by = Math.min(0.25, room) * direction;
+  const space = direction < 0 ? -scale(whole[0]) : scale(whole[1]) - 1;
+  const by = Math.min(0.25, space) * direction;
   setZoom(figure, scale.back(by), scale.back(1 + by));
 }
 
@@ -60,7 +60,7 @@ function dragZoom(figure, tools) {
     if (!figure.drawn) return;
     const [x, y] = placeIn(figure, event);
     const place = figure.drawn.domain ? panelAt(figure.drawn, x, y) : -1;
-    if (event.pointerType === "touch") return; // a finger reads, and scrolls the page
+    if (event.pointerType === "touch") return; // touch reads values and scrolls the page
     if (event.button !== 0 || place < 0) return;
     from = { x, place };
     box.setPointerCapture(event.pointerId);
@@ -104,17 +104,17 @@ const RATES = [
   ["1 MB/s", "1 MB/s", 1e6],
 ];
 
-// The uplink of charts over time: the same for all of them.
+// Uplink of charts against time, the same for all of them.
 function rateControl(figure, tools) {
   const { chart } = figure;
   const megabits = node("input", { type: "number", min: 0, step: "any", inputmode: "decimal", size: 6 });
-  const told = () => String(Number(((rateOf(chart) * 8) / 1e6).toPrecision(4)));
+  const rateText = () => String(Number(((rateOf(chart) * 8) / 1e6).toPrecision(4)));
   const take = (rate) => {
     if (rate > 0 && Number.isFinite(rate)) state.rate = rate;
-    megabits.value = told();
+    megabits.value = rateText();
     changed();
   };
-  megabits.value = told();
+  megabits.value = rateText();
   megabits.addEventListener("change", () => take((Number(megabits.value) * 1e6) / 8));
   const presets = RATES.map(([name, words, rate]) => {
     const made = button(name, { class: "chip", "aria-label": `uplink ${words}` }, () => take(rate));
@@ -124,5 +124,5 @@ function rateControl(figure, tools) {
   tools.append(
     node("span", { class: "rate" }, node("label", {}, "uplink ", megabits, " Mbit/s"), ...presets),
   );
-  figure.after.push(() => (megabits.value = told()));
+  figure.after.push(() => (megabits.value = rateText()));
 }

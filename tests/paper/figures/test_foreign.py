@@ -67,5 +67,5 @@ def test_only_figures_of_this_command_are_overwritten(tmp_path: Path) -> None:
     before = ours.read_bytes()
     refused = fedshift("paper", "figures", "1", "2", "--out", tmp_path)
     assert refused.exit_code == 2
-    assert f"{theirs}: is there already and was not drawn by fedshift paper figures" in refused.stderr
+    assert f"{theirs}: already exists and was not drawn by fedshift paper figures" in refused.stderr
     assert (theirs.read_text(), ours.read_bytes()) == ("mine", before)

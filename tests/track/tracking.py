@@ -1,4 +1,4 @@
-"""Runs that trackers hear of, and what a record says of them."""
+"""Tracked runs, and the columns of their records."""
 
 import csv
 import io
@@ -11,19 +11,19 @@ from tests.runs import digits
 
 
 def train(experiment: Experiment, out: Path, name: str, rounds: int) -> list[str]:
-    """Go on with a run, or start it, and leave it after so many rounds; what is told of trouble."""
-    told: list[str] = []
+    """Start or resume a run, stop it after round `rounds`, and return the warnings."""
+    warnings: list[str] = []
     begun = (out / "settings.toml").exists()
     run = resume(out, data=digits()) if begun else Run(experiment, out, data=digits())
-    for outcome in (rounds_heard := tracked(run, name, tell=told.append)):
+    for outcome in (outcomes := tracked(run, name, tell=warnings.append)):
         if outcome.number == rounds:
             break
-    rounds_heard.close()  # type: ignore[attr-defined]
+    outcomes.close()  # type: ignore[attr-defined]
     run.close()
-    return told
+    return warnings
 
 
 def column(out: Path, name: str) -> list[float]:
-    """A column of the record."""
+    """Values of a column of the record."""
     lines = csv.DictReader(io.StringIO((out / "rounds.csv").read_text()))
     return [float(line[name]) for line in lines]

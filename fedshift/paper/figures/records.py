@@ -68,13 +68,14 @@ class Source(NamedTuple):
 
     @property
     def pair(self) -> ShiftPanel:
-        """The panel that tells most about the shift: with and without it, FedPAQ, of the fewest bits."""
+        """The panel with the most evidence on the shift: with and without it, FedPAQ, fewest bits, most runs."""
         return min(
             self.panels,
             key=lambda panel: (
                 panel.plain is None or not panel.shifted,
                 panel.algorithm != TITLES["fedpaq"],
                 _least(panel.lines[0]),
+                -len(panel.records),
             ),
         )
 

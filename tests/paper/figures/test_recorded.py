@@ -119,6 +119,16 @@ def test_runs_are_put_in_lines_and_panels(tmp_path: Path) -> None:
     assert one == pytest.approx([70.0] * 800)
 
 
+def test_of_two_panels_alike_the_one_with_more_seeds_is_drawn(tmp_path: Path) -> None:
+    for shift in (False, True):
+        write(tmp_path, dirichlet("kmeans", 0.1, 4, shift))
+        for seed in range(2):
+            write(tmp_path, mixed("fedpaq", 4, shift), seed=seed)
+    pair = Source(panels(found(tmp_path)[0]), tmp_path).pair
+    names = [f"fedpaq_32+4{shift}_seed-{seed}" for shift in ("", "_shift") for seed in range(2)]
+    assert sorted(record.folder.name for record in pair.records) == names
+
+
 def test_a_panel_has_a_line_for_each_rule_of_the_shift(tmp_path: Path) -> None:
     """Settings of a shift that is off make no line of their own."""
     rules: list[dict[str, Any]] = [{"on": False}, {"on": False, "per": "layer"}, {"per": "layer"}, {"per": "filter"}]

@@ -20,7 +20,7 @@ class DivergedError(RuntimeError):
 
 
 class Memory(Protocol):
-    """What clients remember between rounds; {} for one that has not trained yet."""
+    """Memory of clients between rounds; {} for a client that has not trained yet."""
 
     def get(self, client: int) -> Params: ...
 
@@ -192,7 +192,7 @@ class Training:
 
 
 class Ended(NamedTuple):
-    """How a run ended before its last round."""
+    """Problem that ended a run before its last round."""
 
     problem: Exception
 

@@ -1,4 +1,4 @@
-"""What is recorded of a round beside its result: bytes, times, errors, and figures of each layer."""
+"""Statistics of a round: bytes, times, errors, and figures of each layer."""
 
 import math
 

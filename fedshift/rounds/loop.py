@@ -192,7 +192,7 @@ class Training:
 
 
 class Ended(NamedTuple):
-    """A run that ended before its last round."""
+    """Problem that ended a run before its last round."""
 
     problem: Exception
 

@@ -68,13 +68,14 @@ class Source(NamedTuple):
 
     @property
     def pair(self) -> ShiftPanel:
-        """Preferred panel: with and without the shift, FedPAQ, fewest bits."""
+        """Preferred panel: with and without the shift, FedPAQ, fewest bits, most runs."""
         return min(
             self.panels,
             key=lambda panel: (
                 panel.plain is None or not panel.shifted,
                 panel.algorithm != TITLES["fedpaq"],
                 _least(panel.lines[0]),
+                -len(panel.records),
             ),
         )
 

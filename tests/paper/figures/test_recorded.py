@@ -119,6 +119,16 @@ def test_runs_are_grouped_into_lines_and_panels(tmp_path: Path) -> None:
     assert values == pytest.approx([70.0] * 800)
 
 
+def test_the_panel_with_more_seeds_is_drawn(tmp_path: Path) -> None:
+    for shift in (False, True):
+        write(tmp_path, dirichlet("kmeans", 0.1, 4, shift))
+        for seed in range(2):
+            write(tmp_path, mixed("fedpaq", 4, shift), seed=seed)
+    pair = Source(panels(found(tmp_path)[0]), tmp_path).pair
+    names = [f"fedpaq_32+4{shift}_seed-{seed}" for shift in ("", "_shift") for seed in range(2)]
+    assert sorted(record.folder.name for record in pair.records) == names
+
+
 def test_a_panel_has_one_line_per_shift_rule(tmp_path: Path) -> None:
     """Settings of a disabled shift do not separate lines."""
     rules: list[dict[str, Any]] = [{"on": False}, {"on": False, "per": "layer"}, {"per": "layer"}, {"per": "filter"}]

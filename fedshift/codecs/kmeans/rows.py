@@ -131,5 +131,5 @@ def _nearest(x: Array, border: Array, codes: Array) -> None:
         step = 1 << shared.bit_length()
         while step := step >> 1:  # binary search of all values at once
             place = code.int() if step == 1 else code.int() + (step - 1)
-            code += (values > above.index_select(0, place)).view(torch.uint8) * step
+            code.add_(values > above.index_select(0, place), alpha=step)
         codes[0, c] = code.numpy()

@@ -84,7 +84,7 @@ def _counted(x: Array, codes: Array, side: Array, exact: bool) -> list[int]:
         if state == TABLE:
             _look_up(bins.table(begins[part]), key[part], part_codes)
         elif state == NEAREST:
-            _nearest(x[part], border[part], part_codes)
+            _nearest(x[part], border[part], part_codes, key[part])
         elif state == SORT:
             key = None  # frees the memory that sorting needs
             left += [index[i] for i in _sorted(x[part], part_codes, part_side)]
@@ -116,8 +116,8 @@ def _look_up(table: Array, key: Array, codes: Array) -> None:
     torch.index_select(table, 0, key, out=codes)
 
 
-def _nearest(x: Array, border: Array, codes: Array) -> None:
-    """Write the number of borders below each value."""
+def _nearest(x: Array, border: Array, codes: Array, key: Array | None = None) -> None:
+    """Write the number of borders below each value; keys of x that are not given are computed if they are needed."""
     if not isinstance(x, np.ndarray) or x.shape[1] < LONG:
         codes[:] = search(border, x)
         return
@@ -125,11 +125,11 @@ def _nearest(x: Array, border: Array, codes: Array) -> None:
     lowest = torch.from_numpy(bins.table(at + 1)[0])
     shared = int(np.unique(at[np.isfinite(border)], return_counts=True)[1].max(initial=0))
     above = torch.from_numpy(np.append(border, np.full(shared + 1, np.float32(np.inf))))
-    for _, c in chunks(torch.from_numpy(x)):
-        values = torch.from_numpy(x[0, c])
-        code = lowest.index_select(0, torch.from_numpy(bins.keys(x[0, c])))
+    for r, c in chunks(torch.from_numpy(x)):
+        part = bins.keys(x[r, c]) if key is None else key[r, c]
+        values, code = torch.from_numpy(x[0, c]), lowest.index_select(0, torch.from_numpy(part[0]))
         step = 1 << shared.bit_length()
         while step := step >> 1:  # binary search of all values at once
             place = code.int() if step == 1 else code.int() + (step - 1)
-            code.add_(values > above.index_select(0, place), alpha=step)
+            code.add_((values > above.index_select(0, place)).view(torch.uint8), alpha=step)
         codes[0, c] = code.numpy()

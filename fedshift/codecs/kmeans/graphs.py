@@ -1,6 +1,6 @@
 """`solver.kmeans` on a GPU for recurring shapes: recorded once as a CUDA graph, then replayed.
 
-The solver consists of about five hundred small operations, each of which takes longer to launch than to run.
+The solver consists of about eight hundred small operations, each of which takes longer to launch than to run.
 A replay launches all of them at once.
 """
 

@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.core.files import TEMPORARY, RunError, read_about, read_tensors, remove, write_tensors
+from fedshift.core.files import (
+    TEMPORARY,
+    RunError,
+    newest_first,
+    read_about,
+    read_tensors,
+    remove,
+    set_aside,
+    write_tensors,
+)
 from fedshift.core.types import Broadcast, Params
 from fedshift.rounds.federation import State
 from fedshift.runs.identity import SETTINGS, RunIdentity
@@ -69,10 +78,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = [
-            (path.name.split(".")[1], path) for path in folder.glob("checkpoint.*.*.safetensors") if not path.is_dir()
-        ]
-        self.newest_first = sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
+        self.newest_first = newest_first(folder, "checkpoint")
 
     def save(self, state: State, memory: StoredMemory, identity: RunIdentity, record: str) -> None:
         memory.save(state.number)
@@ -140,7 +146,7 @@ class Checkpoints:
         if chosen is None:
             return None
         for other in unusable:
-            other.rename(other.with_name(other.name + ".unusable"))
+            set_aside(other)
         for number, path in self.newest_first:
             if number > latest:
                 path.unlink(missing_ok=True)

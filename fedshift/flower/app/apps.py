@@ -23,7 +23,7 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, differences, read
-from fedshift.flower.addon.seeded import introduce
+from fedshift.flower.addon.partitions import introduce
 from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.client_runner import ClientRunner
 from fedshift.flower.app.engine import TIMEOUT, WAIT, Flower
@@ -54,10 +54,10 @@ def client_app(
     The memory of the clients is kept in the state that Flower keeps for the node, which is lost when a SuperNode
     stops, or in files under `state_dir` (in the run config: `state-dir`).
 
-    >>> from fedshift.flower.addon.seeded import partitions
+    >>> from fedshift.flower.addon.partitions import ask
     >>> from fedshift.flower.testing import LocalGrid
     >>> grid = LocalGrid(client_app(Experiment()), nodes=2)
-    >>> sorted(partitions(grid, grid.get_node_ids()).values())  # each node reports its partition
+    >>> sorted(answer.partition for answer in ask(grid, grid.get_node_ids()).values())
     [0, 1]
     """
     app, runners = introduce(ClientApp()), dict[str, ClientRunner]()

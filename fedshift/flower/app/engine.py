@@ -14,8 +14,9 @@ from flwr.serverapp import Grid
 from fedshift.core.types import CPU, Params
 from fedshift.engines.sequential import Sequential
 from fedshift.flower.addon.arrays import CONTROL, FRAME, KEY, enclose
+from fedshift.flower.addon.outbox import Outbox
 from fedshift.flower.addon.replies import brief
-from fedshift.flower.app.nodes import Nodes, Outbox
+from fedshift.flower.app.nodes import Nodes
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, TrainRequest, read_report, remembers
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score

@@ -4,7 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedshift.algorithms import Algorithm, centre, centred, chain, fedavg, fedprox, scaffold, shift, shifted
+    from fedshift.algorithms import (
+        Algorithm,
+        ClientRule,
+        ServerRule,
+        centre,
+        centred,
+        chain,
+        fedavg,
+        fedprox,
+        scaffold,
+        shift,
+        shifted,
+    )
     from fedshift.codecs import (
         BitPack,
         Cast,
@@ -38,6 +50,7 @@ __all__ = [
     "BitPack",
     "Broadcast",
     "Cast",
+    "ClientRule",
     "Codec",
     "Dataset",
     "Experiment",
@@ -53,6 +66,7 @@ __all__ = [
     "Range",
     "Round",
     "Run",
+    "ServerRule",
     "Step",
     "Stochastic",
     "Ternary",
@@ -81,7 +95,7 @@ __all__ = [
 # A name is imported when it is first used: `fedshift --help` need not wait for torch.
 _NAMES = {
     "fedshift.wire.mean": "Mean",
-    "fedshift.algorithms": "Algorithm centre centred chain fedavg fedprox scaffold shift shifted",
+    "fedshift.algorithms": "Algorithm ClientRule ServerRule centre centred chain fedavg fedprox scaffold shift shifted",
     "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor "
     "Range Step Stochastic Ternary Uniform Zstd",
     "fedshift.data": "Dataset dataset",

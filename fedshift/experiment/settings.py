@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from fedshift.algorithms.bounds import BOUND, CAP
+from fedshift.algorithms.table import ALGORITHMS, arguments
 from fedshift.codecs import Codec, Step, Ternary
 from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.core.names import suggest
@@ -99,10 +100,34 @@ class ModelSettings(SettingsTable):
 
 
 class AlgorithmSettings(SettingsTable):
-    name: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"
+    """Name of the algorithm, the weights of clients, and as further settings the arguments of the algorithm."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "fedavg"  # one of `fedshift methods`, or module:function
     mu: NotNegative = 0.01  # for fedprox
     control: Literal["derived", "sent"] = "derived"  # for scaffold
     weights: Literal["equal", "examples"] = "equal"  # p_k
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in ALGORITHMS and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(ALGORITHMS)}, or module:function")
+        return name
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Arguments for the algorithm, used or not."""
+        return {"mu": self.mu, "control": self.control} | (self.model_extra or {})
+
+    @property
+    def complete(self) -> "AlgorithmSettings":
+        """The same with default values of arguments that are not given."""
+        if self.name not in ALGORITHMS:
+            return self
+        missing = {name: value for name, value in arguments(self.name).items() if name not in self.args}
+        return AlgorithmSettings(**self.model_dump(exclude_unset=True) | missing)
 
 
 class ShiftSettings(SettingsTable):
@@ -379,7 +404,8 @@ class Experiment(SettingsTable):
         """All settings as TOML, without step, rate and keep of uplinks that do not quantize (see `check_quantized`)."""
         unused = {name: set(SIZES) for name, link in self.uplink.group.items() if not quantizes(link)}
         extra = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
-        return tomli_w.dumps(plain(self.model_dump(exclude_none=True, exclude={"uplink": {**extra, "group": unused}})))
+        dumped = self.model_dump(exclude_none=True, exclude={"uplink": {**extra, "group": unused}})
+        return tomli_w.dumps(plain(dumped | {"algorithm": self.algorithm.complete.model_dump(exclude_none=True)}))
 
     def changed(self, **settings: Any) -> "Experiment":
         """Copy with other values of some settings: changed(**{"train.rounds": 3})."""
@@ -423,9 +449,20 @@ def check_used(experiments: Sequence[Experiment]) -> None:
     given = [dotted(experiment.model_dump()) for experiment in experiments]
     default = dotted(Experiment().model_dump())
     for key, (choice, value) in USED_BY.items():
+        if key == "algorithm.mu" and any(experiment.algorithm.name not in ALGORITHMS for experiment in experiments):
+            continue  # an argument of a user's function
         changed = [settings[key] for settings in given if settings[key] != default[key]]
         if changed and not any(settings[choice] == value for settings in given):
             raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
+    algorithms = [experiment.algorithm for experiment in experiments]
+    for settings in algorithms:
+        for key, seen in (settings.model_extra or {}).items():
+            if not any(item.name not in ALGORITHMS or key in arguments(item.name) for item in algorithms):
+                names = [name for name in arguments(settings.name) if name not in ("mu", "control")]
+                known = f"it takes {', '.join(names)}" if names else "it takes no such argument"
+                raise SettingsError(
+                    f"algorithm.{key} = {seen!r}: has no effect with algorithm.name = {settings.name!r}; {known}"
+                )
 
 
 def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms import Algorithm, Chain, Filters, ServerRule, Shift, filters, weights
+from fedshift.algorithms import Algorithm, Chain, Filters, ServerRule, Shift, defines, filters, weights
 from fedshift.algorithms.bounds import BOUND, CAP
 from fedshift.core import tree
 from fedshift.core.types import Broadcast, Params
@@ -84,11 +84,26 @@ class Federation:
         choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
         return any(known(choice, self.task.params)[1] for choice in choices)
 
+    @cached_property
+    def uplinks(self) -> list[Uplink]:
+        """Uplink of each group; messages that a client rule defines are sent like updates."""
+        messages = defines(self.algorithm.client, "message")
+        return [replace(group.uplink, update=True) if messages else group.uplink for group in self.groups]
+
+    @cached_property
+    def second(self) -> Params:
+        """Tensors with the names, shapes and types of a second upload; {} for rules without one."""
+        rule, sent = self.algorithm.client, self.start().out
+        if not defines(rule, "second"):
+            return {}
+        trained = tree.take(sent.params, self.task.trained)
+        return rule.second(trained, sent, rule.init(trained), torch.tensor(1.0))
+
     def start(self) -> "State":
         """State before the first round."""
         params = self.task.params
-        trained = tree.take(params, self.task.trained)
-        return State(0, Broadcast(params, self.algorithm.client.init(trained)), self.algorithm.server.init(params), 0)
+        control, server = self.algorithm.server.init(params, self.task.trained)
+        return State(0, Broadcast(params, control), server, 0)
 
 
 class State(NamedTuple):

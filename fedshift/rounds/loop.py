@@ -13,6 +13,7 @@ from fedshift.rounds.engine import Engine, Job, Upload, one_thread
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.server import RoundUploads
+from fedshift.rounds.uplink import split_server
 
 
 class DivergedError(RuntimeError):
@@ -82,7 +83,7 @@ class OpenRound:
         self.fed, self.state, self.memory = fed, state, memory
         self.clock, self.number = Clock(), state.number + 1
         clients, self.dropped, plan = drawn or draw(fed, self.number, CPU)
-        self.uploads = RoundUploads(fed, state.out)
+        self.uploads = RoundUploads(fed, state, memory.get)
         self.job: Job | None = None
         if plan:
             cohort = torch.tensor(clients)
@@ -91,10 +92,10 @@ class OpenRound:
                 clients=clients,
                 rule=fed.algorithm.client,
                 sent=state.out,
-                recall=memory.get,
+                recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
                 examples=fed.partition.sizes[cohort].tolist(),
-                uplinks=[fed.groups[g].uplink for g in fed.group[cohort].tolist()],
+                uplinks=[fed.uplinks[g] for g in fed.group[cohort].tolist()],
                 layers=fed.layers,
                 histograms=histograms,
                 frames=frames,
@@ -120,7 +121,7 @@ class OpenRound:
         layer_stats: dict[str, Layer] = {}
         if self.uploads.mean.count:
             rnd = self.uploads.round(self.number, fed.partition.clients)
-            out, server = fed.algorithm.server.apply(state.out, state.server, rnd)
+            out, server = fed.algorithm.server.apply(state.out, self.uploads.server, rnd)
             layer_stats, broken = self.uploads.stats.layers(rnd, out, server, state.server)
         if broken:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
@@ -129,6 +130,8 @@ class OpenRound:
             state = State(self.number, out, server, 0)
             for client, memory in self.uploads.memory.items():
                 self.memory.put(client, memory)
+        elif self.uploads.silent and not self.uploads.failed:  # no client had anything to upload
+            state = state._replace(number=self.number)
         else:
             state = state._replace(number=self.number, skipped=state.skipped + 1)
             if state.skipped >= fed.patience:

@@ -36,12 +36,12 @@ class Statistics:
 
     def count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
         """Add an upload that is used in the mean."""
-        self.used.append(upload._replace(frame=b"", extra=b"", memory={}))
+        self.used.append(upload._replace(frame=b"", second=b"", memory={}))
         self._count_bytes(upload, job, uplink)
         if uplink.lossy:
             self.errors.append(upload.error)
         if self.fed.bandwidth is not None:
-            sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
+            sent = (len(upload.frame) + len(upload.second)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
 
     def _count_bytes(self, upload: Upload, job: Job, uplink: Uplink) -> None:
@@ -49,7 +49,7 @@ class Statistics:
         before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
         if self.estimated is not None or estimate is not None:
             length = len(upload.frame) if estimate is None else estimate
-            self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.extra)
+            self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.second)
             self.framed = job.frames
         if uplink not in self.fixed:
             self.fixed[uplink] = fixed(quantized(uplink, self.fed.task.trained), self.sent.params)
@@ -57,9 +57,9 @@ class Statistics:
         self.bytes_up[0] += len(upload.frame) - header - side
         self.bytes_up[1] += side
         self.bytes_up[2] += header
-        if upload.extra:
-            header, _ = fixed(EXACT, self.sent.control)
-            self.bytes_up[0] += len(upload.extra) - header
+        if upload.second:
+            header, _ = fixed(EXACT, self.fed.second)
+            self.bytes_up[0] += len(upload.second) - header
             self.bytes_up[2] += header
 
     def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:

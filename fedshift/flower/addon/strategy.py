@@ -253,7 +253,7 @@ class FedShift(Strategy):
         return changed(self.targeted.tensors or (), list(map(ArrivedUpload, sent, replies, frames)))
 
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
-        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
+        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, share)
         if not self.rule.share_in(rnd):
             return arrays
         if names != self.shifted:

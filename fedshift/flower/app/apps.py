@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
+from fedshift.algorithms import Algorithm
 from fedshift.core.files import RunError
 from fedshift.data.datasets import Dataset
 from fedshift.experiment.build import build
@@ -47,6 +48,7 @@ def client_app(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
     state_dir: Path | str | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains the clients of its node; pass the same arguments as to `server_app`.
@@ -64,10 +66,10 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
+        settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric, algorithm)
         if (text := settings.toml()) not in runners:  # once per process
             runners.clear()
-            runners[text] = ClientRunner(settings, build(settings, model, data, loss, metric))
+            runners[text] = ClientRunner(settings, build(settings, model, data, loss, metric, algorithm))
         return runners[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
     return app
@@ -81,6 +83,7 @@ def server_app(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
     timeout: float = TIMEOUT,
     wait: float = WAIT,
 ) -> ServerApp:
@@ -114,7 +117,13 @@ def server_app(
 
         try:
             settings = experiment or experiment_of(config)
-            objects: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
+            objects: dict[str, Any] = {
+                "model": model,
+                "data": data,
+                "loss": loss,
+                "metric": metric,
+                "algorithm": algorithm,
+            }
             drive(begin(settings, folder, grid, objects, timeout, wait, tell), channel)
         except FinishedError as finish:  # nothing to do
             logger.info(str(finish))
@@ -148,7 +157,7 @@ def begin(
     wait: float = WAIT,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
-    """Start a run or resume the one in folder `out`; `objects` are the user's model, data, loss and metric."""
+    """Start a run or resume the one in folder `out`; `objects` are the user's model, data, loss and so on."""
     experiment = named_after(experiment.changed(**{"engine.name": "flower"}), **objects)
     folder = None if out is None else Path(out)
     resumed = folder is not None and begun(folder)

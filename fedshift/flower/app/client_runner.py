@@ -14,9 +14,10 @@ from fedshift.engines.client import Client
 from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.arrays import CONTROL, KEY, enclose
 from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
-from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TrainRequest, digest, remembers, report
+from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TrainRequest, digest, report
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
+from fedshift.rounds.uplink import remembers
 from fedshift.wire.writer import unpack
 
 
@@ -40,25 +41,24 @@ class ClientRunner:
             reports[str(client)] = report(upload)
             if isinstance(upload.frame, bytes) and upload.frame:
                 frames[str(client)] = enclose(upload.frame)
-            if isinstance(upload.extra, bytes) and upload.extra:
-                frames[f"{client}{EXTRA}"] = enclose(upload.extra)
+            if isinstance(upload.second, bytes) and upload.second:
+                frames[f"{client}{SECOND}"] = enclose(upload.second)
         content = RecordDict({FRAMES: ArrayRecord(frames), CONFIG: ConfigRecord(reports)})
         return Message(content, reply_to=message)
 
     def _sent(self, records: Mapping[str, ArrayRecord]) -> Broadcast:
         params = unpack(records[ARRAYS][KEY].data, like=self.fed.task.params)
-        control = self.fed.algorithm.client.init(take(params, self.fed.task.trained))
+        control, _ = self.fed.algorithm.server.init(params, self.fed.task.trained)
         return Broadcast(params, unpack(records[CONTROL][KEY].data, like=control) if control else {})
 
     def _train(
         self, client: int, request: TrainRequest, sent: Broadcast, memory: NodeMemory, info: RoundInfo
     ) -> Upload:
         fed, name = self.fed, f"client-{client}"
-        uplink, rule = fed.groups[int(fed.group[client])].uplink, fed.algorithm.client
+        uplink, rule = fed.uplinks[int(fed.group[client])], fed.algorithm.client
         keeps = remembers(rule, uplink)
         recalled = memory.recall(name, info) if keeps else Recalled({}, False)
-        # a lost control is replaced by the server's, which makes the correction zero
-        start = dict(sent.control) if recalled.lost else recalled.memory
+        start = rule.recover(take(sent.params, fed.task.trained), sent) if recalled.lost else recalled.memory
         plan = draw_plan(
             fed.partition,
             [client],
@@ -84,7 +84,7 @@ class ClientRunner:
             upload = self.client.train(job, 0, start, recalled.lost)
         except TrainingError as problem:  # only this client fails, not the others of the node
             return Upload(client, b"", b"", {}, [], 0.0, (0.0, 0.0), str(problem))
-        if keeps and not upload.failure:
+        if keeps and not upload.failure and not upload.silent:
             memory.keep(name, info.session, request.number, upload.memory)
         return upload
 

@@ -11,15 +11,17 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedshift.algorithms.base import defines
 from fedshift.core.types import CPU, Params
 from fedshift.engines.sequential import Sequential
 from fedshift.flower.addon.arrays import CONTROL, FRAME, KEY, enclose
 from fedshift.flower.addon.outbox import Outbox
 from fedshift.flower.addon.replies import brief
 from fedshift.flower.app.nodes import Nodes
-from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, TrainRequest, read_report, remembers
+from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, TrainRequest, read_report
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
+from fedshift.rounds.uplink import remembers
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import EXACT, header, pack
 
@@ -105,10 +107,12 @@ class Flower:
             return failed(client, f"its node answered with error {reply.error.code}: {why}")
         try:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
+            if upload.silent:
+                return upload
             if upload.failure:
                 return failed(client, upload.failure, upload.seconds)
             frame = _frame(reply, str(client))
-            extra = _frame(reply, f"{client}{EXTRA}") if job.rule.extra == "sent" else b""
+            second = _frame(reply, f"{client}{SECOND}") if defines(job.rule, "second") else b""
             head = header(frame)
             if head.base != job.number:
                 raise WireError(f"the upload belongs to round {head.base}, not {job.number}")
@@ -120,7 +124,7 @@ class Flower:
             self.lost += 1
             self.tell(f"round {job.number}: client {client} lost its memory, which was reset ({self.lost} so far)")
         kept = {ROUND: torch.tensor(job.number)} if remembers(job.rule, job.uplinks[i]) else {}
-        return upload._replace(frame=frame, extra=extra, memory=kept)
+        return upload._replace(frame=frame, second=second, memory=kept)
 
 
 def _frame(reply: Message, name: str) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedshift.core.tree import part, prefixed
 from fedshift.core.types import Broadcast, DecodedUpload, Params, Round
 
 
@@ -90,7 +91,7 @@ def defines(rule: ClientRule | ServerRule, method: str) -> bool:
     (True, False)
     """
     if isinstance(rule, Chain):
-        return any(defines(part, method) for part in rule.rules)
+        return any(defines(member, method) for member in rule.rules)
     base: Any = ServerRule if isinstance(rule, ServerRule) else ClientRule
     return getattr(type(rule), method) is not getattr(base, method)
 
@@ -125,7 +126,7 @@ class Chain(ServerRule):
             if both := sorted(control.keys() & more.keys()):
                 raise ValueError(f"two server rules of the algorithm send a control named {both[0]}")
             control |= more
-            state |= _prefixed(i, mine)
+            state |= prefixed(f"{i}/", mine)
         return control, state
 
     def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float | Mapping[str, float]:
@@ -139,25 +140,17 @@ class Chain(ServerRule):
         states: Params = {}
         memories: Params = {}
         for i, rule in enumerate(self.rules):
-            mine, kept = rule.take(upload, sent, _part(i, state), _part(i, memory))
-            states |= _prefixed(i, mine)
-            memories |= _prefixed(i, kept)
+            mine, kept = rule.take(upload, sent, part(f"{i}/", state), part(f"{i}/", memory))
+            states |= prefixed(f"{i}/", mine)
+            memories |= prefixed(f"{i}/", kept)
         return states, memories
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         after: Params = {}
         for i, rule in enumerate(self.rules):
-            out, mine = rule.apply(out, _part(i, state), rnd)
-            after |= _prefixed(i, mine)
+            out, mine = rule.apply(out, part(f"{i}/", state), rnd)
+            after |= prefixed(f"{i}/", mine)
         return out, after
-
-
-def _prefixed(i: int, params: Params) -> Params:
-    return {f"{i}/{name}": x for name, x in params.items()}
-
-
-def _part(i: int, params: Params) -> Params:
-    return {name.removeprefix(f"{i}/"): x for name, x in params.items() if name.startswith(f"{i}/")}
 
 
 def chain(*rules: ServerRule) -> Chain:

@@ -3,15 +3,47 @@
 import inspect
 from collections.abc import Callable
 
+from fedshift.algorithms.agreement import agreement
 from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.cmfl import cmfl
+from fedshift.algorithms.ef21 import ef21
 from fedshift.algorithms.fedavg import fedavg
+from fedshift.algorithms.fedavgm import fedavgm
+from fedshift.algorithms.fedcom import fedcom, fedcomgate
+from fedshift.algorithms.feddyn import feddyn
+from fedshift.algorithms.fedexp import fedexp
+from fedshift.algorithms.fedhq import fedhq
+from fedshift.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedshift.algorithms.fedprox import fedprox
+from fedshift.algorithms.fedvarp import fedvarp
+from fedshift.algorithms.grouped import grouped
+from fedshift.algorithms.ldawa import ldawa
 from fedshift.algorithms.scaffold import scaffold
+from fedshift.algorithms.scallion import scafcom, scallion
+from fedshift.algorithms.signsgd import signsgd
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
     "scaffold": scaffold,
+    "fedavgm": fedavgm,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedexp": fedexp,
+    "feddyn": feddyn,
+    "fedvarp": fedvarp,
+    "fedcom": fedcom,
+    "fedcomgate": fedcomgate,
+    "scallion": scallion,
+    "scafcom": scafcom,
+    "ef21": ef21,
+    "signsgd": signsgd,
+    "fedhq": fedhq,
+    "agreement": agreement,
+    "grouped": grouped,
+    "ldawa": ldawa,
+    "cmfl": cmfl,
 }
 
 

@@ -33,6 +33,7 @@ class DecodedUpload(NamedTuple):
     examples: int
     lossy: bool
     error: float  # |u - Q(u)| / |u| over all quantized tensors
+    weight: float = 1.0  # p_k before it is normalised
 
 
 class GroupMean(NamedTuple):
@@ -61,9 +62,9 @@ class Round(NamedTuple):
     start: Broadcast  # broadcast of this round
     mean: Params  # sum_k p_k w_k over the uploads that arrived, p renormalised
     share: float  # sum of p_k over lossy uploads: the paper's I/K
-    message: Mapping[str, Tensor] = MappingProxyType(
-        {}
-    )  # sum_k p_k m_k, if the client rule defines messages; `mean` is then the server's model
+    model: Mapping[str, Tensor] = MappingProxyType({})  # the server's model before this round
+    # sum_k p_k m_k, if the client rule defines messages; trained tensors of `mean` are then those of `model`
+    message: Mapping[str, Tensor] = MappingProxyType({})
     groups: Sequence[GroupMean] = ()  # if a rule needs "groups"
     uploads: Sequence[DecodedUpload] = ()  # if a rule needs "uploads"
 

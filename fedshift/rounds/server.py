@@ -205,7 +205,7 @@ class RoundUploads:
         server, factor, rule = self.server, None, self.fed.algorithm.server
         try:
             if self.inspects:
-                received = self._received(checked, job)
+                received = self._received(checked, job, weight)
                 factor = rule.weigh(received, self.sent) if defines(rule, "weigh") else None
                 server, theirs = rule.take(received, self.sent, server, theirs)
                 self._check_finite(upload, server, theirs)
@@ -236,7 +236,7 @@ class RoundUploads:
         else:
             mean.add_opened(checked.frame or self._open(upload, job, checked.place), weight, factors)
 
-    def _received(self, checked: CheckedUpload, job: Job) -> DecodedUpload:
+    def _received(self, checked: CheckedUpload, job: Job, weight: float) -> DecodedUpload:
         """The upload as the server's rules see it."""
         upload, i, uplink = checked.upload, checked.place, job.uplinks[checked.place]
         second = checked.second if checked.second is not None else {}
@@ -244,7 +244,9 @@ class RoundUploads:
             second = self._read_second(upload.second)
         distance = travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum)
         decoded = read(upload.frame, self.base, self._codec(uplink))
-        return DecodedUpload(upload.client, decoded, second, distance, job.examples[i], uplink.lossy, upload.error)
+        return DecodedUpload(
+            upload.client, decoded, second, distance, job.examples[i], uplink.lossy, upload.error, weight
+        )
 
     def _check_finite(self, upload: Upload, server: Params, theirs: Params) -> None:
         """Raise WireError if the server's rules computed NaN or infinity from an upload."""
@@ -285,6 +287,7 @@ class RoundUploads:
             self.sent,
             mean,
             self.mean.share,
+            self.state.out.params,
             message,
             groups,
             self.kept,

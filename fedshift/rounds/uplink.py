@@ -17,7 +17,7 @@ from fedshift.algorithms.base import ClientRule, defines
 from fedshift.codecs.base import Codec
 from fedshift.codecs.exact import Identity
 from fedshift.codecs.named import WIDTH, make_codec
-from fedshift.core.tree import take, tmap, zeros
+from fedshift.core.tree import part, prefixed, take, tmap, zeros
 from fedshift.core.types import Decoded, Params
 from fedshift.rounds.uplinks import expanded
 from fedshift.wire.frame import Header
@@ -134,13 +134,12 @@ def split_memory(memory: Params) -> tuple[Params, Params]:
     >>> split_memory({"c": torch.ones(1), "error/w": torch.zeros(1)})
     ({'c': tensor([1.])}, {'w': tensor([0.])})
     """
-    errors = {name.removeprefix(ERROR): e for name, e in memory.items() if name.startswith(ERROR)}
-    return {name: x for name, x in memory.items() if not name.startswith(ERROR)}, errors
+    return {name: x for name, x in memory.items() if not name.startswith(ERROR)}, part(ERROR, memory)
 
 
 def join_memory(rule: Params, errors: Params) -> Params:
     """Memory of a client from the parts that `split_memory` returns."""
-    return rule | {ERROR + name: e for name, e in errors.items()}
+    return rule | prefixed(ERROR, errors)
 
 
 def split_server(memory: Params) -> tuple[Params, Params]:
@@ -149,13 +148,13 @@ def split_server(memory: Params) -> tuple[Params, Params]:
     >>> split_server({"c": torch.ones(1), "server/y": torch.zeros(1)})
     ({'c': tensor([1.])}, {'y': tensor([0.])})
     """
-    theirs = {name.removeprefix(SERVER): x for name, x in memory.items() if name.startswith(SERVER)}
+    theirs = part(SERVER, memory)
     return {name: x for name, x in memory.items() if not name.startswith(SERVER)} if theirs else memory, theirs
 
 
 def join_server(memory: Params, theirs: Params) -> Params:
     """Stored memory from the parts that `split_server` returns."""
-    return memory | {SERVER + name: x for name, x in theirs.items()} if theirs else memory
+    return memory | prefixed(SERVER, theirs) if theirs else memory
 
 
 def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:

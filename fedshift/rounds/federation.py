@@ -158,6 +158,7 @@ class Outcome(NamedTuple):
     uplink_seconds: float | None  # until the slowest client's upload would arrive; None without bandwidths
     histograms: tuple[Histogram, ...] = ()
     capped: int = 0  # uploads whose weight was lowered to the cap
+    silent: int = 0  # clients whose rule decided not to upload
     bytes_estimated: int | None = None  # of all uploads, with estimates for entropy-coded ones; None without estimates
     bytes_framed: int | None = None  # of the same uploads as real frames; None if estimates were not checked
 

@@ -298,5 +298,14 @@ class RoundUploads:
     ) -> Outcome:
         """Outcome of the round."""
         return self.stats.outcome(
-            number, score, layers, seconds, self.mean.share, self.mean.count, dropped, self.failed, self.capped
+            number,
+            score,
+            layers,
+            seconds,
+            self.mean.share,
+            self.mean.count,
+            dropped,
+            self.failed,
+            self.capped,
+            self.silent,
         )

@@ -107,9 +107,10 @@ class Statistics:
         dropped: int,
         failed: dict[int, str],
         capped: int,
+        silent: int,
     ) -> Outcome:
-        """Outcome of the round; `dropped` clients dropped out before they uploaded."""
-        errors, sent_to = self.errors, len(self.used) + len(failed) + dropped
+        """Outcome of the round; `dropped` clients dropped out before they uploaded, `silent` ones chose not to."""
+        errors, sent_to = self.errors, len(self.used) + len(failed) + dropped + silent
         codes, side, header = self.bytes_up
         return Outcome(
             number=number,
@@ -126,6 +127,7 @@ class Statistics:
             uplink_seconds=self.slowest,
             histograms=next((upload.histograms for upload in self.used if upload.histograms), ()),
             capped=capped,
+            silent=silent,
             bytes_estimated=self.estimated,
             bytes_framed=codes + side + header if self.framed else None,
         )

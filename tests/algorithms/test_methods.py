@@ -1,5 +1,6 @@
 """Methods of other papers: identities, hand-worked steps, and every method on every engine."""
 
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import split_server
 from tests.federations import federation, points, processes, same, settings, train
+from tests.runs import COMMAND
 
 ARGUMENTS = {"cmfl": {"threshold": 0.5}, "signsgd": {"lr": 0.02}, "scallion": {"alpha": 0.5}}
 PLAIN = {"momentum": 0.0}
@@ -303,3 +305,47 @@ def test_settings_record_all_arguments_and_read_them_back() -> None:
     table = tomllib.loads(experiment.toml())["algorithm"]
     assert (table["lr"], table["beta1"], table["tau"]) == (0.5, 0.9, 1e-3)
     assert Experiment(**tomllib.loads(experiment.toml())).toml() == experiment.toml()
+
+
+RULE = """
+from dataclasses import dataclass
+import torch
+from fedshift import Algorithm, ClientRule
+from fedshift.algorithms import Average
+
+@dataclass(frozen=True)
+class Counting(ClientRule):
+    def init(self, params):
+        return {"rounds": torch.zeros(SHAPE)}
+
+    def remember(self, decoded, w, sent, memory, travel):
+        return {"rounds": memory["rounds"] + 1}
+
+def counting():
+    return Algorithm(Counting(), Average())
+"""
+
+
+def test_a_run_is_not_resumed_without_its_code_or_with_another_memory(tmp_path: Path) -> None:
+    """In processes of their own, because a module is imported once."""
+    code, settings_file = tmp_path / "counted.py", tmp_path / "run.toml"
+    settings_file.write_text('algorithm = {name = "counted:counting"}\ntrain = {rounds = 40}\n')
+    code.write_text(RULE.replace("SHAPE", "1"))
+    started = fedshift("run", settings_file, "--out", "out", "--minutes", "0.01", cwd=tmp_path)
+    assert started.returncode == 0, started.stderr
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    code.write_text(RULE.replace("SHAPE", "2"))
+    changed = fedshift("resume", "out", cwd=tmp_path)
+    assert "has rounds (1,), but that of the algorithm has rounds (2,); restore the code" in changed.stderr
+    code.rename(tmp_path / "elsewhere.py")
+    missing = fedshift("resume", "out", cwd=tmp_path)
+    assert missing.stderr.startswith("fedshift: algorithm.name = 'counted:counting': no module 'counted'")
+    assert (changed.returncode, missing.returncode) == (2, 2)
+    assert before == {path: path.read_bytes() for path in before}
+    (tmp_path / "elsewhere.py").rename(code)
+    code.write_text(RULE.replace("SHAPE", "1"))
+    assert fedshift("resume", "out", cwd=tmp_path).returncode == 0
+
+
+def fedshift(*arguments: str | Path, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, 
 from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
-from fedshift.experiment.links import bandwidth, links
+from fedshift.experiment.links import bandwidth, downlink, links
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
@@ -88,6 +88,7 @@ def build(
         batch=train.batch,
         rate=rate(experiment),
         seed=experiment.seed,
+        downlink=downlink(experiment),
         weights=experiment.algorithm.weights,
         patience=train.patience,
         bound=experiment.bounds.norm,

@@ -299,7 +299,20 @@ class UplinkSettings(CodingSettings):
         return self
 
 
-def widths(coding: UplinkSettings | LinkSettings) -> set[int]:
+class DownlinkSettings(CodingSettings):
+    """Broadcast to clients: exact, or encoded once per round."""
+
+    bits: Bits = 32
+
+    @model_validator(mode="after")
+    def _codable(self) -> Self:
+        check_codable(self)
+        if self.feedback and self.send == "updates":
+            raise ValueError("feedback = true: updates of the downlink already contain what was lost before")
+        return self
+
+
+def widths(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> set[int]:
     """Set of the bits of all clients with this coding.
 
     >>> sorted(widths(UplinkSettings(bits="32+4")))
@@ -310,7 +323,7 @@ def widths(coding: UplinkSettings | LinkSettings) -> set[int]:
     return {int(value) for value in values}
 
 
-def quantizes(coding: UplinkSettings | LinkSettings) -> bool:
+def quantizes(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> bool:
     """True if any client with this coding uploads quantized values.
 
     >>> [quantizes(UplinkSettings(bits=bits)) for bits in (32, "32+16", "32+4")]
@@ -319,7 +332,7 @@ def quantizes(coding: UplinkSettings | LinkSettings) -> bool:
     return min(widths(coding)) <= 8
 
 
-def check_codable(coding: UplinkSettings | LinkSettings) -> None:
+def check_codable(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> None:
     """Refuse bits that the quantizer does not support."""
     for bits in sorted(widths(coding)):
         try:
@@ -362,6 +375,7 @@ class Experiment(SettingsTable):
     train: TrainSettings = TrainSettings()
     bounds: BoundsSettings = BoundsSettings()
     uplink: UplinkSettings = UplinkSettings()
+    downlink: DownlinkSettings = DownlinkSettings()
     engine: EngineSettings = EngineSettings()
     record: RecordSettings = RecordSettings()
 
@@ -369,6 +383,16 @@ class Experiment(SettingsTable):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         return expanded(value) if isinstance(value, str) else value
+
+    @field_validator("downlink", mode="before")
+    @classmethod
+    def _down_by_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value == "paper":
+            raise ValueError("must be a table, or one of exact, lean, extreme; the paper sends the exact model")
+        named = expanded(value)
+        return named | {"feedback": False} if named.get("send") == "updates" else named
 
     @model_validator(mode="before")
     @classmethod
@@ -404,7 +428,9 @@ class Experiment(SettingsTable):
         """All settings as TOML, without step, rate and keep of uplinks that do not quantize (see `check_quantized`)."""
         unused = {name: set(SIZES) for name, link in self.uplink.group.items() if not quantizes(link)}
         extra = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
-        dumped = self.model_dump(exclude_none=True, exclude={"uplink": {**extra, "group": unused}})
+        down = dict.fromkeys(() if quantizes(self.downlink) else SIZES, True)
+        excluded: Any = {"uplink": {**extra, "group": unused}, "downlink": down}
+        dumped = self.model_dump(exclude_none=True, exclude=excluded)
         return tomli_w.dumps(plain(dumped | {"algorithm": self.algorithm.complete.model_dump(exclude_none=True)}))
 
     def changed(self, **settings: Any) -> "Experiment":
@@ -540,6 +566,8 @@ def explain(error: ValidationError) -> str:
     if parts == ["train", "goal"]:
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
+    if parts == ["downlink"]:
+        return f"downlink = {seen!r}: must be a table, or one of exact, lean, extreme"
     if parts == ["uplink"]:
         return f"uplink = {seen!r}: must be a table, or one of {', '.join(UPLINKS)}"
     if first["type"] in ("model_type", "dict_type"):

@@ -17,7 +17,12 @@ from fedshift.data.partition import Partition
 from fedshift.rounds.engine import Histogram, Task
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import Uplink, quantized
-from fedshift.wire.writer import known
+from fedshift.wire.writer import choose, known
+
+# names in the state of a lossy downlink: the tensors that clients hold, and the error that is fed back
+HELD, FEEDBACK = "held/", "error/"
+# bytes of all frames so far, and that number when each client last received one (N,), -1 for never
+TOTAL, SEEN = "total", "seen"
 
 
 class Group(NamedTuple):
@@ -47,6 +52,7 @@ class Federation:
     batch: int
     rate: Rate
     seed: int
+    downlink: Uplink = Uplink()  # codec of the broadcast
     weights: Literal["equal", "examples"] = "equal"
     patience: int = 5  # rounds without a usable upload before the run stops
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
@@ -103,23 +109,36 @@ class Federation:
         """State before the first round."""
         params = self.task.params
         control, server = self.algorithm.server.init(params, self.task.trained)
-        return State(0, Broadcast(params, control), server, 0)
+        return State(0, Broadcast(params, control), server, 0, self._held())
+
+    def _held(self) -> Params:
+        """State of the downlink before the first round: clients hold nothing, so all receive the exact model."""
+        link, params = self.downlink, self.task.params
+        if not link.lossy:
+            return {}
+        if not link.update:
+            coded = [n for n in self.task.trained if choose(link.codec, n, params[n]).quantizer.lossy]
+            return tree.prefixed(FEEDBACK, tree.zeros(tree.take(params, coded))) if link.feedback else {}
+        never = torch.full((self.partition.clients,), -1, dtype=torch.int64)
+        return tree.prefixed(HELD, params) | {TOTAL: torch.zeros((), dtype=torch.int64), SEEN: never}
 
 
 class State(NamedTuple):
     """Everything that changes from round to round, except the memory of clients."""
 
     number: int  # rounds done
-    out: Broadcast
+    out: Broadcast  # the server's model and control
     server: Params
     skipped: int  # rounds in a row without a usable upload
+    down: Params = {}  # noqa: RUF012  of a lossy downlink: what clients hold
 
     def at(self, device: torch.device) -> "State":
         """The same state on a device."""
-        params, control, server = (
-            tree.tmap(lambda x: x.to(device), part) for part in (self.out.params, self.out.control, self.server)
+        params, control, server, down = (
+            tree.tmap(lambda x: x.to(device), part)
+            for part in (self.out.params, self.out.control, self.server, self.down)
         )
-        return self._replace(out=Broadcast(params, control), server=server)
+        return self._replace(out=Broadcast(params, control), server=server, down=down)
 
 
 class Layer(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 
 from fedshift.core.types import CPU, Params
 from fedshift.data.cohorts import Plan, draw_plan
+from fedshift.rounds.downlink import broadcast
 from fedshift.rounds.engine import Engine, Job, Upload, one_thread
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
@@ -83,7 +84,8 @@ class OpenRound:
         self.fed, self.state, self.memory = fed, state, memory
         self.clock, self.number = Clock(), state.number + 1
         clients, self.dropped, plan = drawn or draw(fed, self.number, CPU)
-        self.uploads = RoundUploads(fed, state, memory.get)
+        self.sending = broadcast(fed, state, [*clients, *self.dropped])
+        self.uploads = RoundUploads(fed, state, self.sending.sent, memory.get)
         self.job: Job | None = None
         if plan:
             cohort = torch.tensor(clients)
@@ -91,7 +93,8 @@ class OpenRound:
                 number=self.number,
                 clients=clients,
                 rule=fed.algorithm.client,
-                sent=state.out,
+                sent=self.sending.sent,
+                frame=self.sending.frame,
                 recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
                 examples=fed.partition.sizes[cohort].tolist(),
@@ -127,13 +130,13 @@ class OpenRound:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
             self.uploads, layer_stats = self.uploads.skipped(why), {}
         if self.uploads.mean.count:
-            state = State(self.number, out, server, 0)
+            state = State(self.number, out, server, 0, self.sending.down)
             for client, memory in self.uploads.memory.items():
                 self.memory.put(client, memory)
         elif self.uploads.silent and not self.uploads.failed:  # no client had anything to upload
-            state = state._replace(number=self.number)
+            state = state._replace(number=self.number, down=self.sending.down)
         else:
-            state = state._replace(number=self.number, skipped=state.skipped + 1)
+            state = state._replace(number=self.number, skipped=state.skipped + 1, down=self.sending.down)
             if state.skipped >= fed.patience:
                 why = next(iter(self.uploads.failed.values()), "every client dropped out")
                 raise DivergedError(
@@ -142,7 +145,9 @@ class OpenRound:
         self.clock.lap("aggregate")
         result = score(state.out.params) if score else None
         self.clock.lap("evaluate")
-        return state, self.uploads.outcome(self.number, result, layer_stats, len(self.dropped), self.clock.seconds)
+        dropped, seconds = len(self.dropped), self.clock.seconds
+        outcome = self.uploads.outcome(self.number, result, layer_stats, dropped, seconds, self.sending.length)
+        return state, outcome
 
 
 class Training:

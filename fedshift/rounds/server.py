@@ -6,6 +6,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedshift.algorithms.base import defines
 from fedshift.algorithms.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
@@ -13,7 +14,7 @@ from fedshift.codecs.base import CHUNK, finite
 from fedshift.core import rng, tree
 from fedshift.core.names import printable
 from fedshift.core.tree import norm
-from fedshift.core.types import Decoded, DecodedUpload, GroupMean, Params, Round
+from fedshift.core.types import Broadcast, Decoded, DecodedUpload, GroupMean, Params, Round
 from fedshift.data.cohorts import Plan, travel
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
@@ -47,9 +48,9 @@ class RoundUploads:
     the cohort.
     """
 
-    def __init__(self, fed: Federation, state: State, recall: Callable[[int], Params]) -> None:
-        """`recall`: memory of a client, with the server's part."""
-        self.fed, self.state, self.recall, sent = fed, state, recall, state.out
+    def __init__(self, fed: Federation, state: State, sent: Broadcast, recall: Callable[[int], Params]) -> None:
+        """`sent`: the broadcast as clients decode it; `recall`: memory of a client, with the server's part."""
+        self.fed, self.state, self.recall = fed, state, recall
         self.sent, self.trained = sent, fed.task.trained
         self.base = base_of(fed.algorithm.client, sent.params, self.trained)
         self.mean = Mean(like=sent.params, base=self.base)
@@ -258,7 +259,7 @@ class RoundUploads:
 
     def skipped(self, why: str) -> "RoundUploads":
         """The same round without any used upload, for this reason."""
-        empty = RoundUploads(self.fed, self.state, self.recall)
+        empty = RoundUploads(self.fed, self.state, self.sent, self.recall)
         empty.silent = self.silent
         empty.failed = {client: self.failed.get(client, why) for client in self.clients}
         empty.stats.train, empty.stats.encode = self.stats.train, self.stats.encode
@@ -276,10 +277,11 @@ class RoundUploads:
         """Input of the server's rules."""
         mean = self.mean.result()
         mean |= {name: x.to(mean[name]) for name, x in self.integers.items()}
-        message: Params = {}
+        message, model = dict[str, Tensor](), self.state.out.params
         if defines(self.fed.algorithm.client, "message"):
             message, mean = tree.take(mean, self.trained), mean | tree.take(self.sent.params, self.trained)
-        groups = [GroupMean(group.result(), group.weight, uplink.lossy) for uplink, group in self.groups.items()]
+        mean = self._moved(mean)
+        groups = [GroupMean(self._moved(group.result()), group.weight, u.lossy) for u, group in self.groups.items()]
         return Round(
             number,
             self.mean.count,
@@ -287,14 +289,27 @@ class RoundUploads:
             self.sent,
             mean,
             self.mean.share,
-            self.state.out.params,
+            model,
             message,
             groups,
             self.kept,
         )
 
+    def _moved(self, mean: Params) -> Params:
+        """w + (mean - sent): updates refer to what clients decoded, and are added to the server's model."""
+        if not self.fed.downlink.lossy:
+            return mean
+        model, sent = self.state.out.params, self.sent.params
+        return {name: model[name] + (x - sent[name]) if x.is_floating_point() else x for name, x in mean.items()}
+
     def outcome(
-        self, number: int, score: Score | None, layers: dict[str, Layer], dropped: int, seconds: dict[str, float]
+        self,
+        number: int,
+        score: Score | None,
+        layers: dict[str, Layer],
+        dropped: int,
+        seconds: dict[str, float],
+        bytes_down: int,
     ) -> Outcome:
         """Outcome of the round."""
         return self.stats.outcome(
@@ -308,4 +323,5 @@ class RoundUploads:
             self.failed,
             self.capped,
             self.silent,
+            bytes_down,
         )

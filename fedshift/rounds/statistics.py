@@ -12,7 +12,7 @@ from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, shift_of
 from fedshift.rounds.uplink import Uplink, quantized
-from fedshift.wire.writer import EXACT, fixed, size
+from fedshift.wire.writer import EXACT, fixed
 
 
 class Statistics:
@@ -28,7 +28,6 @@ class Statistics:
         self.errors: list[float] = []
         self.train = self.encode = 0.0  # seconds, of all uploads
         self.slowest: float | None = None  # seconds of encoding and transfer
-        self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
 
     def spend(self, upload: Upload) -> None:
         """Add the time of an upload, used or not."""
@@ -67,7 +66,7 @@ class Statistics:
         rule = shift_of(self.fed.algorithm) or Shift(max_share=1.0)
         share, known, figures = rule.share_in(rnd), self.fed.filters, list[Tensor]()
         for name in self.fed.layers:
-            start, new = self.sent.params[name], out.params[name]
+            start, new = rnd.model[name], out.params[name]
             means = [known.get(name, Filters()).means(w) for w in (start, rnd.mean[name], new)]
             whole = [m.mean() for m in means]  # filters of a layer have equally many weights
             of_parts = means if rule.per == "filter" else whole
@@ -108,9 +107,10 @@ class Statistics:
         failed: dict[int, str],
         capped: int,
         silent: int,
+        bytes_down: int,
     ) -> Outcome:
         """Outcome of the round; `dropped` clients dropped out before they uploaded, `silent` ones chose not to."""
-        errors, sent_to = self.errors, len(self.used) + len(failed) + dropped + silent
+        errors = self.errors
         codes, side, header = self.bytes_up
         return Outcome(
             number=number,
@@ -119,7 +119,7 @@ class Statistics:
             layers=layers,
             error=sum(errors) / len(errors) if errors else 0.0,
             bytes_up=(codes, side, header),
-            bytes_down=sent_to * self.down,
+            bytes_down=bytes_down,
             arrived=arrived,
             dropped=dropped,
             failed=failed,

@@ -217,13 +217,14 @@ def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> 
     for name, x in tensors.items():
         if x.is_floating_point() and not x.isfinite().all() and expected[name].isfinite().all():
             raise RunError(f"{path}: {name} contains NaN or infinity")
-    trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}}
+    trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}, "down": {}}
     for name in expected:  # in the order of the model; files do not preserve it
         tree, _, key = name.partition("/")
         trees[tree][key] = tensors[name]
-    return State(saved.number, Broadcast(trees["params"], trees["control"]), trees["server"], saved.skipped)
+    out = Broadcast(trees["params"], trees["control"])
+    return State(saved.number, out, trees["server"], saved.skipped, trees["down"])
 
 
 def _flat(state: State) -> Params:
-    trees = {"params": state.out.params, "control": state.out.control, "server": state.server}
+    trees = {"params": state.out.params, "control": state.out.control, "server": state.server, "down": state.down}
     return {f"{name}/{key}": x for name, tree in trees.items() for key, x in tree.items()}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedshift.core.tree import take
-from fedshift.core.types import Broadcast
+from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.engines.client import Client
 from fedshift.experiment.settings import Experiment
@@ -17,8 +17,10 @@ from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TrainRequest, digest, report
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.uplink import remembers
-from fedshift.wire.writer import unpack
+from fedshift.rounds.uplink import received, remembers
+from fedshift.wire.writer import EXACT, pack, unpack
+
+HELD = "fedshift/broadcast"  # in the node's state: the last broadcast, by its round
 
 
 class ClientRunner:
@@ -32,7 +34,7 @@ class ClientRunner:
         request = TrainRequest.read(message.content.config_records[CONFIG])
         if request.experiment != self.experiment:
             raise ValueError("the settings of this node differ from those of the server")
-        sent = self._sent(message.content.array_records)
+        sent = self._sent(message.content.array_records, request, context)
         memory, frames, reports = NodeMemory(context, folder), dict[str, Array](), dict[str, Any]()
         for client, accepted in zip(request.clients, request.accepted, strict=True):
             with one_thread():
@@ -46,10 +48,25 @@ class ClientRunner:
         content = RecordDict({FRAMES: ArrayRecord(frames), CONFIG: ConfigRecord(reports)})
         return Message(content, reply_to=message)
 
-    def _sent(self, records: Mapping[str, ArrayRecord]) -> Broadcast:
-        params = unpack(records[ARRAYS][KEY].data, like=self.fed.task.params)
+    def _sent(self, records: Mapping[str, ArrayRecord], request: TrainRequest, context: Context) -> Broadcast:
+        """The broadcast; if it is sent as updates, it is kept in the node's state for the next round."""
+        like = self.fed.task.params
+        if request.base:
+            params = self._held(context, request.base)
+            for _, frame in sorted(records[ARRAYS].items(), key=lambda item: int(item[0])):  # by round
+                params = received(True, unpack(frame.data, like=like), params)
+        else:
+            params = unpack(records[ARRAYS][KEY].data, like=like)
+        if self.fed.downlink.lossy and self.fed.downlink.update:
+            context.state[HELD] = ArrayRecord({str(request.number): enclose(pack(EXACT, params))})
         control, _ = self.fed.algorithm.server.init(params, self.fed.task.trained)
         return Broadcast(params, unpack(records[CONTROL][KEY].data, like=control) if control else {})
+
+    def _held(self, context: Context, number: int) -> Params:
+        record = context.state.array_records.get(HELD)
+        if record is None or str(number) not in record:
+            raise ValueError(f"this node does not have the broadcast of round {number}; it may have been restarted")
+        return unpack(record[str(number)].data, like=self.fed.task.params)
 
     def _train(
         self, client: int, request: TrainRequest, sent: Broadcast, memory: NodeMemory, info: RoundInfo

@@ -33,6 +33,7 @@ class TrainRequest(NamedTuple):
     histograms: bool
     clients: list[int]
     accepted: list[int]  # round of the last accepted upload of each client; 0 for none
+    base: int  # round of the broadcast that the arrays update, if they are updates; 0 if they are the whole model
 
     def config(self) -> ConfigRecord:
         return ConfigRecord(self._asdict())

@@ -114,7 +114,7 @@ def test_lean_in_both_directions() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "paper": ("paper", "downlink = 'paper': must be a table, or one of exact, lean, extreme; the paper sends"),
+    "paper": ("paper", "downlink = 'paper': must be a table, or one of exact, lean, extreme"),
     "name": ("leen", "downlink = 'leen': must be a table, or one of"),
     "feedback": ({"bits": 4, "send": "updates", "feedback": True}, "downlink.feedback = true: updates of the downlink"),
     "bits": ({"bits": 9}, "downlink.bits = 9: "),

@@ -24,7 +24,7 @@ from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.core.names import suggest
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
-from fedshift.rounds.uplinks import UPLINKS, expanded
+from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
 
 
 def _rate(value: Any) -> Any:
@@ -387,12 +387,7 @@ class Experiment(SettingsTable):
     @field_validator("downlink", mode="before")
     @classmethod
     def _down_by_name(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        if value == "paper":
-            raise ValueError("must be a table, or one of exact, lean, extreme; the paper sends the exact model")
-        named = expanded(value)
-        return named | {"feedback": False} if named.get("send") == "updates" else named
+        return expanded_down(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -449,6 +444,17 @@ def uplink_name(uplink: UplinkSettings) -> str | None:
     """
     unlimited = uplink.model_copy(update={"bandwidth": None})
     return next((name for name in UPLINKS if UplinkSettings(**expanded(name)) == unlimited), None)
+
+
+def downlink_name(downlink: DownlinkSettings) -> str | None:
+    """Name of the named downlink with these settings; None if there is none.
+
+    >>> [downlink_name(Experiment(downlink=link).downlink) for link in ("lean", "exact", {"bits": 8})]
+    ['lean', 'exact', None]
+    """
+    if not quantizes(downlink) and downlink.bits == 32:
+        return "exact"
+    return next((name for name in DOWNLINKS if DownlinkSettings(**expanded_down(name)) == downlink), None)
 
 
 # setting -> (other setting, its only value for which the first one is used)
@@ -567,7 +573,7 @@ def explain(error: ValidationError) -> str:
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
     if parts == ["downlink"]:
-        return f"downlink = {seen!r}: must be a table, or one of exact, lean, extreme"
+        return f"downlink = {seen!r}: must be a table, or one of {', '.join(DOWNLINKS)}"
     if parts == ["uplink"]:
         return f"uplink = {seen!r}: must be a table, or one of {', '.join(UPLINKS)}"
     if first["type"] in ("model_type", "dict_type"):

@@ -19,6 +19,8 @@ UPLINKS: dict[str, dict[str, Any]] = {
     "extreme": {"quantizer": "ternary", "keep": 0.02} | UPDATES,
 }
 
+DOWNLINKS = "exact", "lean", "extreme"
+
 
 def expanded(name: str) -> dict[str, Any]:
     """Settings of a named uplink; ValueError for an unknown name.
@@ -29,3 +31,10 @@ def expanded(name: str) -> dict[str, Any]:
     if name not in UPLINKS:
         raise ValueError(f"must be a table, or one of {', '.join(UPLINKS)}")
     return dict(UPLINKS[name])
+
+
+def expanded_down(name: str) -> dict[str, Any]:
+    """The same for the downlink: updates of the model already contain what was lost before, without feedback."""
+    if name not in DOWNLINKS:
+        raise ValueError(f"must be a table, or one of {', '.join(DOWNLINKS)}")
+    return expanded(name) | ({"feedback": False} if name != "exact" else {})

@@ -222,7 +222,7 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
 
 
 def with_uplink(uplink: Mapping[str, Any]) -> Cell:
-    """FedAvg with filter centring and settings of `[uplink]`, in two groups like 32+32 so that runs have the same draws.
+    """FedAvg with filter centring and this uplink, in two groups like 32+32 so that runs have the same draws.
 
     >>> cell = with_uplink(expanded("lean"))
     >>> cell.name, cell.settings["uplink"]["bits"]

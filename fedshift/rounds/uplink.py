@@ -25,6 +25,7 @@ from fedshift.wire.reader import as_dtype
 from fedshift.wire.writer import EXACT, Choice, Writer, choose, header, tensor_key, unpack
 
 ERROR = "error/"  # prefix of the uplink's part of a client's memory
+NODE = "flower/"  # prefix of what a run keeps of a client whose memory is on a node of Flower
 SERVER = "server/"  # prefix of what the server's rules remember about a client
 
 

@@ -27,6 +27,7 @@ from fedshift.core.files import (
 )
 from fedshift.core.types import Broadcast, Params
 from fedshift.rounds.federation import State
+from fedshift.rounds.uplink import NODE, split_memory, split_server
 from fedshift.runs.identity import SETTINGS, RunIdentity
 from fedshift.runs.memory import Files, StoredMemory, Version
 
@@ -103,10 +104,17 @@ class Checkpoints:
         return None
 
     def restore(
-        self, like: State, identity: RunIdentity, records: Sequence[str], keep: bool, latest: float = math.inf
+        self,
+        like: State,
+        memory_like: Params,
+        identity: RunIdentity,
+        records: Sequence[str],
+        keep: bool,
+        latest: float = math.inf,
     ) -> Restored | None:
         """Restore the newest valid checkpoint of this run up to round `latest`; None if there are no checkpoints.
 
+        The state must have the tensors of `like`, and the client rule's part of memories those of `memory_like`.
         `records` are the checksums of the record after 0, 1, ... rounds. The record must reach the round of the
         checkpoint; a checkpoint whose checksum matches the record is preferred. Unusable checkpoints are renamed, not
         removed. If no usable one is left, RunError is raised and nothing is changed.
@@ -120,7 +128,7 @@ class Checkpoints:
             try:
                 if number >= len(records):
                     raise RunError(f"{path}: is later than the record, which ends at round {len(records) - 1}")
-                state, saved = self._read(path, like, identity)
+                state, saved = self._read(path, like, memory_like, identity)
             except RunError as problem:
                 unusable[path] = str(problem)
                 continue
@@ -155,7 +163,9 @@ class Checkpoints:
         memory = StoredMemory.restored(self.folder / "memory", identity.run, saved.number, saved.memory, keep)
         return Restored(state, memory, warnings)
 
-    def _read(self, path: Path, like: State, identity: RunIdentity) -> tuple[State, CheckpointAbout]:
+    def _read(
+        self, path: Path, like: State, memory_like: Params, identity: RunIdentity
+    ) -> tuple[State, CheckpointAbout]:
         """Read a checkpoint, and verify the checksums of it and of its memory files."""
         tensors, about = read_tensors(path)
         saved = CheckpointAbout.parse(path, about)
@@ -165,7 +175,7 @@ class Checkpoints:
         files = Files(self.folder / "memory", identity.run)
         try:
             for client, version in saved.memory.items():
-                files.read(client, version)
+                _check_memory(client, files.read(client, version), memory_like)
         except RunError as problem:
             raise RunError(f"{path}: cannot be used: {problem}") from None
         return state, saved
@@ -174,6 +184,28 @@ class Checkpoints:
 def stored_identity(folder: Path) -> RunIdentity | None:
     """Identity of the run in a folder: that of `identity.json`, or of the newest checkpoint if the file is damaged."""
     return RunIdentity.read(folder) or Checkpoints(folder).identity()
+
+
+def _check_memory(client: int, memory: Params, like: Params) -> None:
+    """Raise RunError if the client rule had another memory when it was stored."""
+    if any(name.startswith(NODE) for name in memory):  # the memory itself is on the client's node
+        return
+    kept = split_memory(split_server(memory)[0])[0]
+    if {name: x.shape for name, x in kept.items()} != {name: x.shape for name, x in like.items()}:
+        raise RunError(
+            f"the memory of client {client} has {_listed(kept)}, but that of the algorithm has {_listed(like)}; "
+            "restore the code that the run was started with"
+        )
+
+
+def _listed(params: Params) -> str:
+    """
+    >>> import torch
+    >>> _listed({}), _listed({"w": torch.zeros(2, 3)})
+    ('no tensors', 'w (2, 3)')
+    """
+    names = [f"{name} {tuple(x.shape)}" for name, x in params.items()]
+    return ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "no tensors"
 
 
 def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> State:

@@ -154,7 +154,8 @@ def test_controls_that_add_up_to_infinity_are_refused() -> None:
     outcome = next(on_flower(SENT, grid))
     assert outcome.arrived == 1
     assert len(outcome.failed) == 4
-    assert all("the server's state computed from the upload is NaN or infinite" in why for why in outcome.failed.values())
+    reason = "the server's state computed from the upload is NaN or infinite"
+    assert all(reason in why for why in outcome.failed.values())
 
 
 ANSWERS: dict[str, Callable[[Message], Message | None]] = {

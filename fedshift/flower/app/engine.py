@@ -21,11 +21,11 @@ from fedshift.flower.app.nodes import Nodes
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, TrainRequest, read_report
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.uplink import remembers
+from fedshift.rounds.uplink import NODE, remembers
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import EXACT, header, pack
 
-ROUND = "flower/round"  # key in the run's memory of a client: round of its last accepted upload
+ROUND = f"{NODE}round"  # key in the run's memory of a client: round of its last accepted upload
 TIMEOUT, WAIT = 3600.0, 600.0  # seconds, for the replies of a round and for nodes to connect
 
 

@@ -10,6 +10,7 @@ from fedshift.algorithms.table import ALGORITHMS
 from fedshift.cli.methods import catalog
 from fedshift.experiment.build import named_algorithm
 from fedshift.experiment.settings import CodingSettings, check_used
+from tests.docs.blocks import ROOT
 from tests.runs import fedshift
 
 
@@ -67,3 +68,12 @@ def test_the_tables_have_names_arguments_and_references() -> None:
 def test_the_list_as_json() -> None:
     done = fedshift("methods", "--json")
     assert json.loads(done.stdout) == catalog()
+
+
+def test_the_page_of_methods_describes_every_algorithm_and_cites_it() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    overview, measured = (page[page.index(title) :] for title in ("## Overview", "## Measured"))
+    for item in catalog()["algorithms"]:
+        assert f"`{item['name']}`" in overview[: overview.index("## Notes")], item["name"]
+        assert f"| `{item['name']}` |" in measured, item["name"]
+        assert f" | {item['reference']} |" in page, item["reference"]

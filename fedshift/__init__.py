@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Uniform,
         Zstd,
     )
-    from fedshift.core.types import Broadcast, Params, Round
+    from fedshift.core.types import Broadcast, DecodedUpload, GroupMean, Params, Round
     from fedshift.data import Dataset, dataset
     from fedshift.experiment.settings import Experiment
     from fedshift.rounds.federation import Outcome
@@ -53,7 +53,9 @@ __all__ = [
     "ClientRule",
     "Codec",
     "Dataset",
+    "DecodedUpload",
     "Experiment",
+    "GroupMean",
     "Header",
     "Identity",
     "KMeans",
@@ -103,7 +105,7 @@ _NAMES = {
     "fedshift.rounds.federation": "Outcome",
     "fedshift.runs.run": "Run resume run",
     "fedshift.experiment.settings": "Experiment",
-    "fedshift.core.types": "Broadcast Params Round",
+    "fedshift.core.types": "Broadcast DecodedUpload GroupMean Params Round",
     "fedshift.rounds.uplink": "Uplink",
     "fedshift.wire.writer": "header pack size unpack",
 }

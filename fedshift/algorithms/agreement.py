@@ -1,4 +1,4 @@
-"""Agreement mask: the selective aggregation of ProWD (Zhang et al., Bitwidth Heterogeneous Federated Learning, 2022).
+"""Agreement mask: selective aggregation of ProWD (Yoon et al., Bitwidth Heterogeneous Federated Learning, 2022).
 
     server:  d = mean of the updates of full-precision clients
              w = w_t + the mean of all updates, without entries of quantized clients whose sign differs from d

@@ -22,6 +22,17 @@ class ClientRule:
     `sent` is not stacked, except in `adjust`. All tensors are the trained ones; `travel` is (), or (K,) if stacked.
     On a GPU, `adjust` is recorded as a CUDA graph, so it must not depend on values of tensors in Python conditions.
     Rules are compared and hashed: write them as frozen dataclasses.
+
+    Clients that clip every entry of the gradient:
+
+    >>> @dataclass(frozen=True)
+    ... class Clipped(ClientRule):
+    ...     most: float
+    ...
+    ...     def adjust(self, grad, w, sent, memory):
+    ...         return {name: g.clamp(-self.most, self.most) for name, g in grad.items()}
+    >>> Clipped(0.5).adjust({"w": torch.tensor([2.0, -0.25])}, {}, Broadcast({}, {}), {})
+    {'w': tensor([ 0.5000, -0.2500])}
     """
 
     def init(self, params: Params) -> Params:
@@ -62,6 +73,17 @@ class ServerRule:
 
     `needs` may contain "memory" (the server remembers something about each client, see `take`), "groups" (one mean per
     uplink in `Round.groups`) and "uploads" (all decoded uploads in `Round.uploads`, as many models in memory).
+
+    Half a step from the model towards the mean:
+
+    >>> @dataclass(frozen=True)
+    ... class Half(ServerRule):
+    ...     def apply(self, out, state, rnd):
+    ...         return out._replace(params={name: (w + rnd.mean[name]) / 2 for name, w in rnd.model.items()}), state
+    >>> sent = Broadcast({"w": torch.zeros(1)}, {})
+    >>> rnd = Round(1, 1, 1, sent, mean={"w": torch.ones(1)}, share=0.0, model=sent.params)
+    >>> Half().apply(sent, {}, rnd)[0].params
+    {'w': tensor([0.5000])}
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()

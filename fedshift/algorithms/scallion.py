@@ -1,4 +1,4 @@
-"""SCALLION and SCAFCOM: Huang, Li, Li, Stochastic Controlled Averaging with Communication Compression, 2024.
+"""SCALLION and SCAFCOM: Huang, Li, Li, Stochastic Controlled Averaging ... with Communication Compression, 2024.
 
     client:  each step follows g - c_k + c, where g is the gradient, in SCAFCOM v_k + beta (grad - v_k)
              sends m_k = alpha ((w_t - w_k) / travel - c), decoded as q_k

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from typing import NamedTuple
 
 from fedshift.algorithms.agreement import agreement
 from fedshift.algorithms.base import Algorithm
@@ -54,3 +55,25 @@ def arguments(name: str) -> dict[str, object]:
     {'mu': 0.01}
     """
     return {key: found.default for key, found in inspect.signature(ALGORITHMS[name]).parameters.items()}
+
+
+class Method(NamedTuple):
+    """Description of an algorithm."""
+
+    name: str
+    line: str  # first line of the function's docstring
+    reference: str  # first line of the module's docstring
+    settings: dict[str, object]
+
+
+def described(name: str) -> Method:
+    """Description of an algorithm, from its docstrings.
+
+    >>> described("fedprox").reference
+    'FedProx: Li et al., Federated Optimization in Heterogeneous Networks, 2020.'
+    """
+    make = ALGORITHMS[name]
+    line, reference = (
+        inspect.cleandoc(thing.__doc__ or "").partition("\n")[0] for thing in (make, inspect.getmodule(make))
+    )
+    return Method(name, line, reference, arguments(name))

@@ -247,6 +247,22 @@ def data(
         running.fetch(name, source)
 
 
+@app.command(
+    epilog=examples(
+        "fedshift methods                      # names and arguments",
+        "fedshift methods --json",
+    )
+)
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """List algorithms, quantizers and coders: names in settings, arguments and references."""
+    with sentences():
+        from fedshift.cli import methods as listed
+
+        listed.methods(as_json)
+
+
 app.add_typer(paper, name="paper")
 app.command(
     epilog=examples(

@@ -24,7 +24,12 @@ class Broadcast(NamedTuple):
 
 
 class DecodedUpload(NamedTuple):
-    """Upload of one client, as the server's rules see it."""
+    """Upload of one client, as the server's rules see it.
+
+    >>> upload = DecodedUpload(7, {"w": torch.ones(1)}, {}, torch.tensor(0.5), examples=60, lossy=True, error=0.1)
+    >>> upload.client, upload.weight
+    (7, 1.0)
+    """
 
     client: int
     decoded: Params  # weights of the client, or its message if the client rule defines one, and buffers
@@ -37,7 +42,11 @@ class DecodedUpload(NamedTuple):
 
 
 class GroupMean(NamedTuple):
-    """Mean of the uploads with the same uplink."""
+    """Mean of the uploads with the same uplink, in `Round.groups`.
+
+    >>> GroupMean({"w": torch.ones(1)}, weight=5.0, lossy=True)
+    GroupMean(mean={'w': tensor([1.])}, weight=5.0, lossy=True)
+    """
 
     mean: Params
     weight: float  # sum of p_k

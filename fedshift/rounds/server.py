@@ -210,6 +210,8 @@ class RoundUploads:
                 received = self._received(checked, job, weight)
                 factor = self._weighed(received) if defines(rule, "weigh") else None
                 server, theirs = rule.take(received, self.sent, server, theirs)
+                if theirs and "memory" not in rule.needs:
+                    raise TypeError(f"{rule}: take returned a memory; a rule with one must have 'memory' in its needs")
                 self._check_finite(upload, server, theirs)
             # last, so that a refused upload has no effect
             self._mix(self.mean, checked, job, weight, factor)

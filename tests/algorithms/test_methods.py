@@ -248,6 +248,15 @@ def test_a_users_rule_gets_all_uploads() -> None:
     assert not same(training.params, params(federation(), 1))
 
 
+def test_a_server_rule_with_a_memory_must_say_so() -> None:
+    class Forgetful(ServerRule):
+        def take(self, upload: DecodedUpload, sent: Broadcast, state: Params, memory: Params) -> tuple[Params, Params]:
+            return state, {"seen": torch.ones(())}
+
+    with pytest.raises(TypeError, match="take returned a memory; a rule with one must have 'memory' in its needs"):
+        next(run(settings(), data=points(), algorithm=Algorithm(Plain(), chain(Average(), Forgetful()))))
+
+
 @dataclass(frozen=True)
 class Stateful(ClientRule):
     """A rule with a memory but without a second upload or control."""

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from fedshift import Algorithm, Broadcast, Experiment, Params, Round, Run, ServerRule, chain, fedavg, run, shifted
+from fedshift import Algorithm, Broadcast, Experiment, Params, Round, Run, ServerRule, chain, run
 from fedshift.data.datasets import load
+from fedshift.experiment.build import complete_algorithm
 
 
 @dataclass(eq=False)
@@ -36,7 +37,7 @@ def watched(experiment: Experiment) -> tuple[Run, Watch]:
     digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)).double()
-    client, server = shifted(fedavg())
+    client, server = complete_algorithm(experiment)
     watch = Watch()
     return run(experiment, model=model, data=digits, algorithm=Algorithm(client, chain(server, watch))), watch
 

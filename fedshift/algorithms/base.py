@@ -71,8 +71,8 @@ class ClientRule:
 class ServerRule:
     """Rule of the server after averaging: one line of its pseudocode.
 
-    `needs` may contain "groups" (one mean per uplink in `Round.groups`) and "uploads" (all decoded uploads in
-    `Round.uploads`, which takes the memory of as many models).
+    `needs` may contain "memory" (the server remembers something about each client, see `take`), "groups" (one mean per
+    uplink in `Round.groups`) and "uploads" (all decoded uploads in `Round.uploads`, as many models in memory).
 
     Half a step from the model towards the mean:
 

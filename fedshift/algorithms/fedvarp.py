@@ -11,6 +11,7 @@ Uploads are weighted equally.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedshift.algorithms.base import Algorithm, ServerRule, chain
 from fedshift.algorithms.fedavg import Average, Plain
@@ -35,6 +36,7 @@ class LastUpdates(ServerRule):
     ({'w': tensor([4.])}, {'mean/w': tensor([3.])}, {'w': tensor([3.])})
     """
 
+    needs: ClassVar[frozenset[str]] = frozenset({"memory"})
     lr: float = 1.0
 
     def init(self, params: Params, trained: Sequence[str]) -> tuple[Params, Params]:

@@ -14,7 +14,7 @@ from fedshift.codecs.named import WIDTH
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.published import ALPHAS, BITS, FEDAVG, TABLE1, TABLE2, Figure
-from fedshift.rounds.uplinks import expanded
+from fedshift.rounds.uplinks import UPDATES, expanded
 
 ROUNDS = 800
 TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
@@ -28,6 +28,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
 NO, FILTER = "no", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
+# values of lean and extreme before those of UPLINKS, chosen on digits and measured on the same seeds
+EARLIER: tuple[dict[str, Any], ...] = (
+    {"quantizer": "step", "rate": 0.6} | UPDATES,
+    {"quantizer": "ternary", "keep": 0.02} | UPDATES,
+)
 
 
 @dataclass(frozen=True)
@@ -201,15 +206,14 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     """Uplinks and full precision with the same server rule, in order of importance."""
     plain, nearest = mixed("fedavg", 32, False), mixed("fedpaq", 4, False)
     centred, random = filtered(plain), rounded_at_random(nearest)
-    found = [
-        *([Compressed(("exact", NO), plain, plain)] if "fedavg" in choice.algorithms else []),
-        *([Compressed(("exact", FILTER), centred, centred)] if "fedavg" in choice.algorithms else []),
-        *(
-            Compressed((f"{name}: {_coding(name)}", FILTER), with_uplink(name), centred)
-            for name in ("lean", "extreme")
-            if "fedavg" in choice.algorithms
-        ),
-    ]
+    found = []
+    if "fedavg" in choice.algorithms:
+        named = [(f"{name}: ", expanded(name)) for name in ("lean", "extreme")]
+        found += [Compressed(("exact", NO), plain, plain), Compressed(("exact", FILTER), centred, centred)]
+        found += [
+            Compressed((f"{prefix}{_coding(uplink)}", FILTER), with_uplink(uplink), centred)
+            for prefix, uplink in (*named, *(("", uplink) for uplink in EARLIER))
+        ]
     if "fedpaq" in choice.algorithms:
         kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
         found += [Compressed((name, FILTER), filtered(cell), centred) for name, cell in kinds]
@@ -217,27 +221,26 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     return [row for row in found if (row.label[1] == FILTER) in choice.shifts]
 
 
-def with_uplink(name: str) -> Cell:
-    """FedAvg with filter centring and a named uplink, in two groups like 32+32 so that runs have the same draws.
+def with_uplink(uplink: Mapping[str, Any]) -> Cell:
+    """FedAvg with filter centring and this uplink, in two groups like 32+32 so that runs have the same draws.
 
-    >>> with_uplink("lean").settings["uplink"]["bits"]
-    '8+8'
+    >>> cell = with_uplink(expanded("lean"))
+    >>> cell.name, cell.settings["uplink"]["bits"]
+    ('fedavg_step-0.8_filter', '8+8')
     """
-    coding = expanded(name)
-    bits = WIDTH[coding["quantizer"]]
-    centred = filtered(mixed("fedavg", 32, False))
-    changes = {"uplink": coding | {"bits": f"{bits}+{bits}"}}
-    return Cell(f"fedavg_{_coding(name).replace(' ', '-')}_filter", (name, FILTER), merge(centred.settings, changes))
+    bits = WIDTH[uplink["quantizer"]]
+    centred, coding = filtered(mixed("fedavg", 32, False)), _coding(uplink)
+    changes = {"uplink": {**uplink, "bits": f"{bits}+{bits}"}}
+    return Cell(f"fedavg_{coding.replace(' ', '-')}_filter", (coding, FILTER), merge(centred.settings, changes))
 
 
-def _coding(name: str) -> str:
-    """Quantizer of a named uplink, with its rate or the share of weights it keeps.
+def _coding(uplink: Mapping[str, Any]) -> str:
+    """Quantizer of an uplink, with its rate or the share of weights it keeps.
 
-    >>> _coding("lean").partition(" ")[0]
-    'step'
+    >>> [_coding(uplink) for uplink in EARLIER]
+    ['step 0.6', 'ternary 0.02']
     """
-    coding = expanded(name)
-    return f"{coding['quantizer']} {coding.get('rate', coding.get('keep')):g}"
+    return f"{uplink['quantizer']} {uplink.get('rate', uplink.get('keep')):g}"
 
 
 def rounded_at_random(nearest: Cell) -> Cell:

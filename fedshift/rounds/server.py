@@ -25,6 +25,7 @@ from fedshift.wire.mean import Frame, Mean, Ruler, UploadNorms
 from fedshift.wire.writer import EXACT, Choice, unpack
 
 SMALL = CHUNK  # size of a model up to which decoded uploads are stored; larger ones are decoded twice
+TINY, HUGE = 1e-9, 1e9  # limits of factors of weights
 UPDATE, BUFFERS, SECOND = "update", "buffer update", "second upload"  # kinds of norms
 
 
@@ -201,12 +202,12 @@ class RoundUploads:
     def _add(self, checked: CheckedUpload, job: Job, weight: float) -> bool:
         """Add an upload to the mean; False if it cannot be used."""
         upload, uplink = checked.upload, job.uplinks[checked.place]
-        theirs = split_server(self.recall(upload.client))[1] if self.inspects else {}
+        theirs = split_server(self.recall(upload.client))[1] if "memory" in self.fed.algorithm.server.needs else {}
         server, factor, rule = self.server, None, self.fed.algorithm.server
         try:
             if self.inspects:
                 received = self._received(checked, job, weight)
-                factor = rule.weigh(received, self.sent) if defines(rule, "weigh") else None
+                factor = self._weighed(received) if defines(rule, "weigh") else None
                 server, theirs = rule.take(received, self.sent, server, theirs)
                 self._check_finite(upload, server, theirs)
             # last, so that a refused upload has no effect
@@ -223,6 +224,13 @@ class RoundUploads:
         self.stats.count(upload, job, uplink)
         self.memory[upload.client] = join_server(upload.memory, theirs)
         return True
+
+    def _weighed(self, upload: DecodedUpload) -> float | Mapping[str, float]:
+        """Factor of the weight of an upload; WireError if it is not a positive number."""
+        factor = self.fed.algorithm.server.weigh(upload, self.sent)
+        if bad := [x for x in (factor.values() if isinstance(factor, Mapping) else [factor]) if not TINY <= x <= HUGE]:
+            raise WireError(f"its weight is multiplied by {bad[0]:g}, which must be between {TINY:g} and {HUGE:g}")
+        return factor
 
     def _mix(
         self, mean: Mean, checked: CheckedUpload, job: Job, weight: float, factor: float | Mapping[str, float] | None

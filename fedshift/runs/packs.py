@@ -87,7 +87,7 @@ def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     p = sum(x.numel() for x in task.params.values())
     (client, server), k, n = named_algorithm(experiment), experiment.train.cohort, experiment.data.clients
     trained = take(task.params, task.trained)
-    memory = sum(x.numel() for x in client.init(trained).values()) + p * defines(server, "take")
+    memory = sum(x.numel() for x in client.init(trained).values()) + p * ("memory" in server.needs)
     if any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values())):
         memory += p
     kept = 4 * n * memory if experiment.record.memory == "ram" else 0

@@ -1,6 +1,7 @@
 """Methods of other papers: identities, hand-worked steps, and every method on every engine."""
 
 import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift import Algorithm, Broadcast, ClientRule, Experiment, Params, Round, ServerRule, resume, run
+from fedshift import Algorithm, Broadcast, ClientRule, Experiment, Params, Round, ServerRule, chain, resume, run
 from fedshift.algorithms import Average, Plain
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core.tree import norm
+from fedshift.core.types import Decoded, DecodedUpload
 from fedshift.engines import Batched
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import split_server
+from fedshift.wire.mean import Mean
 from tests.federations import federation, points, processes, same, settings, train
 from tests.runs import COMMAND
 
@@ -154,9 +157,7 @@ def test_hand_worked_two_rounds_of_feddyn() -> None:
     assert seen == [(1.0, -0.25, -0.25), (1.25, -0.1875, -0.1875)]
 
 
-def upload(decoded: Params, **fields: Any) -> Any:
-    from fedshift.core.types import DecodedUpload
-
+def upload(decoded: Params, **fields: Any) -> DecodedUpload:
     base: dict[str, Any] = {"client": 0, "second": {}, "travel": torch.tensor(1.0), "examples": 1, "lossy": False}
     return DecodedUpload(**base | {"decoded": decoded, "error": 0.0} | fields)
 
@@ -167,6 +168,20 @@ def test_fedhq_with_equal_errors_is_fedavg_and_prefers_exact_uploads() -> None:
     fed, plain = made("fedhq", uplink=mixed), made("fedavg", uplink=mixed)
     shares = [train(each, 1)[1][0].share for each in (fed, plain)]
     assert 0 < shares[0] < shares[1]
+
+
+def test_an_upload_with_an_invalid_weight_is_left_out() -> None:
+    """As of a client that reports an infinite quantization error to FedHQ."""
+
+    class Distrusting(ServerRule):
+        def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float:
+            return 0.0 if upload.client % 2 else 1.0
+
+    given = Algorithm(Plain(), chain(Distrusting(), Average()))
+    (outcome,) = run(settings(train={"rounds": 1} | ALL), data=points(), algorithm=given)
+    assert outcome.arrived == 6
+    assert {client % 2 for client in outcome.failed} == {1}
+    assert all(why.startswith("its weight is multiplied by 0") for why in outcome.failed.values())
 
 
 def test_cmfl_with_threshold_0_sends_everything_and_with_1_nothing_after_the_first_round() -> None:
@@ -181,9 +196,6 @@ def test_cmfl_with_threshold_0_sends_everything_and_with_1_nothing_after_the_fir
 
 def test_ldawa_weighs_each_tensor() -> None:
     """Two clients, cosines 1 and 0.6: (1 * w + 0.6 * [5, 0]) / 1.6."""
-    from fedshift.core.types import Decoded
-    from fedshift.wire.mean import Mean
-
     mean = Mean(like={"w": torch.zeros(2), "b": torch.zeros(1)})
     for values, factors in (([3.0, 4.0], {"w": 1.0}), ([5.0, 0.0], {"w": 0.6})):
         decoded = {"w": torch.tensor(values), "b": torch.tensor([values[0]])}
@@ -299,8 +311,6 @@ def test_bad_algorithms_are_refused_in_a_sentence(table: dict[str, Any], message
 
 
 def test_settings_record_all_arguments_and_read_them_back() -> None:
-    import tomllib
-
     experiment = settings(algorithm={"name": "fedadam", "lr": 0.5})
     table = tomllib.loads(experiment.toml())["algorithm"]
     assert (table["lr"], table["beta1"], table["tau"]) == (0.5, 0.9, 1e-3)
@@ -333,7 +343,7 @@ def test_a_run_is_not_resumed_without_its_code_or_with_another_memory(tmp_path: 
     code.write_text(RULE.replace("SHAPE", "1"))
     started = fedshift("run", settings_file, "--out", "out", "--minutes", "0.01", cwd=tmp_path)
     assert started.returncode == 0, started.stderr
-    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("[!.]*") if path.is_file()}
     code.write_text(RULE.replace("SHAPE", "2"))
     changed = fedshift("resume", "out", cwd=tmp_path)
     assert "has rounds (1,), but that of the algorithm has rounds (2,); restore the code" in changed.stderr

@@ -91,8 +91,8 @@ def steps() -> list[LayerStep]:
     for _ in training:
         pass
     return [
-        step(start[name], average[name], shifted[name], share)
-        for start, average, shifted, share in watch.seen
+        step(start[name], average[name], after[name], share)
+        for start, average, after, share in watch.seen
         for name in training.fed.layers
     ]
 

@@ -137,6 +137,11 @@ class Chain(ServerRule):
     rules: tuple[ServerRule, ...]
 
     @property
+    def weighing(self) -> list[ServerRule]:
+        """Rules that define `weigh`; an algorithm can have only one."""
+        return [rule for rule in self.rules if defines(rule, "weigh")]
+
+    @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset(need for rule in self.rules for need in rule.needs)
 
@@ -152,11 +157,7 @@ class Chain(ServerRule):
         return control, state
 
     def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float | Mapping[str, float]:
-        weighing = [rule for rule in self.rules if defines(rule, "weigh")]
-        if len(weighing) > 1:
-            names = " and ".join(type(rule).__name__ for rule in weighing)
-            raise ValueError(f"{names} both weigh uploads; an algorithm can have only one such rule")
-        return weighing[0].weigh(upload, sent) if weighing else 1.0
+        return self.weighing[0].weigh(upload, sent) if self.weighing else 1.0
 
     def take(self, upload: DecodedUpload, sent: Broadcast, state: Params, memory: Params) -> tuple[Params, Params]:
         states: Params = {}

@@ -21,6 +21,9 @@ from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
 from fedshift.wire.writer import EXACT, Writer, pack
 
+WITH_TRAVEL = "message", "second", "remember"  # methods of a rule that get `travel`
+NOWHERE = torch.zeros(())
+
 
 class Client:
     """Local training and uploads of clients that share one model, one after another."""
@@ -83,15 +86,14 @@ class Client:
         begin = time.perf_counter()
         uplink, rule, sent, client = job.uplinks[i], job.rule, job.sent, job.clients[i]
         rule_memory, error = split_memory(memory)
-        try:
+        with training(job, client):
             rule_memory = rule.receive(sent, rule_memory or rule.init(take(sent.params, self.trained)))
             plan = Plan(*(part[i] for part in job.plan))
             w = self.sgd(job, plan, rule_memory)
-            distance, weights = travel(plan, self.task.momentum), take(w, self.trained)
+            weights, moved = take(w, self.trained), any(defines(rule, name) for name in WITH_TRAVEL)
+            distance = travel(plan, self.task.momentum) if moved else NOWHERE
             silent = defines(rule, "sends") and not rule.sends(weights, sent, rule_memory)
             upload = w | rule.message(weights, sent, rule_memory, distance) if defines(rule, "message") else w
-        except Exception as problem:
-            raise TrainingError(f"round {job.number}, client {client}: {describe(problem)}") from problem
         middle = time.perf_counter()
         if silent:
             return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), silent=True)
@@ -113,12 +115,14 @@ class Client:
                 reset=reset,
             )
             if defines(rule, "second"):
-                further = rule.second(weights, sent, rule_memory, distance)
+                with training(job, client):
+                    further = rule.second(weights, sent, rule_memory, distance)
                 check_finite(further, "second upload")
                 second = pack(EXACT, further)
             if defines(rule, "remember"):
-                decoded = take(coded.decoded, self.trained)
-                rule_memory = rule.remember(decoded, weights, sent, rule_memory, distance)
+                with training(job, client):
+                    decoded = take(coded.decoded, self.trained)
+                    rule_memory = rule.remember(decoded, weights, sent, rule_memory, distance)
                 check_finite(rule_memory, "memory")
         except ValueError as problem:  # NaN or infinity, which cannot be sent
             return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
@@ -199,6 +203,15 @@ class Client:
 
     def _to_device(self, params: Params) -> Params:
         return params if self.device.type == "cpu" else tmap(lambda x: x.to(self.device), params)
+
+
+@contextmanager
+def training(job: Job, client: int) -> Iterator[None]:
+    """Name round and client in exceptions of the user's model, loss or rule."""
+    try:
+        yield
+    except Exception as problem:
+        raise TrainingError(f"round {job.number}, client {client}: {describe(problem)}") from problem
 
 
 def check_finite(params: Params, kind: str) -> None:

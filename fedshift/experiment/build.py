@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedshift.algorithms import Algorithm, ClientRule, ServerRule, Shift, chain
+from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core import rng, tree
 from fedshift.core.names import named
@@ -94,6 +94,8 @@ def build(
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
     )
+    with setting("algorithm"):
+        fed.start()
     if packable(experiment):
         try:
             check_stackable(fed.algorithm.client, task, fed.start().out.control)
@@ -210,6 +212,9 @@ def batched(experiment: Experiment, task: Task) -> Batched:
 def complete_algorithm(experiment: Experiment, given: Algorithm | None = None) -> Algorithm:
     """The given algorithm or that of the settings; the shift of the settings is its last rule unless it has a shift."""
     chosen, shift = given or named_algorithm(experiment), experiment.shift
+    if isinstance(chosen.server, Chain) and len(chosen.server.weighing) > 1:
+        names = " and ".join(type(rule).__name__ for rule in chosen.server.weighing)
+        raise SettingsError(f"algorithm: {names} both weigh uploads; an algorithm can have only one such rule")
     if not shift.on or shift_of(chosen):
         return chosen
     rule = Shift(shift.per, shift.share, shift.max_share, shift.warmup, shift.tensors)

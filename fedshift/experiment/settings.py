@@ -118,8 +118,11 @@ class AlgorithmSettings(SettingsTable):
 
     @property
     def args(self) -> dict[str, Any]:
-        """Arguments for the algorithm, used or not."""
-        return {"mu": self.mu, "control": self.control} | (self.model_extra or {})
+        """Arguments for the algorithm, used or not; a user's function keeps its own defaults of `mu` and `control`."""
+        common = {"mu": self.mu, "control": self.control}
+        if self.name not in ALGORITHMS:
+            common = {name: value for name, value in common.items() if name in self.model_fields_set}
+        return common | (self.model_extra or {})
 
     @property
     def complete(self) -> "AlgorithmSettings":
@@ -426,7 +429,9 @@ class Experiment(SettingsTable):
         down = dict.fromkeys(() if quantizes(self.downlink) else SIZES, True)
         excluded: Any = {"uplink": {**extra, "group": unused}, "downlink": down}
         dumped = self.model_dump(exclude_none=True, exclude=excluded)
-        return tomli_w.dumps(plain(dumped | {"algorithm": self.algorithm.complete.model_dump(exclude_none=True)}))
+        algorithm = self.algorithm.complete
+        unset = {"mu", "control"} - algorithm.args.keys()
+        return tomli_w.dumps(plain(dumped | {"algorithm": algorithm.model_dump(exclude_none=True, exclude=unset)}))
 
     def changed(self, **settings: Any) -> "Experiment":
         """Copy with other values of some settings: changed(**{"train.rounds": 3})."""

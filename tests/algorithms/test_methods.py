@@ -15,7 +15,7 @@ from fedshift.algorithms import Average, Plain
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core.tree import norm
 from fedshift.core.types import Decoded, DecodedUpload
-from fedshift.engines import Batched
+from fedshift.engines import Batched, TrainingError
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
@@ -297,6 +297,38 @@ def test_a_rule_that_cannot_be_stacked_says_so_before_training() -> None:
     with pytest.raises(SettingsError, match=r"Unstackable\.adjust has another result for clients that are stacked"):
         run(settings(engine={"name": "batched"}), data=points(), algorithm=given)
     list(run(settings(train={"rounds": 1}), data=points(), algorithm=given))
+
+
+def test_two_rules_cannot_both_weigh_uploads_or_send_one_control() -> None:
+    weighing = chain(ALGORITHMS["fedhq"]().server, ALGORITHMS["ldawa"]().server)
+    with pytest.raises(SettingsError, match="ByError and ByAngle both weigh uploads"):
+        run(settings(), data=points(), algorithm=Algorithm(Plain(), weighing))
+    controls = chain(ALGORITHMS["scaffold"]().server, ALGORITHMS["scallion"]().server)
+    with pytest.raises(SettingsError, match="two server rules of the algorithm send a control named fc1"):
+        run(settings(), data=points(), algorithm=Algorithm(Plain(), controls))
+
+
+@pytest.mark.parametrize("method", ["remember", "second", "message", "receive"])
+@pytest.mark.parametrize("problem", [KeyError, ValueError])
+def test_an_error_in_a_users_rule_ends_the_run_and_names_it(method: str, problem: type[Exception]) -> None:
+    def broken(self: ClientRule, *args: object) -> Params:
+        raise problem("nowhere")
+
+    rule = type("Broken", (ClientRule,), {method: broken})()
+    with pytest.raises((TrainingError, SettingsError), match=f"{problem.__name__}: .*nowhere"):
+        next(run(settings(), data=points(), algorithm=Algorithm(rule, Average())))
+
+
+def with_mu(mu: float = 5.0) -> Algorithm:
+    return ALGORITHMS["fedprox"](mu)
+
+
+def test_a_users_function_keeps_its_own_defaults() -> None:
+    experiment = settings(algorithm={"name": "tests.algorithms.test_methods:with_mu"})
+    for again in (experiment, Experiment(**tomllib.loads(experiment.toml()))):
+        assert run(again, data=points()).fed.algorithm.client.mu == 5.0  # type: ignore[attr-defined]
+    changed = experiment.changed(**{"algorithm.mu": 0.5})
+    assert run(changed, data=points()).fed.algorithm.client.mu == 0.5  # type: ignore[attr-defined]
 
 
 BAD = {

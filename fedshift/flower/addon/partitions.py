@@ -36,7 +36,7 @@ def introduce(app: ClientApp) -> ClientApp:
     return app
 
 
-class Answer(NamedTuple):
+class PartitionAnswer(NamedTuple):
     """Partition of a node, or the reason why it is unknown."""
 
     partition: int | None = None
@@ -45,23 +45,25 @@ class Answer(NamedTuple):
     final: bool = True  # False if the node may answer when it is asked again
 
 
-def ask(grid: Grid, nodes: Iterable[int], timeout: float = TIMEOUT) -> dict[int, Answer]:
+def ask(grid: Grid, nodes: Iterable[int], timeout: float = TIMEOUT) -> dict[int, PartitionAnswer]:
     """Ask nodes for their partitions."""
     messages = [Message(RecordDict(), node, f"query.{QUERY}") for node in nodes]
     outbox = Outbox(grid, messages, timeout)
     return {node: _answer(outbox.reply(node)) for node in (message.metadata.dst_node_id for message in messages)}
 
 
-def _answer(reply: Message | None) -> Answer:
+def _answer(reply: Message | None) -> PartitionAnswer:
     if reply is None:
-        return Answer(problem="it did not answer", final=False)
+        return PartitionAnswer(problem="it did not answer", final=False)
     if reply.has_error():
         reason = reply.error.reason or ""
-        return Answer(problem=brief(reason), final=UNKNOWN in reason)
+        return PartitionAnswer(problem=brief(reason), final=UNKNOWN in reason)
     config = reply.content.config_records.get(ANSWER, ConfigRecord())
     part, parts = (_number(config.get(key)) for key in KEYS)
     missing = part is None or parts is None
-    return Answer(part, parts, "its node config contains no partition-id and num-partitions" if missing else "")
+    return PartitionAnswer(
+        part, parts, "its node config contains no partition-id and num-partitions" if missing else ""
+    )
 
 
 def _number(value: Any) -> int | None:

@@ -180,7 +180,7 @@ class Job(NamedTuple):
     layers: Sequence[str]  # tensors whose drift and error are measured
     histograms: bool = False  # compute histograms of weights before and after the quantizer
     frames: bool = True  # make real frames even if the coder can estimate their lengths
-    frame: bytes | None = None  # of the broadcast; None for an exact downlink
+    broadcast: bytes | None = None  # the encoded broadcast; None for an exact downlink
 
 
 class Histogram(NamedTuple):

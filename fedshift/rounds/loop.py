@@ -94,7 +94,7 @@ class OpenRound:
                 clients=clients,
                 rule=fed.algorithm.client,
                 sent=self.sending.sent,
-                frame=self.sending.frame,
+                broadcast=self.sending.frame,
                 recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
                 examples=fed.partition.sizes[cohort].tolist(),

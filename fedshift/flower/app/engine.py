@@ -108,9 +108,9 @@ class Flower:
     def _broadcasts(self, job: Job) -> dict[int, ArrayRecord]:
         """Arrays for nodes by the round of the broadcast that they hold; 0 for nodes that hold none."""
         whole = pack(EXACT, job.sent.params)
-        if job.frame is None or not header(job.frame).update:
-            return {0: ArrayRecord({KEY: enclose(job.frame or whole)})}
-        self.frames[job.number] = job.frame
+        if job.broadcast is None or not header(job.broadcast).update:
+            return {0: ArrayRecord({KEY: enclose(job.broadcast or whole)})}
+        self.frames[job.number] = job.broadcast
         arrays, total, frames = {0: ArrayRecord({KEY: enclose(whole)})}, 0, dict[str, Array]()
         for number in range(job.number, 1, -1):  # as many frames as are shorter than the model
             total += len(self.frames[number]) if number in self.frames else len(whole)

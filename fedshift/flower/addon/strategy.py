@@ -183,16 +183,17 @@ class FedShift(Strategy):
 
     def _move(self, usable: Sequence[Usable]) -> None:
         """Add what clients changed to the exact model: w + (w_k - decoded w)."""
-        if not self.downlink:
-            return
-        for upload in usable:
+        lost: dict[int, Params] = {}  # w - decoded w, by record: messages share records
+        for upload in usable if self.downlink else ():
+            model, start = (only_in(sent[upload.node], ArrayRecord)[1] for sent in (self.sent, self.decoded))
+            if id(start) not in lost:
+                decoded = to_params(start)
+                floats = {n: w for n, w in to_params(model).items() if w.is_floating_point()}
+                lost[id(start)] = {n: w - decoded[n] for n, w in floats.items()}
             name, record = only(upload.message, ArrayRecord)
-            model, start = (to_params(only_in(sent[upload.node], ArrayRecord)[1]) for sent in (self.sent, self.decoded))
-            moved = {
-                n: x + (model[n] - start[n]).to(x.dtype) if x.is_floating_point() else x
-                for n, x in to_params(record).items()
-            }
-            upload.message.content[name] = to_record(moved)
+            arrays = to_params(record)
+            moved = {n: arrays[n] + x.to(arrays[n].dtype) for n, x in lost[id(start)].items() if n in arrays}
+            upload.message.content[name] = to_record({n: moved.get(n, x) for n, x in arrays.items()})
 
     def _address(self, message: Message, number: int) -> None:
         """Give a message its own config: strategies share one record between all messages."""

@@ -53,7 +53,7 @@ def _mean(exact: list[DecodedUpload], lossy: list[DecodedUpload], name: str, sta
     sign, weight = total.sign(), start.new_full(start.shape, sum(upload.weight for upload in exact))
     for upload in lossy:
         d = upload.decoded[name] - start
-        kept = upload.weight * (d.sign() == sign)
+        kept = upload.weight * (d.sign() == sign).to(d.dtype)
         total, weight = total + kept * d, weight + kept
     return total / weight
 

@@ -34,16 +34,18 @@ class Relevant(ClientRule):
 
     def sends(self, w: Params, sent: Broadcast, memory: Params) -> Tensor:
         last = part(LAST, sent.control)
-        same = torch.stack([_equal(w[name] - sent.params[name], x) for name, x in last.items()]).sum(0)
+        same = torch.stack(
+            [_count((w[name] - sent.params[name]).sign() == x.sign(), x) for name, x in last.items()]
+        ).sum(0)
         count = sum(x.numel() for x in last.values())
         first = torch.stack([(x == 0).all() for x in last.values()]).all()
-        return (same >= self.threshold * count) | first
+        diverged = torch.stack([_count(~w[name].isfinite(), x) for name, x in last.items()]).sum(0) > 0
+        return (same >= self.threshold * count) | first | diverged  # a diverged client fails when it is coded
 
 
-def _equal(update: Tensor, last: Tensor) -> Tensor:
-    """Number of equal signs, of one client or of each of K."""
-    equal = update.sign() == last.sign()
-    return equal.flatten(update.ndim - last.ndim).sum(-1) if last.ndim else equal.long()
+def _count(found: Tensor, like: Tensor) -> Tensor:
+    """Number of true entries, of one client or of each of K."""
+    return found.flatten(found.ndim - like.ndim).sum(-1) if like.ndim else found.long()
 
 
 @dataclass(frozen=True)

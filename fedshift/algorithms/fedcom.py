@@ -57,15 +57,15 @@ class Scaled(ServerRule):
 
     >>> sent = Broadcast({"w": torch.ones(1)}, {})
     >>> out = Broadcast({"w": torch.tensor([3.0])}, {})
-    >>> Scaled(2.0).apply(out, {}, Round(1, 1, 1, sent, out.params, 0.0, model=sent.params))[0].params
+    >>> rnd = Round(1, 1, 1, sent, out.params, 0.0, model=sent.params, trained=["w"])
+    >>> Scaled(2.0).apply(out, {}, rnd)[0].params
     {'w': tensor([5.])}
     """
 
     lr: float
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        floats = {name: x for name, x in out.params.items() if x.is_floating_point()}
-        w = {name: rnd.model[name] + self.lr * (x - rnd.model[name]) for name, x in floats.items()}
+        w = {name: rnd.model[name] + self.lr * (out.params[name] - rnd.model[name]) for name in rnd.trained}
         return out._replace(params=out.params | w), state
 
 

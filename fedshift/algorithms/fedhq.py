@@ -23,7 +23,7 @@ class ByError(ServerRule):
     """
 
     def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float:
-        return 1 / (1 + upload.error**2)
+        return 1 / (1 + upload.error * upload.error)
 
 
 def fedhq() -> Algorithm:

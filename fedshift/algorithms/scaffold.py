@@ -48,7 +48,7 @@ class Controlled(ClientRule):
     def change(self, w: Params, sent: Broadcast, travel: Tensor) -> Params:
         """c_i+ - c_i = (w_t - w_k) / travel - c"""
         c = {name: x for name, x in sent.control.items() if name in w}
-        return tmap(lambda c, start, w: (start - w) / over(travel, w) - c, c, sent.params, w)
+        return tmap(lambda c, start, w: (start - w) / over(travel, w).to(w.dtype) - c, c, sent.params, w)
 
     def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
         return tmap(lambda c_i, d: c_i + d, memory, self.change(decoded, sent, travel))

@@ -48,7 +48,7 @@ class GroupMean(NamedTuple):
     GroupMean(mean={'w': tensor([1.])}, weight=5.0, lossy=True)
     """
 
-    mean: Params
+    mean: Params  # of weights, or of messages if the client rule defines them
     weight: float  # sum of p_k
     lossy: bool
 
@@ -76,6 +76,7 @@ class Round(NamedTuple):
     message: Mapping[str, Tensor] = MappingProxyType({})
     groups: Sequence[GroupMean] = ()  # if a rule needs "groups"
     uploads: Sequence[DecodedUpload] = ()  # if a rule needs "uploads"
+    trained: Sequence[str] = ()  # names of the trained tensors; the others are buffers
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from fedshift.core.types import CPU, Params
+from fedshift.core.types import CPU, Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.rounds.downlink import broadcast
 from fedshift.rounds.engine import Engine, Job, Upload, one_thread
@@ -125,6 +125,7 @@ class OpenRound:
         if self.uploads.mean.count:
             rnd = self.uploads.round(self.number, fed.partition.clients)
             out, server = fed.algorithm.server.apply(state.out, self.uploads.server, rnd)
+            out, server = _as_before(out, server, state)
             layer_stats, broken = self.uploads.stats.layers(rnd, out, server, state.server)
         if broken:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
@@ -148,6 +149,15 @@ class OpenRound:
         dropped, seconds = len(self.dropped), self.clock.seconds
         outcome = self.uploads.outcome(self.number, result, layer_stats, dropped, seconds, self.sending.length)
         return state, outcome
+
+
+def _as_before(out: Broadcast, server: Params, state: State) -> tuple[Broadcast, Params]:
+    """Model, control and server state in the dtypes they had before the round, which rules may have changed."""
+    pairs = ((out.params, state.out.params), (out.control, state.out.control), (server, state.server))
+    params, control, server = (
+        {name: x.to(old[name].dtype) if name in old else x for name, x in new.items()} for new, old in pairs
+    )
+    return Broadcast(params, control), server
 
 
 class Training:
@@ -257,9 +267,10 @@ def _round(
         if not alone:  # trained together: each run is charged an equal part of the time
             opened.clock.pause()
             opened.clock.seconds["clients"] = passed
-        if opened.job:
-            opened.take(next(arrived))
+        uploaded = next(arrived) if opened.job else None
         try:
+            if uploaded is not None:
+                opened.take(uploaded)
             outcomes.append((place, run.end(opened)))
         except Exception as problem:  # ends this run alone; the others continue
             run.close()

@@ -60,7 +60,7 @@ class RoundUploads:
         self.inspects = bool(rule.needs) or defines(rule, "take") or defines(rule, "weigh")
         self.groups: dict[Uplink, Mean] = {}  # if a rule needs them
         self.kept: list[DecodedUpload] = []  # if a rule needs them
-        self.silent = 0  # clients that did not upload
+        self.silent: list[int] = []  # clients that did not upload
         self.integers: Params = {}
         self.clients: Sequence[int] = ()  # the cohort, in whose order failures are reported
         self.failed: dict[int, str] = {}
@@ -74,7 +74,7 @@ class RoundUploads:
         """Check one upload and compute its norms; a refused one is listed in `failed` with the reason."""
         self.stats.spend(upload)
         if upload.silent:
-            self.silent += 1
+            self.silent.append(upload.client)
             return
         if upload.failure:
             self.failed[upload.client] = printable(upload.failure)
@@ -203,7 +203,7 @@ class RoundUploads:
     def _add(self, checked: CheckedUpload, job: Job, weight: float) -> bool:
         """Add an upload to the mean; False if it cannot be used."""
         upload, uplink = checked.upload, job.uplinks[checked.place]
-        theirs = split_server(self.recall(upload.client))[1] if "memory" in self.fed.algorithm.server.needs else {}
+        theirs = self._remembered(upload.client) if "memory" in self.fed.algorithm.server.needs else {}
         server, factor, rule = self.server, None, self.fed.algorithm.server
         try:
             if self.inspects:
@@ -227,6 +227,11 @@ class RoundUploads:
         self.stats.count(upload, job, uplink)
         self.memory[upload.client] = join_server(upload.memory, theirs)
         return True
+
+    def _remembered(self, client: int) -> Params:
+        """What the server's rules remember about a client, on the device of the model."""
+        home = next(iter(self.sent.params.values())).device
+        return {name: x.to(home) for name, x in split_server(self.recall(client))[1].items()}
 
     def _weighed(self, upload: DecodedUpload) -> float | Mapping[str, float]:
         """Factor of the weight of an upload; WireError if it is not a positive number."""
@@ -271,7 +276,8 @@ class RoundUploads:
         """The same round without any used upload, for this reason."""
         empty = RoundUploads(self.fed, self.state, self.sent, self.recall)
         empty.silent = self.silent
-        empty.failed = {client: self.failed.get(client, why) for client in self.clients}
+        used = (client for client in self.clients if client not in self.silent)
+        empty.failed = {client: self.failed.get(client, why) for client in used}
         empty.stats.train, empty.stats.encode = self.stats.train, self.stats.encode
         return empty
 
@@ -288,10 +294,14 @@ class RoundUploads:
         mean = self.mean.result()
         mean |= {name: x.to(mean[name]) for name, x in self.integers.items()}
         message, model = dict[str, Tensor](), self.state.out.params
-        if defines(self.fed.algorithm.client, "message"):
+        messages = defines(self.fed.algorithm.client, "message")
+        if messages:
             message, mean = tree.take(mean, self.trained), mean | tree.take(self.sent.params, self.trained)
         mean = self._moved(mean)
-        groups = [GroupMean(self._moved(group.result()), group.weight, u.lossy) for u, group in self.groups.items()]
+        groups = []
+        for uplink, group in self.groups.items():
+            result = group.result() if messages else self._moved(group.result())
+            groups.append(GroupMean(result, group.weight, uplink.lossy))
         return Round(
             number,
             self.mean.count,
@@ -303,6 +313,7 @@ class RoundUploads:
             message,
             groups,
             self.kept,
+            self.trained,
         )
 
     def _moved(self, mean: Params) -> Params:
@@ -332,6 +343,6 @@ class RoundUploads:
             dropped,
             self.failed,
             self.capped,
-            self.silent,
+            len(self.silent),
             bytes_down,
         )

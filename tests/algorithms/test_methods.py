@@ -1,27 +1,29 @@
 """Methods of other papers: identities, hand-worked steps, and every method on every engine."""
 
+import copy
 import subprocess
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift import Algorithm, Broadcast, ClientRule, Experiment, Params, Round, ServerRule, chain, resume, run
 from fedshift.algorithms import Average, Plain
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core.tree import norm
 from fedshift.core.types import Decoded, DecodedUpload
-from fedshift.engines import Batched, TrainingError
+from fedshift.engines import Batched, Sequential, TrainingError
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import DivergedError, Ended, Training, run_rounds
 from fedshift.rounds.uplink import split_server
 from fedshift.wire.mean import Mean
-from tests.federations import federation, points, processes, same, settings, train
+from tests.federations import Normed, federation, points, processes, same, settings, train
 from tests.runs import COMMAND
 
 ARGUMENTS = {"cmfl": {"threshold": 0.5}, "signsgd": {"lr": 0.02}, "scallion": {"alpha": 0.5}}
@@ -182,6 +184,50 @@ def test_an_upload_with_an_invalid_weight_is_left_out() -> None:
     assert outcome.arrived == 6
     assert {client % 2 for client in outcome.failed} == {1}
     assert all(why.startswith("its weight is multiplied by 0") for why in outcome.failed.values())
+
+
+def test_fedhq_gives_a_huge_error_no_weight() -> None:
+    """A client may report any error; its square must not overflow."""
+    assert ALGORITHMS["fedhq"]().server.weigh(upload({}, error=1e200), Broadcast({}, {})) == 0.0
+
+
+def test_clients_that_diverge_are_failures_of_cmfl_and_not_silent() -> None:
+    fed = made("cmfl", {"lr": 1e30, "patience": 3}, threshold=0.9)
+    with pytest.raises(DivergedError, match="no usable upload in 3 rounds in a row"):
+        train(fed, 5)
+
+
+def test_server_rates_above_one_leave_running_variances_positive() -> None:
+    fed = federation(Normed(), algorithm={"name": "fedcom", "lr": 3.0})
+    state, outcomes, _ = train(fed, 4)
+    assert not any(outcome.failed for outcome in outcomes)
+    assert float(state.out.params["norm.running_var"].min()) > 0
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_models_keep_their_precision(name: str, engine: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    table = {"name": name} | ARGUMENTS.get(name, {})
+    for kind in (model, copy.deepcopy(model).half()):
+        experiment = settings(algorithm=table, uplink=MIXED, engine={"name": engine}, train={"lr": 0.01})
+        training = run(experiment, data=points(), model=kind)
+        assert not any(outcome.failed for outcome in training)
+        dtypes = {x.dtype for part in training.state.out for x in part.values()}
+        assert dtypes == {next(kind.parameters()).dtype}
+
+
+def test_an_error_in_a_server_rule_ends_one_run_of_a_pack_alone() -> None:
+    class Broken(ServerRule):
+        def take(self, upload: DecodedUpload, sent: Broadcast, state: Params, memory: Params) -> tuple[Params, Params]:
+            raise KeyError("nowhere")
+
+    feds = [federation(), federation()]
+    feds[0] = replace(feds[0], algorithm=Algorithm(Plain(), chain(Average(), Broken())))
+    engine = Sequential(feds[0].task)
+    runs = [Training(fed, engine, 2) for fed in feds]
+    ended = list(run_rounds(runs, engine))
+    assert [(place, isinstance(outcome, Ended)) for place, outcome in ended] == [(0, True), (1, False), (1, False)]
 
 
 def test_cmfl_with_threshold_0_sends_everything_and_with_1_nothing_after_the_first_round() -> None:

@@ -69,5 +69,5 @@ def _answer(reply: Message | None) -> PartitionAnswer:
 def _number(value: Any) -> int | None:
     try:
         return int(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

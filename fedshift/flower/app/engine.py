@@ -131,8 +131,10 @@ class Flower:
             return failed(client, f"its node answered with error {reply.error.code}: {why}")
         try:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
-            if upload.silent:
+            if upload.silent and defines(job.rule, "sends"):
                 return upload
+            if upload.silent:
+                raise ValueError("its report is invalid")
             if upload.failure:
                 return failed(client, upload.failure, upload.seconds)
             frame = _frame(reply, str(client))

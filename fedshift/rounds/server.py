@@ -229,7 +229,7 @@ class RoundUploads:
         return True
 
     def _remembered(self, client: int) -> Params:
-        """What the server's rules remember about a client, on the device of the model."""
+        """Memory of the server's rules about a client, on the device of the model."""
         home = next(iter(self.sent.params.values())).device
         return {name: x.to(home) for name, x in split_server(self.recall(client))[1].items()}
 

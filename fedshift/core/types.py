@@ -39,6 +39,7 @@ class DecodedUpload(NamedTuple):
     lossy: bool
     error: float  # |u - Q(u)| / |u| over all quantized tensors
     weight: float = 1.0  # p_k before it is normalised
+    update: bool = True  # u is an update or a message, not weights
 
 
 class GroupMean(NamedTuple):

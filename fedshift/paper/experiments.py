@@ -25,6 +25,26 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.01}},
     "scaffold": {"algorithm": {"name": "scaffold", "control": "sent"}},
 }
+# rules of aggregation that treat quantized uploads differently; by default, equal groups make grouped averaging FedAvg
+RIVALS: dict[str, dict[str, Any]] = {
+    "fedhq": {"name": "fedhq"},
+    "agreement": {"name": "agreement"},
+    "grouped": {"name": "grouped", "exact": 0.75},
+}
+# settings of the server for CIFAR-10 in the code of FedExP (Jhunjhunwala et al., 2023)
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "fedadam": {"name": "fedadam", "lr": 0.1, "tau": 0.01},
+    "fedyogi": {"name": "fedyogi", "lr": 0.1, "tau": 0.01},
+    "fedexp": {"name": "fedexp"},
+}
+TITLES |= {
+    "fedhq": "FedHQ",
+    "agreement": "agreement mask",
+    "grouped": "grouped averaging",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "fedexp": "FedExP",
+}
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
 NO, FILTER = "no", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
@@ -258,12 +278,66 @@ def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [row.cell for row in compressed(choice)]
 
 
+def rival(name: str, bits: int, shift: bool) -> Cell:
+    """Cell of FedPAQ with another rule of aggregation.
+
+    >>> rival("fedhq", 4, True).name
+    'fedhq_32+4_shift'
+    """
+    cell = mixed("fedpaq", bits, shift)
+    label = (TITLES[name], *cell.label[1:])
+    return Cell(cell.name.replace("fedpaq", name), label, merge(cell.settings, {"algorithm": RIVALS[name]}))
+
+
+def rivals_contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
+    """FedAvg's mean of the uploads and other rules of aggregation, each without and with a shift."""
+    found = []
+    for bits in (4, 8):
+        kinds = [("FedAvg", mixed("fedpaq", bits, False), mixed("fedpaq", bits, True))]
+        kinds += [(TITLES[name], rival(name, bits, False), rival(name, bits, True)) for name in RIVALS]
+        found += [
+            Contrast((title, "two labels", f"32+{bits}"), plain, layer, filtered(plain))
+            for title, plain, layer in kinds
+            if bits in choice.bits and "fedpaq" in choice.algorithms
+        ]
+    return found
+
+
+def optimizers(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """FedAvg and other steps of the server, in full precision and without a shift."""
+    if "fedavg" not in choice.algorithms or False not in choice.shifts:
+        return []
+    plain = mixed("fedavg", 32, False)
+    changed = [
+        Cell(
+            plain.name.replace("fedavg", name), (TITLES[name], *plain.label[1:]), merge(plain.settings, {"algorithm": x})
+        )
+        for name, x in OPTIMIZERS.items()
+    ]
+    return [plain, *changed]
+
+
+def rivals(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Cells of other rules of aggregation and server steps, and the cells they are compared with."""
+    found = rivals_contrasts(choice)
+    plain, layer = ([getattr(x, kind) for x in found] for kind in ("plain", "layer"))
+    shifted = [*(contrast.filter for contrast in found), *layer] if True in choice.shifts else []
+    return [*shifted, *(plain if False in choice.shifts else []), *optimizers(choice)]
+
+
 def figures() -> list[Cell]:
     """Cells of figures 7, 8 and 9 in a report: 32+32 as the control, FedPAQ at 4 and 8 bits."""
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
-TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "beyond": beyond, "uplinks": uplinks}
+TABLES = {
+    "table1": table1,
+    "table2": table2,
+    "ablations": ablations,
+    "beyond": beyond,
+    "uplinks": uplinks,
+    "rivals": rivals,
+}
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:

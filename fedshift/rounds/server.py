@@ -260,8 +260,9 @@ class RoundUploads:
             second = self._read_second(upload.second)
         distance = travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum)
         decoded = read(upload.frame, self.base, self._codec(uplink))
+        update = uplink.update or defines(self.fed.algorithm.client, "message")
         return DecodedUpload(
-            upload.client, decoded, second, distance, job.examples[i], uplink.lossy, upload.error, weight
+            upload.client, decoded, second, distance, job.examples[i], uplink.lossy, upload.error, weight, update
         )
 
     def _check_finite(self, upload: Upload, server: Params, theirs: Params) -> None:

@@ -7,8 +7,6 @@ Output: the gap F - F* over tau has slope -1 on log-log axes, with and without t
 the optimum is zero. `theorem1.py` shows the effect of the shift for other values of c.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
@@ -42,9 +40,8 @@ def gap(c: float, rounds: int = 300, quantized: float = 0.5, shift: bool = True)
         engine={"name": "sequential"},
         record={"evaluate": rounds},
     )
-    training = run(experiment, model=Noisy(D, D, bias=False), data=dataset(x, y, x, y))
     by_client = Partition(torch.arange(K * N), torch.arange(K + 1) * N)  # examples in order of clients, not shuffled
-    training.fed = replace(training.fed, partition=by_client)
+    training = run(experiment, model=Noisy(D, D, bias=False), data=dataset(x, y, x, y), partition=by_client)
     return torch.stack([(training.params["weight"] - best).square().sum() / D for _ in training])
 
 

@@ -15,18 +15,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from fedshift import Algorithm, Broadcast, Experiment, Params, Round, Run, chain
+from fedshift import Algorithm, Broadcast, Experiment, Params, Round, Run, ServerRule, chain, run
 from fedshift.data.datasets import load
+from fedshift.experiment.build import complete_algorithm
 
 
-@dataclass
-class Watch:
+@dataclass(eq=False)
+class Watch(ServerRule):
     """A server rule without effect at the end of the chain that stores w^t, w^{t+1} and w_hat^{t+1}."""
 
     seen: list[tuple[Params, Params, Params]] = field(default_factory=list)
-
-    def init(self, params: Params) -> Params:
-        return {}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         self.seen.append((rnd.start.params, rnd.mean, out.params))
@@ -39,10 +37,9 @@ def watched(experiment: Experiment) -> tuple[Run, Watch]:
     digits = replace(digits, x=digits.x.double(), test_x=digits.test_x.double())
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)).double()
-    training, watch = Run(experiment, model=model, data=digits), Watch()
-    client, server = training.fed.algorithm
-    training.fed = replace(training.fed, algorithm=Algorithm(client, chain(server, watch)))
-    return training, watch
+    client, server = complete_algorithm(experiment)
+    watch = Watch()
+    return run(experiment, model=model, data=digits, algorithm=Algorithm(client, chain(server, watch))), watch
 
 
 def main() -> None:
@@ -53,13 +50,13 @@ def main() -> None:
     print(f"{'layer':<10} {'FedShift shorter':>16} {'FedAvg shorter':>15} {'fence right':>12} {'sides apart':>12}")
     for name in training.fed.layers:
         shorter, right, apart = 0, 0, 0.0
-        for outcome, (start, mean, shifted) in zip(outcomes, watch.seen, strict=True):
+        for outcome, (start, mean, after) in zip(outcomes, watch.seen, strict=True):
             old, new, p = float(start[name].mean()), float(mean[name].mean()), mean[name].numel()
-            gain = float((mean[name] - start[name]).square().sum() - (shifted[name] - start[name]).square().sum())
-            told = i * p / k * ((1 + s / k) * new**2 - 2 * old * new)
+            gain = float((mean[name] - start[name]).square().sum() - (after[name] - start[name]).square().sum())
+            expected = i * p / k * ((1 + s / k) * new**2 - 2 * old * new)
             shorter += gain > 0
             right += ((k + s) / (2 * k) > old / new) == (gain > 0) == outcome.layers[name].shorter
-            apart = max(apart, abs(gain / told - 1))
+            apart = max(apart, abs(gain / expected - 1))
         print(f"{name:<10} {shorter:>16} {len(outcomes) - shorter:>15} {right:>9}/{len(outcomes)} {apart:>12.0e}")
 
 

@@ -4,7 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedshift.algorithms import Algorithm, centre, centred, chain, fedavg, fedprox, scaffold, shift, shifted
+    from fedshift.algorithms import (
+        Algorithm,
+        ClientRule,
+        ServerRule,
+        centre,
+        centred,
+        chain,
+        fedavg,
+        fedprox,
+        scaffold,
+        shift,
+        shifted,
+    )
     from fedshift.codecs import (
         BitPack,
         Cast,
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
         Uniform,
         Zstd,
     )
-    from fedshift.core.types import Broadcast, Params, Round
+    from fedshift.core.types import Broadcast, DecodedUpload, GroupMean, Params, Round
     from fedshift.data import Dataset, dataset
     from fedshift.experiment.settings import Experiment
     from fedshift.rounds.federation import Outcome
@@ -38,9 +50,12 @@ __all__ = [
     "BitPack",
     "Broadcast",
     "Cast",
+    "ClientRule",
     "Codec",
     "Dataset",
+    "DecodedUpload",
     "Experiment",
+    "GroupMean",
     "Header",
     "Identity",
     "KMeans",
@@ -53,6 +68,7 @@ __all__ = [
     "Range",
     "Round",
     "Run",
+    "ServerRule",
     "Step",
     "Stochastic",
     "Ternary",
@@ -81,7 +97,7 @@ __all__ = [
 # A name is imported when it is first used: `fedshift --help` need not wait for torch.
 _NAMES = {
     "fedshift.wire.mean": "Mean",
-    "fedshift.algorithms": "Algorithm centre centred chain fedavg fedprox scaffold shift shifted",
+    "fedshift.algorithms": "Algorithm ClientRule ServerRule centre centred chain fedavg fedprox scaffold shift shifted",
     "fedshift.codecs": "BitPack Cast Codec Identity KMeans PerBlock PerChannel PerTensor "
     "Range Step Stochastic Ternary Uniform Zstd",
     "fedshift.data": "Dataset dataset",
@@ -89,7 +105,7 @@ _NAMES = {
     "fedshift.rounds.federation": "Outcome",
     "fedshift.runs.run": "Run resume run",
     "fedshift.experiment.settings": "Experiment",
-    "fedshift.core.types": "Broadcast Params Round",
+    "fedshift.core.types": "Broadcast DecodedUpload GroupMean Params Round",
     "fedshift.rounds.uplink": "Uplink",
     "fedshift.wire.writer": "header pack size unpack",
 }

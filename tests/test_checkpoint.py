@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedshift.core.files import RunError
+from fedshift.core.tree import take
 from fedshift.runs.checkpoint import Checkpoints
 from fedshift.runs.identity import RunIdentity
 from fedshift.runs.memory import StoredMemory
@@ -153,9 +154,10 @@ def test_a_checkpoint_restores_the_state_in_the_order_of_the_model(tmp_path: Pat
         RunIdentity.of(run.experiment, run.fed, []),
         ["00000000", "12345678"],
     )
-    assert saved.restore(run.state, identity, records, True) is None
+    like = run.fed.algorithm.client.init(take(run.params, run.fed.task.trained))
+    assert saved.restore(run.state, like, identity, records, True) is None
     saved.save(run.state, StoredMemory(tmp_path / "memory", identity.run), identity, records[1])
-    found = saved.restore(run.fed.start(), identity, records, True)
+    found = saved.restore(run.fed.start(), like, identity, records, True)
     run.close()
     assert found
     assert (found.state.number, found.state.skipped, found.warnings) == (1, 0, [])

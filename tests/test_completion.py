@@ -43,6 +43,7 @@ def tab(*words: str) -> list[str]:
     ("words", "offered"),
     [
         (["ru"], ["run"]),
+        (["me"], ["methods"]),
         (["run", "--preset", ""], ["demo", "smoke", "paper"]),
         (["run", "--engine", "s"], ["sequential"]),
         (["sweep", "grid.toml", "--track", ""], ["tensorboard", "mlflow", "wandb"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+COMMAND = str(Path(sys.executable).with_name("fedshift"))
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -47,6 +48,31 @@ def test_algorithms_gain_from_the_shift(tmp_path: Path) -> None:
     rows = [numbers(name, out) for name in ("FedAvg", "FedProx", "SCAFFOLD", "error feedback")]
     assert sum(shifted - plain for plain, shifted in rows) > 0
     assert rows[2] > rows[0]  # SCAFFOLD is made for clients this different
+
+
+def test_an_own_algorithm_runs_as_an_object_and_by_its_name(tmp_path: Path) -> None:
+    out = printed("own_algorithm", tmp_path)
+    plain, as_object, by_name = (
+        numbers(name, out)[0] for name in ("FedAvg", "mine, as an object", "mine, by its name")
+    )
+    assert as_object == by_name != plain
+    assert as_object == pytest.approx(plain, abs=0.03)
+
+
+def test_an_own_algorithm_is_found_in_the_current_folder(tmp_path: Path) -> None:
+    command = [
+        COMMAND,
+        "run",
+        "own_algorithm.toml",
+        "--set",
+        "train.rounds=1",
+        "--out",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert 'name = "own_algorithm:rule"' in (tmp_path / "run" / "settings.toml").read_text()
 
 
 def test_updates_go_further_than_weights(tmp_path: Path) -> None:

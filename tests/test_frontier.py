@@ -29,7 +29,7 @@ def test_every_uplink_is_trained_once_and_compared_with_exact_uploads(mine: Path
     out = tmp_path / "out"
     done = fedshift("frontier", "--task", mine, "--out", out)
     assert done.exit_code == 0, done.stderr
-    assert f"{mine}: its uplink is ignored; a frontier trains 15 others." in done.stderr
+    assert f"{mine}: its uplink is ignored; a frontier trains 16 others." in done.stderr
     assert names(out) == {f"{name}_seed-0" for name in frontier.GRID}
     assert settings_of(out / "random-4_seed-0").uplink.bits == 4
     assert f"Report: {out / 'report.html'}\n" in done.stdout
@@ -37,11 +37,11 @@ def test_every_uplink_is_trained_once_and_compared_with_exact_uploads(mine: Path
     again = fedshift("frontier", "--task", mine, "--out", out, "--json")
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/rounds.csv")} == before
     result = json.loads(again.stdout.splitlines()[-1])
-    assert len(result["rows"]) == 15
+    assert len(result["rows"]) == 16
     assert [row["label"] for row in result["rows"] if row["full"] is None] == [{"uplink": "32"}]
     assert result["answer"]
     assert result["report"] == str(out / "report.html")
-    assert "15 of 15 runs are already finished." in again.stderr
+    assert "16 of 16 runs are already finished." in again.stderr
 
 
 def test_a_stopped_frontier_is_resumed(mine: Path, tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_a_stopped_frontier_is_resumed(mine: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", frontier.TASKS)
 def test_runs_differ_in_their_uplink_only(task: str) -> None:
     runs = grid.expand(frontier.settings(task, 2))
-    assert [run.seed for run in runs] == [0] * 15 + [1] * 15
+    assert [run.seed for run in runs] == [0] * 16 + [1] * 16
     assert len({run.changed(name="run", seed=0, uplink="exact").toml() for run in runs}) == 1
-    assert len({summary.uplink_label(run) for run in runs}) == 15
+    assert len({summary.uplink_label(run) for run in runs}) == 16
     # groups would change which clients are drawn
     assert all(isinstance(run.uplink.bits, int) and not run.uplink.group for run in runs)
     assert {uplink_name(run.uplink) for run in runs} == {"exact", "lean", "extreme", None}

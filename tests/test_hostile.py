@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedshift import Broadcast, Dataset, Params, Round, dataset
-from fedshift.algorithms import Algorithm, chain
+from fedshift.algorithms import Algorithm, ServerRule, chain
 from fedshift.core.types import Decoded
 from fedshift.data.partition import Partition
 from fedshift.engines import Batched, Engine, Job, Sequential, Upload
@@ -134,7 +134,7 @@ def test_a_hostile_second_upload_is_left_out() -> None:
     huge = pack(EXACT, {name: torch.full_like(x, 1e20) for name, x in fed.start().out.control.items()})
     expected, _, remembered = train(fed, 2, Edited(Sequential(fed.task), fed, absent))
     state, outcomes, memory = train(
-        fed, 2, Edited(Sequential(fed.task), fed, lambda upload, _: upload._replace(extra=huge))
+        fed, 2, Edited(Sequential(fed.task), fed, lambda upload, _: upload._replace(second=huge))
     )
     assert all("second upload norm" in why for outcome in outcomes for why in outcome.failed.values())
     assert [len(outcome.failed) for outcome in outcomes] == [1, 1]
@@ -327,7 +327,7 @@ def test_frames_that_are_opened_twice_give_the_same_bits(name: str, monkeypatch:
     assert opened.job is not None
     for i, upload in enumerate(Sequential(fed.task).train([opened.job])[0]):
         opened.uploads.take(upload, opened.job, i)
-    assert all(upload.frame is None and upload.change is None for upload in opened.uploads.waiting)
+    assert all(upload.frame is None and upload.second is None for upload in opened.uploads.waiting)
     large_ones, _, _ = train(fed)
     assert same(small_ones.out.params, large_ones.out.params)
     assert same(small_ones.out.control, large_ones.out.control)
@@ -346,15 +346,15 @@ def test_decoded_uploads_without_norms_are_measured() -> None:
 
 
 @dataclass(frozen=True)
-class Overflowing:
+class Overflowing(ServerRule):
     """A server rule that makes a tensor infinite in some rounds; tensors that were infinite before may stay so."""
 
     what: str
     rounds: tuple[int, ...]
 
-    def init(self, params: Params) -> Params:
+    def init(self, params: Params, trained: Sequence[str]) -> tuple[Params, Params]:
         counts = {"steps": torch.zeros(()), "best": torch.tensor(-torch.inf)}
-        return counts if self.what.startswith("server state") else {}
+        return {}, counts if self.what.startswith("server state") else {}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         times = torch.inf if rnd.number in self.rounds else 1.0
@@ -377,7 +377,7 @@ def test_a_round_that_the_servers_rules_make_infinite_is_skipped(what: str) -> N
     fed = overflowing(federation(algorithm={"name": "scaffold"}), what, 2)
     first, _, remembered = train(fed, 1)
     second, outcomes, memory = train(fed, 2)
-    assert second == (2, second.out, second.server, 1)
+    assert (second.number, second.skipped) == (2, 1)
     assert same(second.out.params, first.out.params)
     assert same(second.out.control, first.out.control)
     assert same(second.server, first.server)

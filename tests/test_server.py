@@ -42,22 +42,22 @@ def flipped(frame: bytes) -> bytes:
 
 
 HOSTILE: dict[str, tuple[str, Edit, str]] = {
-    "no control": ("sent", lambda u, fed: u._replace(extra=b""), "0 bytes are too few for a frame"),
-    "cut control": ("sent", lambda u, fed: u._replace(extra=raw(u.extra)[:-3]), "the length in its header"),
+    "no control": ("sent", lambda u, fed: u._replace(second=b""), "0 bytes are too few for a frame"),
+    "cut control": ("sent", lambda u, fed: u._replace(second=raw(u.second)[:-3]), "the length in its header"),
     "damaged control": (
         "sent",
-        lambda u, fed: u._replace(extra=flipped(raw(u.extra))),
+        lambda u, fed: u._replace(second=flipped(raw(u.second))),
         "the checksum does not match",
     ),
     "control of another model": (
         "sent",
-        lambda u, fed: u._replace(extra=pack(EXACT, {"w": torch.zeros(2)})),
+        lambda u, fed: u._replace(second=pack(EXACT, {"w": torch.zeros(2)})),
         "the frame has 1 tensors",
     ),
     "derived control beyond float32": (
         "derived",
         lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
-        "the control computed from the upload is NaN or infinite",
+        "the server's state computed from the upload is NaN or infinite",
     ),
     "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the length in its header"),
 }
@@ -82,7 +82,7 @@ def test_a_hostile_upload_fails_and_has_no_effect(name: str) -> None:
 def test_controls_are_refused_if_their_sum_would_be_infinite() -> None:
     fed = federation(algorithm={"name": "scaffold", "control": "sent"})
     huge = full(fed.start().out.control, 3e38)
-    state, (outcome,), _ = train(fed, 1, Edited(fed, lambda u, _: u._replace(extra=huge), all_of_them=True))
+    state, (outcome,), _ = train(fed, 1, Edited(fed, lambda u, _: u._replace(second=huge), all_of_them=True))
     assert outcome.arrived == 1
     assert all("NaN or infinite" in why for why in outcome.failed.values())
     assert all(bool(x.isfinite().all()) for x in state.out.control.values())

@@ -25,7 +25,7 @@ from fedshift import (
 )
 from fedshift.algorithms import Chain, Shift
 from fedshift.core.files import RunError
-from fedshift.experiment.build import algorithm, build
+from fedshift.experiment.build import build, complete_algorithm
 from fedshift.experiment.grid import expand
 from fedshift.experiment.links import interleave, links
 from fedshift.experiment.overrides import settings as given
@@ -97,7 +97,7 @@ def test_a_shift_is_per_filter_unless_it_is_per_layer_or_has_settings_of_the_pap
     experiment = Experiment(shift=tomllib.loads(text))
     for copy in (experiment, Experiment(**tomllib.loads(experiment.toml())), experiment.changed(seed=3)):
         assert (copy.shift.per, copy.shift.share, copy.shift.max_share) == expected
-    rule = algorithm(experiment).server
+    rule = complete_algorithm(experiment).server
     assert isinstance(rule, Chain)
     assert isinstance(rule.rules[-1], Shift)
     assert (rule.rules[-1].per, rule.rules[-1].share, rule.rules[-1].max_share) == expected

@@ -143,7 +143,7 @@ def test_a_setting_that_loses_to_fewer_rounds_is_named() -> None:
 def test_the_best_setting_at_equal_bytes_is_named_if_none_is_near_full_precision() -> None:
     first, second = answers(compared(rising(0.5)))
     assert first.startswith(
-        "No compressed setting stays within 1 point of full precision (81.0 %) and beats it at equal bytes; "
+        "No compressed setting stays within 0.5 points of full precision (81.0 %) and beats it at equal bytes; "
         "the best setting at equal bytes: "
         "4 bits uploads 2.5 kB instead of 20 kB (8.0 times fewer) and reaches 51.0 %"
     )
@@ -209,4 +209,4 @@ def test_settings_are_near_the_best_full_precision_and_not_one_that_is_poor() ->
             for bits, size, score, on in ((32, 1000, 0.5, False), (4, 125, 0.5, False), (32, 1000, 0.8, True))
         ]
     )
-    assert answers(made)[0].startswith("No compressed setting stays within 1 point of full precision (80.0 %)")
+    assert answers(made)[0].startswith("No compressed setting stays within 0.5 points of full precision (80.0 %)")

@@ -1,11 +1,11 @@
 """Algorithms: client rules and server rules, one module per paper."""
 
-from fedshift.algorithms.base import Algorithm, Chain, ClientRule, ServerRule, chain
+from fedshift.algorithms.base import Algorithm, Chain, ClientRule, ServerRule, chain, defines
 from fedshift.algorithms.centring import centre
 from fedshift.algorithms.fedavg import Average, Plain, fedavg
 from fedshift.algorithms.fedprox import Prox, fedprox
 from fedshift.algorithms.fedshift import Shift, centred, layers, shift, shifted, shorter
-from fedshift.algorithms.scaffold import Control, Controlled, scaffold
+from fedshift.algorithms.scaffold import Control, Controlled, ControlledExactly, scaffold
 from fedshift.algorithms.weights import Filters, filters, weights
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ClientRule",
     "Control",
     "Controlled",
+    "ControlledExactly",
     "Filters",
     "Plain",
     "Prox",
@@ -23,6 +24,7 @@ __all__ = [
     "centre",
     "centred",
     "chain",
+    "defines",
     "fedavg",
     "fedprox",
     "filters",

@@ -1,42 +1,121 @@
-"""Contracts of an algorithm: the client rule in addition to SGD, and the server rules after averaging."""
+"""Contracts of an algorithm: the client rule in addition to SGD, and the server rules after averaging.
 
+Every method has a default, so a rule defines only what it changes. `w_t` is the model that clients receive, `w_k` the
+model that client k trained, and `travel` the distance that a unit gradient would have moved the client: steps * lr
+without momentum.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedshift.core.types import Broadcast, Params, Round
+from fedshift.core.tree import part, prefixed
+from fedshift.core.types import Broadcast, DecodedUpload, Params, Round
 
 
-class ClientRule(Protocol):
-    """Rule of clients in addition to SGD, for one client or for K stacked on a leading axis."""
+class ClientRule:
+    """Rule of clients in addition to SGD, for one client or for K stacked on a leading axis.
 
-    @property
-    def extra(self) -> str:
-        """Second upload beside the model: 'none', 'sent', or 'derived' by the server from the decoded upload."""
+    `sent` is not stacked, except in `adjust`. All tensors are the trained ones; `travel` is (), or (K,) if stacked.
+    On a GPU, `adjust` is recorded as a CUDA graph, so it must not depend on values of tensors in Python conditions.
+    Rules are compared and hashed: write them as frozen dataclasses.
+
+    Clients that clip every entry of the gradient:
+
+    >>> @dataclass(frozen=True)
+    ... class Clipped(ClientRule):
+    ...     most: float
+    ...
+    ...     def adjust(self, grad, w, sent, memory):
+    ...         return {name: g.clamp(-self.most, self.most) for name, g in grad.items()}
+    >>> Clipped(0.5).adjust({"w": torch.tensor([2.0, -0.25])}, {}, Broadcast({}, {}), {})
+    {'w': tensor([ 0.5000, -0.2500])}
+    """
 
     def init(self, params: Params) -> Params:
-        """Memory of a client before its first round, {} for none; params are the trained ones."""
+        """Memory of a client before its first round, {} for none."""
+        return {}
+
+    def recover(self, params: Params, sent: Broadcast) -> Params:
+        """Memory of a client that lost its memory."""
+        return self.init(params)
+
+    def receive(self, sent: Broadcast, memory: Params) -> Params:
+        """Memory at the start of a round, after the broadcast was received."""
+        return memory
 
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
         """Direction of one step instead of the gradient."""
+        return grad
 
-    def finish(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> tuple[Params, Params]:
-        """After training: new memory, and the second upload.
+    def sends(self, w: Params, sent: Broadcast, memory: Params) -> Tensor:
+        """() or (K,) bool: False if the client does not upload in this round."""
+        return torch.tensor(True)
 
-        w is the client's decoded upload if `extra` is 'derived', its weights before coding otherwise;
-        travel () or (K,) is the distance that a unit gradient would have moved the client.
-        """
+    def message(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
+        """Tensors to upload instead of w_k or w_k - w_t; the server's rules then use `Round.message`."""
+        return w
+
+    def second(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
+        """Second upload, which is exact; {} for none."""
+        return {}
+
+    def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
+        """Memory after the round; stored only if the upload is used. `decoded` is what the server decodes."""
+        return memory
 
 
-class ServerRule(Protocol):
-    """Rule of the server after averaging: one line of its pseudocode."""
+class ServerRule:
+    """Rule of the server after averaging: one line of its pseudocode.
 
-    def init(self, params: Params) -> Params:
-        """State before the first round, {} for none."""
+    `needs` may contain "memory" (the server remembers something about each client, see `take`), "groups" (one mean per
+    uplink in `Round.groups`) and "uploads" (all decoded uploads in `Round.uploads`, as many models in memory).
+
+    Half a step from the model towards the mean:
+
+    >>> @dataclass(frozen=True)
+    ... class Half(ServerRule):
+    ...     def apply(self, out, state, rnd):
+    ...         return out._replace(params={name: (w + rnd.mean[name]) / 2 for name, w in rnd.model.items()}), state
+    >>> sent = Broadcast({"w": torch.zeros(1)}, {})
+    >>> rnd = Round(1, 1, 1, sent, mean={"w": torch.ones(1)}, share=0.0, model=sent.params)
+    >>> Half().apply(sent, {}, rnd)[0].params
+    {'w': tensor([0.5000])}
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def init(self, params: Params, trained: Sequence[str]) -> tuple[Params, Params]:
+        """Control, which is sent to clients with the model, and state, before the first round; {} for none."""
+        return {}, {}
+
+    def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float | Mapping[str, float]:
+        """Factor of the weight p_k of an upload, or one factor for each tensor."""
+        return 1.0
+
+    def take(self, upload: DecodedUpload, sent: Broadcast, state: Params, memory: Params) -> tuple[Params, Params]:
+        """State and memory after one upload of the round; `memory` is that of the server about this client."""
+        return state, memory
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
-        """Return the next broadcast and state; `out` is the broadcast after the preceding rules."""
+        """Return the next model and control, and state; `out` is the result of the preceding rules."""
+        return out, state
+
+
+def defines(rule: ClientRule | ServerRule, method: str) -> bool:
+    """True if a rule defines a method itself, instead of the default.
+
+    >>> from fedshift.algorithms import Controlled, Plain
+    >>> defines(Controlled(), "adjust"), defines(Plain(), "adjust")
+    (True, False)
+    """
+    if isinstance(rule, Chain):
+        return any(defines(member, method) for member in rule.rules)
+    base: Any = ServerRule if isinstance(rule, ServerRule) else ClientRule
+    return getattr(type(rule), method) is not getattr(base, method)
 
 
 class Algorithm(NamedTuple):
@@ -52,20 +131,48 @@ class Algorithm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Server rules in sequence; the state of the i-th has the prefix 'i/'."""
+class Chain(ServerRule):
+    """Server rules in sequence; state and memory of the i-th have the prefix 'i/'."""
 
     rules: tuple[ServerRule, ...]
 
-    def init(self, params: Params) -> Params:
-        return {f"{i}/{name}": x for i, rule in enumerate(self.rules) for name, x in rule.init(params).items()}
+    @property
+    def weighing(self) -> list[ServerRule]:
+        """Rules that define `weigh`; an algorithm can have only one."""
+        return [rule for rule in self.rules if defines(rule, "weigh")]
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(need for rule in self.rules for need in rule.needs)
+
+    def init(self, params: Params, trained: Sequence[str]) -> tuple[Params, Params]:
+        control: Params = {}
+        state: Params = {}
+        for i, rule in enumerate(self.rules):
+            more, mine = rule.init(params, trained)
+            if both := sorted(control.keys() & more.keys()):
+                raise ValueError(f"two server rules of the algorithm send a control named {both[0]}")
+            control |= more
+            state |= prefixed(f"{i}/", mine)
+        return control, state
+
+    def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float | Mapping[str, float]:
+        return self.weighing[0].weigh(upload, sent) if self.weighing else 1.0
+
+    def take(self, upload: DecodedUpload, sent: Broadcast, state: Params, memory: Params) -> tuple[Params, Params]:
+        states: Params = {}
+        memories: Params = {}
+        for i, rule in enumerate(self.rules):
+            mine, kept = rule.take(upload, sent, part(f"{i}/", state), part(f"{i}/", memory))
+            states |= prefixed(f"{i}/", mine)
+            memories |= prefixed(f"{i}/", kept)
+        return states, memories
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         after: Params = {}
         for i, rule in enumerate(self.rules):
-            rule_state = {name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")}
-            out, rule_state = rule.apply(out, rule_state, rnd)
-            after |= {f"{i}/{name}": x for name, x in rule_state.items()}
+            out, mine = rule.apply(out, part(f"{i}/", state), rnd)
+            after |= prefixed(f"{i}/", mine)
         return out, after
 
 

@@ -8,34 +8,18 @@ With a quantized uplink it is FedPAQ (Reisizadeh et al. 2020) on weights, the pa
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, ClientRule, ServerRule
 from fedshift.core.types import Broadcast, Params, Round
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(ClientRule):
     """Plain SGD."""
-
-    extra = "none"
-
-    def init(self, params: Params) -> Params:
-        return {}
-
-    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
-        return grad
-
-    def finish(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> tuple[Params, Params]:
-        return {}, {}
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(ServerRule):
     """w = sum_k p_k w_k"""
-
-    def init(self, params: Params) -> Params:
-        return {}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         return out._replace(params=rnd.mean), state
@@ -46,7 +30,7 @@ def fedavg() -> Algorithm:
 
     >>> import torch
     >>> sent, mean = Broadcast({"w": torch.zeros(2)}, {}), {"w": torch.ones(2)}
-    >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, extra={}, share=0.5)
+    >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, share=0.5)
     >>> fedavg().server.apply(sent, {}, rnd)[0].params
     {'w': tensor([1., 1.])}
     """

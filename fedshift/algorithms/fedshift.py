@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, chain
+from fedshift.algorithms.base import Algorithm, ServerRule, chain
 from fedshift.algorithms.centring import centre, wide
 from fedshift.algorithms.weights import Filters, likely, likely_filters
 from fedshift.core.types import Broadcast, Params, Round
@@ -62,7 +62,7 @@ def default_share(per: Per) -> Share:
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(ServerRule):
     """Subtract a share of the mean of each layer (FedShift, the paper's rule) or of each filter (filter centring).
 
         w_hat = w - share * min(1, t / warmup) * mean(w)      for every layer, or for every filter
@@ -111,9 +111,6 @@ class Shift:
         if self.tensors is None:
             return wide(params, known)
         return wide(params, {name: known.get(name, Filters()) for name in layers(params, self.tensors)}, least=2)
-
-    def init(self, params: Params) -> Params:
-        return {}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         return out._replace(params=self.shifted(out.params, rnd)), state

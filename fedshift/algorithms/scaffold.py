@@ -14,63 +14,85 @@ two steps of lr 0.1 without momentum. Each step follows 3 - 2 + 0.5 = 1.5, so w_
 travel = 0.2; c_i+ = 2 - 0.5 + 0.3 / 0.2 = 3 (the gradient, as it should be); c = 0.5 + (3 - 2) / 2 = 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, chain
+from fedshift.algorithms.base import Algorithm, ClientRule, ServerRule, chain
 from fedshift.algorithms.fedavg import Average
-from fedshift.core.tree import over, tmap, zeros
-from fedshift.core.types import Broadcast, Params, Round
+from fedshift.core.tree import over, take, tmap, zeros
+from fedshift.core.types import Broadcast, DecodedUpload, Params, Round
 
 
 @dataclass(frozen=True)
-class Controlled:
+class Controlled(ClientRule):
     """SGD along grad - c_i + c.
 
-    With 'derived', the client computes the change of c_i from its decoded upload, so the server can
-    compute it too: nothing is sent for it, and c = mean(c_i) still holds. With 'sent', as in the
-    original, the change is computed from the weights before coding and sent exactly in a second upload.
+    The client computes the change of c_i from its decoded upload, so the server can compute it too: nothing is sent for
+    it, and c = mean(c_i) holds also for quantized uploads.
     """
-
-    extra: Literal["derived", "sent"] = "derived"
-
-    def __post_init__(self) -> None:
-        if self.extra not in ("derived", "sent"):
-            raise ValueError(f"Controlled(extra={self.extra!r}): extra must be 'derived' or 'sent'")
 
     def init(self, params: Params) -> Params:
         return zeros(params)
 
+    def recover(self, params: Params, sent: Broadcast) -> Params:
+        """c, with which the correction is zero"""
+        return take(sent.control, params)
+
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
         return tmap(lambda g, c_i, c: g - c_i + c, grad, memory, sent.control)
 
-    def finish(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> tuple[Params, Params]:
-        change = tmap(lambda c, start, w: (start - w) / over(travel, w) - c, sent.control, sent.params, w)
-        return tmap(lambda c_i, d: c_i + d, memory, change), change
+    def change(self, w: Params, sent: Broadcast, travel: Tensor) -> Params:
+        """c_i+ - c_i = (w_t - w_k) / travel - c"""
+        c = {name: x for name, x in sent.control.items() if name in w}
+        return tmap(lambda c, start, w: (start - w) / over(travel, w).to(w.dtype) - c, c, sent.params, w)
+
+    def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
+        return tmap(lambda c_i, d: c_i + d, memory, self.change(decoded, sent, travel))
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlledExactly(Controlled):
+    """As in the original: the change is computed from the weights before coding, and sent in a second upload."""
+
+    def second(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
+        return self.change(w, sent, travel)
+
+    def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
+        return tmap(lambda c_i, d: c_i + d, memory, self.change(w, sent, travel))
+
+
+@dataclass(frozen=True)
+class Control(ServerRule):
     """c = c + K/N * mean_k (c_i+ - c_i), so that c stays the mean of all c_i"""
 
-    def init(self, params: Params) -> Params:
-        return {}
+    def init(self, params: Params, trained: Sequence[str]) -> tuple[Params, Params]:
+        return zeros(take(params, trained)), {}
+
+    def take(self, upload: DecodedUpload, sent: Broadcast, state: Params, memory: Params) -> tuple[Params, Params]:
+        change = upload.second or Controlled().change(upload.decoded, sent, upload.travel)
+        return tmap(torch.add, state, change) if state else change, memory
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         part = rnd.arrived / rnd.population
-        return out._replace(control=tmap(lambda c, d: c.add(d, alpha=part), out.control, rnd.extra)), state
+        control = tmap(lambda d, c: c.add(d / rnd.arrived, alpha=part), state, out.control)
+        return out._replace(control=out.control | control), {}
 
 
 def scaffold(control: Literal["derived", "sent"] = "derived") -> Algorithm:
     """Clients follow grad - c_i + c, and c stays the mean of all c_i.
 
-    The example above, with c_i+ = 3 and a change of 1:
+    With 'sent', the change of c_i is sent exactly in a second upload; with 'derived', the server derives it from the
+    upload. The example above, with c_i+ = 3:
 
-    >>> import torch
     >>> sent = Broadcast({"w": torch.tensor(1.0)}, {"w": torch.tensor(0.5)})
-    >>> scaffold().client.finish({"w": torch.tensor(0.7)}, sent, {"w": torch.tensor(2.0)}, torch.tensor(0.2))
-    ({'w': tensor(3.)}, {'w': tensor(1.)})
+    >>> w_k, c_i = {"w": torch.tensor(0.7)}, {"w": torch.tensor(2.0)}
+    >>> scaffold().client.remember(w_k, w_k, sent, c_i, torch.tensor(0.2))
+    {'w': tensor(3.)}
     """
-    return Algorithm(Controlled(control), chain(Average(), Control()))
+    if control not in ("derived", "sent"):
+        raise ValueError(f"scaffold(control={control!r}): control must be 'derived' or 'sent'")
+    return Algorithm(Controlled() if control == "derived" else ControlledExactly(), chain(Average(), Control()))

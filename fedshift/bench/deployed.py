@@ -1,4 +1,4 @@
-"""Measurement of `fedshift bench flower`: bytes that a node sends per round, with TLS and authentication.
+"""Measurement of `fedshift bench flower`: bytes that a node sends and receives per round, with TLS and authentication.
 
 Each SuperNode connects to the SuperLink through a separate relay, which counts the bytes of its TCP streams.
 """
@@ -24,7 +24,13 @@ from fedshift.flower.testing.certificates import server_certificate, supernode_k
 from fedshift.flower.testing.deployment import SuperNode
 
 NODES, ROUNDS = 2, 3
-UPLINKS = {PLAIN: "fp32, as Flower sends it", "paper": "4 bit, QuantizeMod", "lean": "lean, QuantizeMod"}
+BOTH = "both"  # name of the run with a compressed downlink
+UPLINKS = {
+    PLAIN: "fp32, as Flower sends it",
+    "paper": "4 bit, QuantizeMod",
+    "lean": "lean, QuantizeMod",
+    BOTH: "lean, downlink=8",
+}
 IDLE = 15.0  # seconds
 PROJECT = {
     "project": {"name": "uplink", "version": "0.1.0", "dependencies": []},
@@ -33,7 +39,7 @@ PROJECT = {
             "app": {
                 "publisher": "fedshift",
                 "components": {"serverapp": "uplink.app:server", "clientapp": "uplink.app:client"},
-                "config": {"rounds": ROUNDS, "nodes": NODES, "uplink": PLAIN},
+                "config": {"rounds": ROUNDS, "nodes": NODES, "uplink": PLAIN, "downlink": 32},
             }
         }
     },
@@ -49,6 +55,7 @@ class Traffic(NamedTuple):
     arrays: int  # bytes of weights in it, as floats or as a frame
     connections: float  # per round
     seconds: float  # per round
+    down: float = 0.0  # from the server to one node, per round
 
 
 class Relay:
@@ -140,23 +147,28 @@ def uplinks(tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
 
 def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Traffic:
     """Bytes that nodes sent from the start to the end of a run, per round and node; nothing is subtracted."""
-    before, begin = [(relay.up, relay.connections) for relay in relays], time.monotonic()
-    status, log = link.wait(link.run(app, {"uplink": uplink}), TIMEOUT)
+    before, begin = [(relay.up, relay.down, relay.connections) for relay in relays], time.monotonic()
+    config: dict[str, str | int] = {"uplink": "lean", "downlink": 8} if uplink == BOTH else {"uplink": uplink}
+    status, log = link.wait(link.run(app, config), TIMEOUT)
     arrays = re.search(rf"{ARRAYS} (\d+)", log)
     if status != "finished:completed" or arrays is None:
         raise ProcessError(f"the run with uplink = {uplink!r} ended with status {status}:\n{log}")
-    up = sum(relay.up - first for relay, (first, _) in zip(relays, before, strict=True))
-    connections = sum(relay.connections - first for relay, (_, first) in zip(relays, before, strict=True))
-    seconds = (time.monotonic() - begin) / ROUNDS
-    return Traffic(up / ROUNDS / NODES, int(arrays[1]), connections / ROUNDS / NODES, seconds)
+    after = [(relay.up, relay.down, relay.connections) for relay in relays]
+    up, down, connections = (
+        sum(now - first for now, first in zip(new, old, strict=True)) / ROUNDS / NODES
+        for new, old in zip(zip(*after, strict=True), zip(*before, strict=True), strict=True)
+    )
+    return Traffic(up, int(arrays[1]), connections, (time.monotonic() - begin) / ROUNDS, down)
 
 
 def targets(found: Mapping[str, Traffic]) -> list[Target]:
-    plain, paper, lean = (found[uplink] for uplink in UPLINKS)
+    plain, paper, lean, both = (found[uplink] for uplink in UPLINKS)
+    down_ratio = both.down / plain.down
     paper_ratio, lean_ratio, rest = paper.up / plain.up, lean.up / plain.up, lean.up - lean.arrays
     return [
         Target("bytes up, 4 bit / fp32, TCP with TLS", "<= 1/7", paper_ratio, paper_ratio <= 1 / 7),
         Target("bytes up, lean / fp32, TCP with TLS", "<= 1/25", lean_ratio, lean_ratio <= 1 / 25),
+        Target("bytes down, 8 bit / fp32, TCP with TLS", "<= 1/3.5", down_ratio, down_ratio <= 1 / 3.5),
         Target("bytes up besides the frame of lean, per node and round", "<= 25,000", rest, rest <= 25_000),
     ]
 
@@ -164,5 +176,5 @@ def targets(found: Mapping[str, Traffic]) -> list[Target]:
 def row(label: str, traffic: Traffic, idle: float) -> tuple[str, ...]:
     """Line of the table; `idle` is the number of bytes that an idle node sends per second."""
     polls = idle * traffic.seconds
-    figures = traffic.up, traffic.arrays, polls, traffic.up - traffic.arrays - polls
+    figures = traffic.up, traffic.arrays, polls, traffic.up - traffic.arrays - polls, traffic.down
     return label, *(f"{figure:,.0f}" for figure in figures), f"{traffic.connections:.1f}", f"{traffic.seconds:.0f}"

@@ -113,7 +113,8 @@ def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Be
     if not quick:
         more, bytes_up = deployed.uplinks(tick)
         targets += more
-        columns = "bytes up per node and round", "all", "arrays", "polling", "other", "connec-\ntions", "seconds"
+        parts = "all", "arrays", "polling", "other", "bytes\ndown", "connec-\ntions", "seconds"
+        columns = "bytes up per node and round", *parts
         listings.append(Listing("A deployment, 1.3 million weights, TCP with TLS", columns, bytes_up))
     return BenchResult(about, [], targets, tuple(listings))
 

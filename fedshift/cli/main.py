@@ -50,7 +50,7 @@ def show_version(requested: bool) -> None:
         "fedshift run                          # demo: uploads of few bits",
         "fedshift run my.toml                  # your own settings",
         "fedshift resume runs/my               # resume a stopped run",
-        "fedshift frontier                     # accuracy against bytes, 15 uplinks",
+        "fedshift frontier                     # accuracy against bytes, 16 uplinks",
         "fedshift plan --uplink 10Mbit/s       # recommend an uplink for a link",
     )
 )
@@ -164,7 +164,7 @@ def frontier(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure accuracy against uploaded bytes: one task, 15 uplinks, one report.
+    """Measure accuracy against uploaded bytes: one task, 16 uplinks, one report.
 
     The same command resumes stopped runs and skips finished ones. cifar10 is meant for a GPU.
     """
@@ -245,6 +245,22 @@ def data(
         from fedshift.cli import running
 
         running.fetch(name, source)
+
+
+@app.command(
+    epilog=examples(
+        "fedshift methods                      # names and arguments",
+        "fedshift methods --json",
+    )
+)
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """List algorithms, quantizers and coders: names in settings, arguments and references."""
+    with sentences():
+        from fedshift.cli import methods as listed
+
+        listed.methods(as_json)
 
 
 app.add_typer(paper, name="paper")

@@ -1,6 +1,9 @@
 """Codecs by the names that settings use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fedshift.codecs.base import Codec, Coder, Groups, PerBlock, PerChannel, PerTensor, Quantizer
 from fedshift.codecs.bitpack import BitPack
@@ -11,6 +14,31 @@ from fedshift.codecs.step import Step
 from fedshift.codecs.ternary import Ternary
 from fedshift.codecs.uniform import Stochastic, Uniform
 
+
+class NamedQuantizer(NamedTuple):
+    """A quantizer of 1 to 8 bits: a function of `bits` and `sizes`, and one line about it."""
+
+    make: Callable[..., Quantizer]
+    line: str
+    sizes: Mapping[str, float | None] = MappingProxyType({})  # further settings, and their defaults
+
+
+QUANTIZERS = {
+    "kmeans": NamedQuantizer(KMeans, "2^bits means of the values, and the nearest mean of each value."),
+    "kmeans-random": NamedQuantizer(
+        partial(KMeans, random=True), "The same means; values are rounded at random, without bias."
+    ),
+    "uniform": NamedQuantizer(Uniform, "Evenly spaced values between minimum and maximum, nearest rounding."),
+    "stochastic": NamedQuantizer(Stochastic, "The same grid; values are rounded at random, without bias (QSGD)."),
+    "step": NamedQuantizer(
+        Step,
+        "Multiples of a step, most codes zero: `rate` bits per value, or `step` times the root mean square.",
+        {"step": Step.step, "rate": Step.rate},
+    ),
+    "ternary": NamedQuantizer(
+        Ternary, "The fraction `keep` of largest values as two numbers, all others zero (STC).", {"keep": Ternary.keep}
+    ),
+}
 CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits per code before the coder; most codes are zero
@@ -37,16 +65,10 @@ def make_codec(
         return Codec(Identity(), codes)
     if bits == 16:
         return Codec(Cast("bfloat16"), codes)
-    quantizers: dict[str, Callable[[], Quantizer]] = {
-        "kmeans": lambda: KMeans(bits),
-        "kmeans-random": lambda: KMeans(bits, random=True),
-        "uniform": lambda: Uniform(bits),
-        "stochastic": lambda: Stochastic(bits),
-        "step": lambda: Step(bits, Step.step if step is None else step, rate),
-        "ternary": lambda: Ternary(bits, Ternary.keep if keep is None else keep),
-    }
+    chosen, given = QUANTIZERS[quantizer], {"step": step, "rate": rate, "keep": keep}
+    sizes = {name: given[name] for name in chosen.sizes if given[name] is not None}
     groups = PerBlock(per) if isinstance(per, int) else GROUPS[per]
-    return Codec(quantizers[quantizer](), codes, groups, min_axes=1 if biases else 2)
+    return Codec(chosen.make(bits, **sizes), codes, groups, min_axes=1 if biases else 2)
 
 
 def default_coder(quantizer: str, bits: int) -> str:

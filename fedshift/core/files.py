@@ -190,6 +190,17 @@ def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]
     return path
 
 
+def newest_first(folder: Path, kind: str) -> list[tuple[int, Path]]:
+    """Files that `write_tensors` wrote as KIND.ROUND, and their rounds."""
+    found = [(path.name.split(".")[1], path) for path in folder.glob(f"{kind}.*.*.safetensors") if not path.is_dir()]
+    return sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a file that cannot be used, so that it is neither read again nor lost."""
+    path.rename(path.with_name(path.name + ".unusable"))
+
+
 def read_tensors(path: Path) -> tuple[Params, dict[str, Any]]:
     """Read a file of `write_tensors`; the order of tensors is not preserved."""
     content, about = _read(path)

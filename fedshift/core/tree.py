@@ -27,6 +27,34 @@ def take(params: Params, names: Iterable[str]) -> Params:
     return {name: params[name] for name in names}
 
 
+def prefixed(prefix: str, params: Params) -> Params:
+    """The same tensors with a prefix before their names.
+
+    >>> prefixed("m/", {"w": torch.ones(1)})
+    {'m/w': tensor([1.])}
+    """
+    return {prefix + name: x for name, x in params.items()}
+
+
+def part(prefix: str, params: Params) -> Params:
+    """Tensors whose names have the prefix, without it.
+
+    >>> part("m/", {"m/w": torch.ones(1), "v/w": torch.zeros(1)})
+    {'w': tensor([1.])}
+    """
+    return {name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)}
+
+
+def added(params: Params, prefix: str, terms: Params) -> Params:
+    """Params with `terms` added to the sums that have the prefix.
+
+    >>> added(added({}, "sum/", {"w": torch.ones(1)}), "sum/", {"w": torch.ones(1)})
+    {'sum/w': tensor([2.])}
+    """
+    sums = {name: params[name] + x if name in params else x for name, x in prefixed(prefix, terms).items()}
+    return params | sums
+
+
 def over(x: Tensor, like: Tensor) -> Tensor:
     """Reshape one number per client (K,) to broadcast over stacked tensors (K, ...); scalars are unchanged."""
     return x.view(-1, *[1] * (like.ndim - 1)) if x.ndim else x

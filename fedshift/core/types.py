@@ -1,7 +1,8 @@
 """Types shared by all packages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,38 @@ class Broadcast(NamedTuple):
     """
 
     params: Params
-    control: Params  # SCAFFOLD's c; {} for algorithms without one
+    control: Params  # further tensors that the server's rules send, such as SCAFFOLD's c; {} for none
+
+
+class DecodedUpload(NamedTuple):
+    """Upload of one client, as the server's rules see it.
+
+    >>> upload = DecodedUpload(7, {"w": torch.ones(1)}, {}, torch.tensor(0.5), examples=60, lossy=True, error=0.1)
+    >>> upload.client, upload.weight
+    (7, 1.0)
+    """
+
+    client: int
+    decoded: Params  # weights of the client, or its message if the client rule defines one, and buffers
+    second: Params  # second upload, {} for none
+    travel: Tensor  # (): distance that a unit gradient would have moved the client
+    examples: int
+    lossy: bool
+    error: float  # |u - Q(u)| / |u| over all quantized tensors
+    weight: float = 1.0  # p_k before it is normalised
+    update: bool = True  # u is an update or a message, not weights
+
+
+class GroupMean(NamedTuple):
+    """Mean of the uploads with the same uplink, in `Round.groups`.
+
+    >>> GroupMean({"w": torch.ones(1)}, weight=5.0, lossy=True)
+    GroupMean(mean={'w': tensor([1.])}, weight=5.0, lossy=True)
+    """
+
+    mean: Params  # of weights, or of messages if the client rule defines them
+    weight: float  # sum of p_k
+    lossy: bool
 
 
 class Round(NamedTuple):
@@ -29,7 +61,7 @@ class Round(NamedTuple):
 
     >>> from fedshift.algorithms import Shift
     >>> sent, mean = Broadcast({"weight": torch.zeros(1, 2)}, {}), {"weight": torch.tensor([[1.0, 3.0]])}
-    >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, extra={}, share=0.5)
+    >>> rnd = Round(1, arrived=10, population=100, start=sent, mean=mean, share=0.5)
     >>> Shift().apply(sent._replace(params=rnd.mean), {}, rnd)[0].params
     {'weight': tensor([[0., 2.]])}
     """
@@ -39,8 +71,13 @@ class Round(NamedTuple):
     population: int  # number of all clients
     start: Broadcast  # broadcast of this round
     mean: Params  # sum_k p_k w_k over the uploads that arrived, p renormalised
-    extra: Params  # unweighted mean of extra tensors in the uploads (SCAFFOLD's change of c), or {}
     share: float  # sum of p_k over lossy uploads: the paper's I/K
+    model: Mapping[str, Tensor] = MappingProxyType({})  # the server's model before this round
+    # sum_k p_k m_k, if the client rule defines messages; trained tensors of `mean` are then those of `model`
+    message: Mapping[str, Tensor] = MappingProxyType({})
+    groups: Sequence[GroupMean] = ()  # if a rule needs "groups"
+    uploads: Sequence[DecodedUpload] = ()  # if a rule needs "uploads"
+    trained: Sequence[str] = ()  # names of the trained tensors; the others are buffers
 
 
 @dataclass(frozen=True, eq=False)

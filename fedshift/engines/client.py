@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fedshift.algorithms.base import defines
 from fedshift.codecs.base import finite
 from fedshift.core import rng
 from fedshift.core.tree import same, take, tmap
@@ -16,9 +17,12 @@ from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.uplink import Uplink, join_memory, quantized, send, split_memory
+from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send, split_memory
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
 from fedshift.wire.writer import EXACT, Writer, pack
+
+WITH_TRAVEL = "message", "second", "remember"  # methods of a rule that get `travel`
+NOWHERE = torch.zeros(())
 
 
 class Client:
@@ -80,23 +84,27 @@ class Client:
     def train(self, job: Job, i: int, memory: Params, reset: bool = False) -> Upload:
         """Train the i-th client of a job, and encode its upload; `reset`: the client lost its memory."""
         begin = time.perf_counter()
-        start, uplink, rule = job.sent.params, job.uplinks[i], job.rule
+        uplink, rule, sent, client = job.uplinks[i], job.rule, job.sent, job.clients[i]
         rule_memory, error = split_memory(memory)
-        rule_memory = rule_memory or rule.init(take(start, self.trained))
-        plan = Plan(*(part[i] for part in job.plan))
-        try:
+        with training(job, client):
+            rule_memory = rule.receive(sent, rule_memory or rule.init(take(sent.params, self.trained)))
+            plan = Plan(*(part[i] for part in job.plan))
             w = self.sgd(job, plan, rule_memory)
-        except Exception as problem:
-            raise TrainingError(f"round {job.number}, client {job.clients[i]}: {describe(problem)}") from problem
+            weights, moved = take(w, self.trained), any(defines(rule, name) for name in WITH_TRAVEL)
+            distance = travel(plan, self.task.momentum) if moved else NOWHERE
+            silent = defines(rule, "sends") and not rule.sends(weights, sent, rule_memory)
+            upload = w | rule.message(weights, sent, rule_memory, distance) if defines(rule, "message") else w
         middle = time.perf_counter()
-        extra = b""
+        if silent:
+            return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), silent=True)
+        start, second = base_of(rule, sent.params, self.trained), b""
         try:
             key = rng.fold(plan.key[0], ROUNDING) if uplink.codec.quantizer.random else None
             if uplink not in self.writers:
                 self.writers[uplink] = Writer(quantized(uplink, self.trained), w)
-            sent = send(
+            coded = send(
                 uplink,
-                w,
+                upload,
                 start,
                 error,
                 self.trained,
@@ -106,24 +114,28 @@ class Client:
                 writer=self.writers[uplink],
                 reset=reset,
             )
-            if rule.extra != "none":
-                weights = sent.decoded if rule.extra == "derived" else w
-                rule_memory, change = rule.finish(weights, job.sent, rule_memory, travel(plan, self.task.momentum))
-                if not all(finite(change[name]) for name in change):
-                    raise ValueError("its control is NaN or infinite")
-                extra = pack(EXACT, change) if rule.extra == "sent" else b""
+            if defines(rule, "second"):
+                with training(job, client):
+                    further = rule.second(weights, sent, rule_memory, distance)
+                check_finite(further, "second upload")
+                second = pack(EXACT, further)
+            if defines(rule, "remember"):
+                with training(job, client):
+                    decoded = take(coded.decoded, self.trained)
+                    rule_memory = rule.remember(decoded, weights, sent, rule_memory, distance)
+                check_finite(rule_memory, "memory")
         except ValueError as problem:  # NaN or infinity, which cannot be sent
-            return Upload(job.clients[i], b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
+            return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
         end = time.perf_counter()
         return Upload(
-            client=job.clients[i],
-            frame=sent.frame,
-            extra=extra,
-            memory=join_memory(rule_memory, sent.error if uplink.feedback else {}),
-            drift=drifts(w, sent.decoded, start, job.layers),
-            error=relative_error(sent.coded, sent.error),
+            client=client,
+            frame=coded.frame,
+            second=second,
+            memory=join_memory(rule_memory, coded.error if uplink.feedback else {}),
+            drift=drifts(upload, coded.decoded, start, job.layers),
+            error=relative_error(coded.coded, coded.error),
             seconds=(middle - begin, end - middle),
-            histograms=histograms(sent.coded, sent.error, job.layers) if job.histograms and uplink.lossy else (),
+            histograms=histograms(coded.coded, coded.error, job.layers) if job.histograms and uplink.lossy else (),
         )
 
     def sgd(self, job: Job, plan: Plan, memory: Params) -> Params:
@@ -191,6 +203,21 @@ class Client:
 
     def _to_device(self, params: Params) -> Params:
         return params if self.device.type == "cpu" else tmap(lambda x: x.to(self.device), params)
+
+
+@contextmanager
+def training(job: Job, client: int) -> Iterator[None]:
+    """Name round and client in exceptions of the user's model, loss or rule."""
+    try:
+        yield
+    except Exception as problem:
+        raise TrainingError(f"round {job.number}, client {client}: {describe(problem)}") from problem
+
+
+def check_finite(params: Params, kind: str) -> None:
+    """Raise ValueError for NaN or infinity."""
+    if not all(finite(x) for x in params.values()):
+        raise ValueError(f"its {kind} is NaN or infinite")
 
 
 def clipped(grads: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:

@@ -23,6 +23,7 @@ from fedshift.engines.client import Client
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, Upload, describe
 from fedshift.rounds.evaluate import Score
+from fedshift.rounds.uplink import remembers
 
 
 class Processes:
@@ -46,8 +47,9 @@ class Processes:
         return [self._cohort(job) for job in jobs]
 
     def _cohort(self, job: Job) -> Iterator[Upload]:
-        remembers = job.rule.extra != "none" or any(uplink.feedback for uplink in job.uplinks)
-        ahead = 1 if remembers else 2  # only a short message may be sent to a busy worker
+        ahead = (
+            1 if any(remembers(job.rule, uplink) for uplink in job.uplinks) else 2
+        )  # only a short message may be sent to a busy worker
         todo, done = iter(range(len(job.clients))), dict[int, Upload]()
         busy = dict.fromkeys(self.connections, 0)
 

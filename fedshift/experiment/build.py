@@ -1,5 +1,6 @@
 """Build a federation from settings: data, model, algorithm, links."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,22 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedshift.algorithms import Algorithm, Shift, chain, fedavg, fedprox, scaffold
+from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain
+from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core import rng, tree
 from fedshift.core.names import named
-from fedshift.data import cohorts, datasets, partition
+from fedshift.data import cohorts, datasets
+from fedshift.data import partition as partitions
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
 from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, StackError, Task, TrainingError
 from fedshift.engines.client import Client
+from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
-from fedshift.experiment.links import bandwidth, links
+from fedshift.experiment.links import bandwidth, downlink, links
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.rounds.engine import describe, duplicate
 from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
-from fedshift.rounds.federation import Federation
+from fedshift.rounds.federation import Federation, shift_of
 
 
 def build(
@@ -33,11 +37,10 @@ def build(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
+    partition: Partition | None = None,
 ) -> Federation:
-    """Build the federation that the settings describe.
-
-    A model, data set, loss or metric passed as an object replaces the one named in the settings.
-    """
+    """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
         data = data or datasets.load(experiment.data.name)
     except (ValueError, ImportError, OSError) as problem:
@@ -66,7 +69,7 @@ def build(
     if experiment.engine.name == "batched":
         batched(experiment, task)
     with setting("data.partition"):
-        clients = split(experiment, data)
+        clients = partition or split(experiment, data)
     groups, group = links(experiment)
     with setting("train.cohort"):
         if train.selection == "stratified":
@@ -75,7 +78,7 @@ def build(
             drawn = cohorts.uniform(clients, train.cohort, experiment.seed, train.dropout)
     fed = Federation(
         task=task,
-        algorithm=algorithm(experiment),
+        algorithm=complete_algorithm(experiment, algorithm),
         partition=clients,
         cohorts=drawn,
         groups=groups,
@@ -85,11 +88,19 @@ def build(
         batch=train.batch,
         rate=rate(experiment),
         seed=experiment.seed,
+        downlink=downlink(experiment),
         weights=experiment.algorithm.weights,
         patience=train.patience,
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
     )
+    with setting("algorithm"):
+        fed.start()
+    if packable(experiment):
+        try:
+            check_stackable(fed.algorithm.client, task, fed.start().out.control)
+        except StackError as problem:
+            raise SettingsError(f"engine.name = {experiment.engine.name!r}: {problem}") from problem
     if (tensors := experiment.shift.tensors) is not None and experiment.shift.on and not fed.shifted:
         candidates = Shift(experiment.shift.per, tensors=("*",)).chosen(tree.take(task.params, task.trained))
         kind = "trained tensors" + (" with filters of two inputs or more" if experiment.shift.per == "filter" else "")
@@ -198,20 +209,44 @@ def batched(experiment: Experiment, task: Task) -> Batched:
         raise SettingsError(f"engine.name = 'batched': {problem}") from problem
 
 
-def algorithm(experiment: Experiment) -> Algorithm:
-    """Algorithm of the settings, with the shift as its last server rule."""
-    config, shift = experiment.algorithm, experiment.shift
-    match config.name:
-        case "fedavg":
-            chosen = fedavg()
-        case "fedprox":
-            chosen = fedprox(config.mu)
-        case "scaffold":
-            chosen = scaffold(config.control)
-    if not shift.on:
+def complete_algorithm(experiment: Experiment, given: Algorithm | None = None) -> Algorithm:
+    """The given algorithm or that of the settings; the shift of the settings is its last rule unless it has a shift."""
+    chosen, shift = given or named_algorithm(experiment), experiment.shift
+    if isinstance(chosen.server, Chain) and len(chosen.server.weighing) > 1:
+        names = " and ".join(type(rule).__name__ for rule in chosen.server.weighing)
+        raise SettingsError(f"algorithm: {names} both weigh uploads; an algorithm can have only one such rule")
+    if not shift.on or shift_of(chosen):
         return chosen
     rule = Shift(shift.per, shift.share, shift.max_share, shift.warmup, shift.tensors)
     return Algorithm(chosen.client, chain(chosen.server, rule))
+
+
+def named_algorithm(experiment: Experiment) -> Algorithm:
+    """Algorithm of the settings, without the shift."""
+    config = experiment.algorithm
+    make = ALGORITHMS.get(config.name) or function("algorithm.name", config.name)
+    taken = inspect.signature(make).parameters.values()
+    names, free = {p.name for p in taken}, any(p.kind is p.VAR_KEYWORD for p in taken)
+    args = {name: value for name, value in config.args.items() if name in names}
+    if config.name not in ALGORITHMS:
+        args |= {name: value for name, value in (config.model_extra or {}).items() if free or name not in names}
+    try:
+        made = make(**args)
+    except (TypeError, ValueError) as problem:
+        raise SettingsError(f"algorithm = {config.name!r} with {args}: {' '.join(str(problem).split())}") from None
+    except Exception as problem:
+        raise SettingsError(f"algorithm = {config.name!r} with {args}: {describe(problem)}") from problem
+    check_algorithm(made, f"algorithm.name = {config.name!r}: returns {type(made).__name__}")
+    return made
+
+
+def check_algorithm(given: object, where: str) -> None:
+    """Raise SettingsError if an object is not an algorithm."""
+    if not isinstance(given, Algorithm):
+        raise SettingsError(f"{where}; it must be an Algorithm(client, server)")
+    for rule, kind in ((given.client, ClientRule), (given.server, ServerRule)):
+        if not isinstance(rule, kind):
+            raise SettingsError(f"{where}, whose {rule!r} is not a {kind.__name__}")
 
 
 def rate(experiment: Experiment) -> cohorts.Rate:
@@ -230,10 +265,10 @@ def split(experiment: Experiment, data: Dataset) -> Partition:
             f"data.partition = {config.partition!r}: needs class labels, and the targets are not classes; use 'iid'"
         )
     if config.partition == "dirichlet":
-        return partition.dirichlet(data.y, config.clients, config.alpha, key, config.least)
+        return partitions.dirichlet(data.y, config.clients, config.alpha, key, config.least)
     if config.partition == "labels":
-        return partition.labels(data.y, config.clients, config.labels, key)
-    return (partition.shards if config.partition == "shards" else partition.iid)(data.y, config.clients, key)
+        return partitions.labels(data.y, config.clients, config.labels, key)
+    return (partitions.shards if config.partition == "shards" else partitions.iid)(data.y, config.clients, key)
 
 
 def named_model(experiment: Experiment, data: Dataset) -> nn.Module:

@@ -27,12 +27,13 @@ GRID: dict[str, dict[str, Any]] = {
     "kmeans-2-feedback": {"bits": 2, "quantizer": "kmeans"} | FEEDBACK,
     "step-1": {"quantizer": "step", "rate": 1.0} | FEEDBACK | ALL,
     "lean": UPLINKS["lean"],
+    "step-0.6": {"quantizer": "step", "rate": 0.6} | FEEDBACK | ALL,
     "step-0.6-no-feedback": {"quantizer": "step", "rate": 0.6} | UPDATES | ALL,
-    "step-0.3": {"quantizer": "step", "rate": 0.3} | FEEDBACK | ALL,
+    "extreme": UPLINKS["extreme"],
     "step-0.15": {"quantizer": "step", "rate": 0.15} | FEEDBACK | ALL,
     "step-0.08": {"quantizer": "step", "rate": 0.08} | FEEDBACK | ALL,
     "ternary-0.05": {"quantizer": "ternary", "keep": 0.05} | FEEDBACK | ALL,
-    "extreme": UPLINKS["extreme"],
+    "ternary-0.02": {"quantizer": "ternary", "keep": 0.02} | FEEDBACK | ALL,
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
 }
 TASKS = {"digits": "demo", "cifar10": "paper"}  # task -> preset with its settings
@@ -58,8 +59,8 @@ def task(name: str) -> dict[str, Any]:
 def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str, Any]:
     """Settings of a sweep over the uplinks, seed by seed; the bandwidth of the task's uplink is kept.
 
-    >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][13:17]
-    ['extreme_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']
+    >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][14:18]
+    ['ternary-0.02_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']
     """
     raw = task(name)
     where = f"--task {name}"

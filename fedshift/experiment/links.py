@@ -37,6 +37,12 @@ def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     return named_groups(experiment, link)
 
 
+def downlink(experiment: Experiment) -> Uplink:
+    """Codec and message of the broadcast."""
+    config = experiment.downlink
+    return Uplink(config.codec(config.bits), config.send == "updates", config.feedback)
+
+
 def named_groups(experiment: Experiment, link: Callable[[Bits, str], Group]) -> tuple[list[Group], Tensor]:
     """Assign clients to groups with lists of clients first, then by shares, then to the group 'others'."""
     config, clients = experiment.uplink, experiment.data.clients

@@ -9,9 +9,8 @@ import tomli_w
 
 from fedshift.experiment import grid as grids
 from fedshift.experiment.presets import PRESETS
-from fedshift.experiment.settings import check_quantized, check_used, uplink_name
-from fedshift.experiment.toml import SettingsError, assign, dotted, merge, read
-from fedshift.rounds.uplinks import expanded
+from fedshift.experiment.settings import check_quantized, check_used, downlink_name, uplink_name
+from fedshift.experiment.toml import LINKS, SettingsError, assign, dotted, merge, read
 
 
 def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) -> dict[str, Any]:
@@ -65,14 +64,16 @@ def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
-    """A line for each named uplink in these settings: its name and its settings.
+    """A line for each named uplink and downlink in these settings: its name and its settings.
 
     >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
     ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
     """
-    names = dict.fromkeys(uplink_name(run.uplink) for run in grids.expand(raw))
-    uplinks = [(name, tomli_w.dumps(expanded(name)).splitlines()) for name in names if name and name != "exact"]
-    return [f"uplink {name}: {', '.join(settings)}" for name, settings in uplinks]
+    runs = grids.expand(raw)
+    found = [("uplink", name) for name in dict.fromkeys(uplink_name(run.uplink) for run in runs)]
+    found += [("downlink", name) for name in dict.fromkeys(downlink_name(run.downlink) for run in runs)]
+    named = [(link, name, LINKS[link](name)) for link, name in found if name and name != "exact"]
+    return [f"{link} {name}: {', '.join(tomli_w.dumps(settings).splitlines())}" for link, name, settings in named]
 
 
 @contextmanager

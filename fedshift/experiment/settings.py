@@ -18,12 +18,13 @@ from pydantic import (
 )
 
 from fedshift.algorithms.bounds import BOUND, CAP
+from fedshift.algorithms.table import ALGORITHMS, arguments
 from fedshift.codecs import Codec, Step, Ternary
 from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.core.names import suggest
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
-from fedshift.rounds.uplinks import UPLINKS, expanded
+from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
 
 
 def _rate(value: Any) -> Any:
@@ -99,10 +100,37 @@ class ModelSettings(SettingsTable):
 
 
 class AlgorithmSettings(SettingsTable):
-    name: Literal["fedavg", "fedprox", "scaffold"] = "fedavg"
+    """Name of the algorithm, the weights of clients, and as further settings the arguments of the algorithm."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "fedavg"  # one of `fedshift methods`, or module:function
     mu: NotNegative = 0.01  # for fedprox
     control: Literal["derived", "sent"] = "derived"  # for scaffold
     weights: Literal["equal", "examples"] = "equal"  # p_k
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in ALGORITHMS and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(ALGORITHMS)}, or module:function")
+        return name
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Arguments for the algorithm, used or not; a user's function keeps its own defaults of `mu` and `control`."""
+        common = {"mu": self.mu, "control": self.control}
+        if self.name not in ALGORITHMS:
+            common = {name: value for name, value in common.items() if name in self.model_fields_set}
+        return common | (self.model_extra or {})
+
+    @property
+    def complete(self) -> "AlgorithmSettings":
+        """The same with default values of arguments that are not given."""
+        if self.name not in ALGORITHMS:
+            return self
+        missing = {name: value for name, value in arguments(self.name).items() if name not in self.args}
+        return AlgorithmSettings(**self.model_dump(exclude_unset=True) | missing)
 
 
 class ShiftSettings(SettingsTable):
@@ -274,7 +302,20 @@ class UplinkSettings(CodingSettings):
         return self
 
 
-def widths(coding: UplinkSettings | LinkSettings) -> set[int]:
+class DownlinkSettings(CodingSettings):
+    """Broadcast to clients: exact, or encoded once per round."""
+
+    bits: Bits = 32
+
+    @model_validator(mode="after")
+    def _codable(self) -> Self:
+        check_codable(self)
+        if self.feedback and self.send == "updates":
+            raise ValueError("feedback = true: updates of the downlink already contain what was lost before")
+        return self
+
+
+def widths(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> set[int]:
     """Set of the bits of all clients with this coding.
 
     >>> sorted(widths(UplinkSettings(bits="32+4")))
@@ -285,7 +326,7 @@ def widths(coding: UplinkSettings | LinkSettings) -> set[int]:
     return {int(value) for value in values}
 
 
-def quantizes(coding: UplinkSettings | LinkSettings) -> bool:
+def quantizes(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> bool:
     """True if any client with this coding uploads quantized values.
 
     >>> [quantizes(UplinkSettings(bits=bits)) for bits in (32, "32+16", "32+4")]
@@ -294,7 +335,7 @@ def quantizes(coding: UplinkSettings | LinkSettings) -> bool:
     return min(widths(coding)) <= 8
 
 
-def check_codable(coding: UplinkSettings | LinkSettings) -> None:
+def check_codable(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> None:
     """Refuse bits that the quantizer does not support."""
     for bits in sorted(widths(coding)):
         try:
@@ -337,6 +378,7 @@ class Experiment(SettingsTable):
     train: TrainSettings = TrainSettings()
     bounds: BoundsSettings = BoundsSettings()
     uplink: UplinkSettings = UplinkSettings()
+    downlink: DownlinkSettings = DownlinkSettings()
     engine: EngineSettings = EngineSettings()
     record: RecordSettings = RecordSettings()
 
@@ -344,6 +386,11 @@ class Experiment(SettingsTable):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         return expanded(value) if isinstance(value, str) else value
+
+    @field_validator("downlink", mode="before")
+    @classmethod
+    def _down_by_name(cls, value: Any) -> Any:
+        return expanded_down(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -379,7 +426,12 @@ class Experiment(SettingsTable):
         """All settings as TOML, without step, rate and keep of uplinks that do not quantize (see `check_quantized`)."""
         unused = {name: set(SIZES) for name, link in self.uplink.group.items() if not quantizes(link)}
         extra = dict.fromkeys(() if quantizes(self.uplink) else SIZES, True)
-        return tomli_w.dumps(plain(self.model_dump(exclude_none=True, exclude={"uplink": {**extra, "group": unused}})))
+        down = dict.fromkeys(() if quantizes(self.downlink) else SIZES, True)
+        excluded: Any = {"uplink": {**extra, "group": unused}, "downlink": down}
+        dumped = self.model_dump(exclude_none=True, exclude=excluded)
+        algorithm = self.algorithm.complete
+        unset = {"mu", "control"} - algorithm.args.keys()
+        return tomli_w.dumps(plain(dumped | {"algorithm": algorithm.model_dump(exclude_none=True, exclude=unset)}))
 
     def changed(self, **settings: Any) -> "Experiment":
         """Copy with other values of some settings: changed(**{"train.rounds": 3})."""
@@ -397,6 +449,17 @@ def uplink_name(uplink: UplinkSettings) -> str | None:
     """
     unlimited = uplink.model_copy(update={"bandwidth": None})
     return next((name for name in UPLINKS if UplinkSettings(**expanded(name)) == unlimited), None)
+
+
+def downlink_name(downlink: DownlinkSettings) -> str | None:
+    """Name of the named downlink with these settings; None if there is none.
+
+    >>> [downlink_name(Experiment(downlink=link).downlink) for link in ("lean", "exact", {"bits": 8})]
+    ['lean', 'exact', None]
+    """
+    if not quantizes(downlink) and downlink.bits == 32:
+        return "exact"
+    return next((name for name in DOWNLINKS if DownlinkSettings(**expanded_down(name)) == downlink), None)
 
 
 # setting -> (other setting, its only value for which the first one is used)
@@ -423,9 +486,20 @@ def check_used(experiments: Sequence[Experiment]) -> None:
     given = [dotted(experiment.model_dump()) for experiment in experiments]
     default = dotted(Experiment().model_dump())
     for key, (choice, value) in USED_BY.items():
+        if key == "algorithm.mu" and any(experiment.algorithm.name not in ALGORITHMS for experiment in experiments):
+            continue  # an argument of a user's function
         changed = [settings[key] for settings in given if settings[key] != default[key]]
         if changed and not any(settings[choice] == value for settings in given):
             raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
+    algorithms = [experiment.algorithm for experiment in experiments]
+    for settings in algorithms:
+        for key, seen in (settings.model_extra or {}).items():
+            if not any(item.name not in ALGORITHMS or key in arguments(item.name) for item in algorithms):
+                names = [name for name in arguments(settings.name) if name not in ("mu", "control")]
+                known = f"it takes {', '.join(names)}" if names else "it takes no such argument"
+                raise SettingsError(
+                    f"algorithm.{key} = {seen!r}: has no effect with algorithm.name = {settings.name!r}; {known}"
+                )
 
 
 def check_quantized(given: Collection[str], experiments: Sequence[Experiment]) -> None:
@@ -503,6 +577,8 @@ def explain(error: ValidationError) -> str:
     if parts == ["train", "goal"]:
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
+    if parts == ["downlink"]:
+        return f"downlink = {seen!r}: must be a table, or one of {', '.join(DOWNLINKS)}"
     if parts == ["uplink"]:
         return f"uplink = {seen!r}: must be a table, or one of {', '.join(UPLINKS)}"
     if first["type"] in ("model_type", "dict_type"):

@@ -7,9 +7,10 @@ from textwrap import shorten
 from typing import Any
 
 from fedshift.core.names import printable
-from fedshift.rounds.uplinks import expanded
+from fedshift.rounds.uplinks import expanded, expanded_down
 
 VALUES = ("bits", "bandwidth")  # settings whose value may be a table
+LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
 LISTED = 5  # differences named in a message
 
 
@@ -61,8 +62,8 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
         raise SettingsError(f"{key}: contains an empty name between dots")
     for table in tables:
         below, raw = raw, raw.setdefault(table, {})
-        if table == "uplink" and isinstance(raw, str):
-            raw = below[table] = _named(raw)
+        if table in LINKS and isinstance(raw, str):
+            raw = below[table] = _named(table, raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
     raw[last] = renamed(raw.get(last), value) if key == "uplink" and isinstance(value, str) else value
@@ -72,8 +73,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables; values of `above` take precedence."""
     joined = dict(below)
     for key, value in above.items():
-        if key == "uplink" and isinstance(joined.get(key), str) and isinstance(value, Mapping):
-            joined[key] = _named(joined[key])
+        if key in LINKS and isinstance(joined.get(key), str) and isinstance(value, Mapping):
+            joined[key] = _named(key, joined[key])
         elif key == "uplink" and isinstance(value, str):
             value = renamed(joined.pop(key, None), value)
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
@@ -89,15 +90,15 @@ def renamed(before: Any, name: str) -> str | dict[str, Any]:
     """
     if not isinstance(before, Mapping) or before.get("bandwidth") is None:
         return name
-    return {"bandwidth": before["bandwidth"]} | _named(name)
+    return {"bandwidth": before["bandwidth"]} | _named("uplink", name)
 
 
-def _named(uplink: str) -> dict[str, Any]:
-    """Settings of a named uplink."""
+def _named(link: str, name: str) -> dict[str, Any]:
+    """Settings of a named uplink or downlink."""
     try:
-        return expanded(uplink)
+        return LINKS[link](name)
     except ValueError as problem:
-        raise SettingsError(f"uplink = {uplink!r}: {problem}") from None
+        raise SettingsError(f"{link} = {name!r}: {problem}") from None
 
 
 def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:

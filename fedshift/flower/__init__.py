@@ -15,8 +15,9 @@ except ImportError:
 
 from fedshift.flower.addon.mod import QuantizeMod
 from fedshift.flower.addon.outcome import Aggregated, NoUploadsError
+from fedshift.flower.addon.partitions import introduce
 from fedshift.flower.addon.scaffold import Scaffold, ScaffoldMod, correction
-from fedshift.flower.addon.seeded import Seeded, introduce
+from fedshift.flower.addon.seeded import Seeded
 from fedshift.flower.addon.strategy import FedShift
 from fedshift.flower.app.apps import client_app, server_app
 

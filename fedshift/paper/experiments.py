@@ -14,7 +14,7 @@ from fedshift.codecs.named import WIDTH
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.published import ALPHAS, BITS, FEDAVG, TABLE1, TABLE2, Figure
-from fedshift.rounds.uplinks import expanded
+from fedshift.rounds.uplinks import UPDATES, expanded
 
 ROUNDS = 800
 TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
@@ -25,9 +25,34 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 0.01}},
     "scaffold": {"algorithm": {"name": "scaffold", "control": "sent"}},
 }
+# rules of aggregation that treat quantized uploads differently; by default, equal groups make grouped averaging FedAvg
+RIVALS: dict[str, dict[str, Any]] = {
+    "fedhq": {"name": "fedhq"},
+    "agreement": {"name": "agreement"},
+    "grouped": {"name": "grouped", "exact": 0.75},
+}
+# settings of the server for CIFAR-10 in the code of FedExP (Jhunjhunwala et al., 2023)
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "fedadam": {"name": "fedadam", "lr": 0.1, "tau": 0.01},
+    "fedyogi": {"name": "fedyogi", "lr": 0.1, "tau": 0.01},
+    "fedexp": {"name": "fedexp"},
+}
+TITLES |= {
+    "fedhq": "FedHQ",
+    "agreement": "agreement mask",
+    "grouped": "grouped averaging",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "fedexp": "FedExP",
+}
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
 NO, FILTER = "no", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
+# values of lean and extreme before those of UPLINKS, chosen on digits and measured on the same seeds
+EARLIER: tuple[dict[str, Any], ...] = (
+    {"quantizer": "step", "rate": 0.6} | UPDATES,
+    {"quantizer": "ternary", "keep": 0.02} | UPDATES,
+)
 
 
 @dataclass(frozen=True)
@@ -201,15 +226,14 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     """Uplinks and full precision with the same server rule, in order of importance."""
     plain, nearest = mixed("fedavg", 32, False), mixed("fedpaq", 4, False)
     centred, random = filtered(plain), rounded_at_random(nearest)
-    found = [
-        *([Compressed(("exact", NO), plain, plain)] if "fedavg" in choice.algorithms else []),
-        *([Compressed(("exact", FILTER), centred, centred)] if "fedavg" in choice.algorithms else []),
-        *(
-            Compressed((f"{name}: {_coding(name)}", FILTER), with_uplink(name), centred)
-            for name in ("lean", "extreme")
-            if "fedavg" in choice.algorithms
-        ),
-    ]
+    found = []
+    if "fedavg" in choice.algorithms:
+        named = [(f"{name}: ", expanded(name)) for name in ("lean", "extreme")]
+        found += [Compressed(("exact", NO), plain, plain), Compressed(("exact", FILTER), centred, centred)]
+        found += [
+            Compressed((f"{prefix}{_coding(uplink)}", FILTER), with_uplink(uplink), centred)
+            for prefix, uplink in (*named, *(("", uplink) for uplink in EARLIER))
+        ]
     if "fedpaq" in choice.algorithms:
         kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
         found += [Compressed((name, FILTER), filtered(cell), centred) for name, cell in kinds]
@@ -217,27 +241,26 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     return [row for row in found if (row.label[1] == FILTER) in choice.shifts]
 
 
-def with_uplink(name: str) -> Cell:
-    """FedAvg with filter centring and a named uplink, in two groups like 32+32 so that runs have the same draws.
+def with_uplink(uplink: Mapping[str, Any]) -> Cell:
+    """FedAvg with filter centring and this uplink, in two groups like 32+32 so that runs have the same draws.
 
-    >>> with_uplink("lean").settings["uplink"]["bits"]
-    '8+8'
+    >>> cell = with_uplink(expanded("lean"))
+    >>> cell.name, cell.settings["uplink"]["bits"]
+    ('fedavg_step-0.8_filter', '8+8')
     """
-    coding = expanded(name)
-    bits = WIDTH[coding["quantizer"]]
-    centred = filtered(mixed("fedavg", 32, False))
-    changes = {"uplink": coding | {"bits": f"{bits}+{bits}"}}
-    return Cell(f"fedavg_{_coding(name).replace(' ', '-')}_filter", (name, FILTER), merge(centred.settings, changes))
+    bits = WIDTH[uplink["quantizer"]]
+    centred, coding = filtered(mixed("fedavg", 32, False)), _coding(uplink)
+    changes = {"uplink": {**uplink, "bits": f"{bits}+{bits}"}}
+    return Cell(f"fedavg_{coding.replace(' ', '-')}_filter", (coding, FILTER), merge(centred.settings, changes))
 
 
-def _coding(name: str) -> str:
-    """Quantizer of a named uplink, with its rate or the share of weights it keeps.
+def _coding(uplink: Mapping[str, Any]) -> str:
+    """Quantizer of an uplink, with its rate or the share of weights it keeps.
 
-    >>> _coding("lean").partition(" ")[0]
-    'step'
+    >>> [_coding(uplink) for uplink in EARLIER]
+    ['step 0.6', 'ternary 0.02']
     """
-    coding = expanded(name)
-    return f"{coding['quantizer']} {coding.get('rate', coding.get('keep')):g}"
+    return f"{uplink['quantizer']} {uplink.get('rate', uplink.get('keep')):g}"
 
 
 def rounded_at_random(nearest: Cell) -> Cell:
@@ -255,12 +278,66 @@ def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [row.cell for row in compressed(choice)]
 
 
+def rival(name: str, bits: int, shift: bool) -> Cell:
+    """Cell of FedPAQ with another rule of aggregation.
+
+    >>> rival("fedhq", 4, True).name
+    'fedhq_32+4_shift'
+    """
+    cell = mixed("fedpaq", bits, shift)
+    label = (TITLES[name], *cell.label[1:])
+    return Cell(cell.name.replace("fedpaq", name), label, merge(cell.settings, {"algorithm": RIVALS[name]}))
+
+
+def rivals_contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
+    """FedAvg's mean of the uploads and other rules of aggregation, each without and with a shift."""
+    found = []
+    for bits in (4, 8):
+        kinds = [("FedAvg", mixed("fedpaq", bits, False), mixed("fedpaq", bits, True))]
+        kinds += [(TITLES[name], rival(name, bits, False), rival(name, bits, True)) for name in RIVALS]
+        found += [
+            Contrast((title, "two labels", f"32+{bits}"), plain, layer, filtered(plain))
+            for title, plain, layer in kinds
+            if bits in choice.bits and "fedpaq" in choice.algorithms
+        ]
+    return found
+
+
+def optimizers(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """FedAvg and other steps of the server, in full precision and without a shift."""
+    if "fedavg" not in choice.algorithms or False not in choice.shifts:
+        return []
+    plain = mixed("fedavg", 32, False)
+    changed = [
+        Cell(
+            plain.name.replace("fedavg", name), (TITLES[name], *plain.label[1:]), merge(plain.settings, {"algorithm": x})
+        )
+        for name, x in OPTIMIZERS.items()
+    ]
+    return [plain, *changed]
+
+
+def rivals(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Cells of other rules of aggregation and server steps, and the cells they are compared with."""
+    found = rivals_contrasts(choice)
+    plain, layer = ([getattr(x, kind) for x in found] for kind in ("plain", "layer"))
+    shifted = [*(contrast.filter for contrast in found), *layer] if True in choice.shifts else []
+    return [*shifted, *(plain if False in choice.shifts else []), *optimizers(choice)]
+
+
 def figures() -> list[Cell]:
     """Cells of figures 7, 8 and 9 in a report: 32+32 as the control, FedPAQ at 4 and 8 bits."""
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
-TABLES = {"table1": table1, "table2": table2, "ablations": ablations, "beyond": beyond, "uplinks": uplinks}
+TABLES = {
+    "table1": table1,
+    "table2": table2,
+    "ablations": ablations,
+    "beyond": beyond,
+    "uplinks": uplinks,
+    "rivals": rivals,
+}
 
 
 def run_name(cell: Cell, seed: int, rounds: int | None = None) -> str:

@@ -46,7 +46,7 @@ class UplinkScore(NamedTuple):
     margin: float  # half of its paired 95 % interval
 
 
-# digits: `fedshift frontier --seeds 3`, 150 rounds, seeds 0, 1, 2; two cores of a Xeon, commits 30708f0, steps 5aee64c
+# digits: `fedshift frontier --seeds 3`, 150 rounds, seeds 0, 1, 2; two cores of a Xeon, commit 8efffe1
 MEASURED: dict[str, UplinkScore] = {
     "exact": UplinkScore(94.185, 0.486, 57.924, 0.000, 0.000),
     "uniform-8": UplinkScore(94.176, 0.486, 15.324, -0.009, 0.040),
@@ -55,13 +55,14 @@ MEASURED: dict[str, UplinkScore] = {
     "random-2-updates": UplinkScore(94.009, 0.407, 3.039, -0.176, 0.261),
     "kmeans-2-feedback": UplinkScore(94.028, 0.502, 3.195, -0.157, 0.105),
     "step-1": UplinkScore(94.148, 0.515, 2.235, -0.037, 0.105),
-    "lean": UplinkScore(93.954, 0.512, 1.510, -0.231, 0.261),
+    "lean": UplinkScore(94.037, 0.659, 1.873, -0.148, 0.536),
+    "step-0.6": UplinkScore(93.954, 0.512, 1.510, -0.231, 0.261),
     "step-0.6-no-feedback": UplinkScore(94.009, 0.690, 1.512, -0.176, 0.641),
-    "step-0.3": UplinkScore(93.481, 0.624, 0.966, -0.704, 1.188),
+    "extreme": UplinkScore(93.481, 0.624, 0.966, -0.704, 1.188),
     "step-0.15": UplinkScore(92.926, 0.393, 0.695, -1.259, 0.626),
-    "step-0.08": UplinkScore(91.296, 0.556, 0.569, -2.889, 1.317),
+    "step-0.08": UplinkScore(91.296, 0.556, 0.569, -2.889, 1.316),
     "ternary-0.05": UplinkScore(93.602, 0.403, 0.958, -0.583, 0.207),
-    "extreme": UplinkScore(93.111, 0.300, 0.646, -1.074, 0.863),
+    "ternary-0.02": UplinkScore(93.111, 0.300, 0.646, -1.074, 0.863),
     "ternary-0.01": UplinkScore(91.583, 0.619, 0.518, -2.602, 2.471),
 }
 SOURCE = "digits, 150 rounds, 3 seeds"

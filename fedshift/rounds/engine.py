@@ -176,10 +176,11 @@ class Job(NamedTuple):
     recall: Callable[[int], Params]  # memory of a client: that of the rule, and 'error/' of its uplink
     plan: Plan
     examples: Sequence[int]  # number of examples of each client
-    uplinks: Sequence[Uplink]  # one per client
+    uplinks: Sequence[Uplink]  # one per client; of updates if the rule defines messages
     layers: Sequence[str]  # tensors whose drift and error are measured
     histograms: bool = False  # compute histograms of weights before and after the quantizer
     frames: bool = True  # make real frames even if the coder can estimate their lengths
+    broadcast: bytes | None = None  # the encoded broadcast; None for an exact downlink
 
 
 class Histogram(NamedTuple):
@@ -197,13 +198,14 @@ class Upload(NamedTuple):
 
     client: int
     frame: bytes | Decoded  # b"" if nothing could be sent
-    extra: bytes | Decoded  # second frame: SCAFFOLD's change of c, if it is sent
+    second: bytes | Decoded  # second frame, of a rule that has second uploads
     memory: Params  # new memory of the client
     drift: list[tuple[float, float]]  # |w_k - w_t| and |Q(w_k) - w_t| of each layer
     error: float  # |u - Q(u)| / |u| over all quantized tensors
     seconds: tuple[float, float]  # training, encoding
     failure: str = ""  # reason why there is no frame
     histograms: tuple[Histogram, ...] = ()
+    silent: bool = False  # True if the rule of the client decided not to upload
 
 
 class Engine(Protocol):

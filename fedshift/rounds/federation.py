@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms import Algorithm, Chain, Filters, ServerRule, Shift, filters, weights
+from fedshift.algorithms import Algorithm, Chain, Filters, ServerRule, Shift, defines, filters, weights
 from fedshift.algorithms.bounds import BOUND, CAP
 from fedshift.core import tree
 from fedshift.core.types import Broadcast, Params
@@ -17,7 +17,12 @@ from fedshift.data.partition import Partition
 from fedshift.rounds.engine import Histogram, Task
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import Uplink, quantized
-from fedshift.wire.writer import known
+from fedshift.wire.writer import choose, known
+
+# names in the state of a lossy downlink: the tensors that clients hold, and the error that is fed back
+HELD, FEEDBACK = "held/", "error/"
+# bytes of all frames so far, and that number when each client last received one (N,), -1 for never
+TOTAL, SEEN = "total", "seen"
 
 
 class Group(NamedTuple):
@@ -47,6 +52,7 @@ class Federation:
     batch: int
     rate: Rate
     seed: int
+    downlink: Uplink = Uplink()  # codec of the broadcast
     weights: Literal["equal", "examples"] = "equal"
     patience: int = 5  # rounds without a usable upload before the run stops
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
@@ -84,27 +90,55 @@ class Federation:
         choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
         return any(known(choice, self.task.params)[1] for choice in choices)
 
+    @cached_property
+    def uplinks(self) -> list[Uplink]:
+        """Uplink of each group; messages that a client rule defines are sent like updates."""
+        messages = defines(self.algorithm.client, "message")
+        return [replace(group.uplink, update=True) if messages else group.uplink for group in self.groups]
+
+    @cached_property
+    def second(self) -> Params:
+        """Tensors with the names, shapes and types of a second upload; {} for rules without one."""
+        rule, sent = self.algorithm.client, self.start().out
+        if not defines(rule, "second"):
+            return {}
+        trained = tree.take(sent.params, self.task.trained)
+        return rule.second(trained, sent, rule.init(trained), torch.tensor(1.0))
+
     def start(self) -> "State":
         """State before the first round."""
         params = self.task.params
-        trained = tree.take(params, self.task.trained)
-        return State(0, Broadcast(params, self.algorithm.client.init(trained)), self.algorithm.server.init(params), 0)
+        control, server = self.algorithm.server.init(params, self.task.trained)
+        return State(0, Broadcast(params, control), server, 0, self._held())
+
+    def _held(self) -> Params:
+        """State of the downlink before the first round: clients hold nothing, so all receive the exact model."""
+        link, params = self.downlink, self.task.params
+        if not link.lossy:
+            return {}
+        if not link.update:
+            coded = [n for n in self.task.trained if choose(link.codec, n, params[n]).quantizer.lossy]
+            return tree.prefixed(FEEDBACK, tree.zeros(tree.take(params, coded))) if link.feedback else {}
+        never = torch.full((self.partition.clients,), -1, dtype=torch.int64)
+        return tree.prefixed(HELD, params) | {TOTAL: torch.zeros((), dtype=torch.int64), SEEN: never}
 
 
 class State(NamedTuple):
     """Everything that changes from round to round, except the memory of clients."""
 
     number: int  # rounds done
-    out: Broadcast
+    out: Broadcast  # the server's model and control
     server: Params
     skipped: int  # rounds in a row without a usable upload
+    down: Params = {}  # noqa: RUF012  of a lossy downlink: what clients hold
 
     def at(self, device: torch.device) -> "State":
         """The same state on a device."""
-        params, control, server = (
-            tree.tmap(lambda x: x.to(device), part) for part in (self.out.params, self.out.control, self.server)
+        params, control, server, down = (
+            tree.tmap(lambda x: x.to(device), part)
+            for part in (self.out.params, self.out.control, self.server, self.down)
         )
-        return self._replace(out=Broadcast(params, control), server=server)
+        return self._replace(out=Broadcast(params, control), server=server, down=down)
 
 
 class Layer(NamedTuple):
@@ -143,6 +177,7 @@ class Outcome(NamedTuple):
     uplink_seconds: float | None  # until the slowest client's upload would arrive; None without bandwidths
     histograms: tuple[Histogram, ...] = ()
     capped: int = 0  # uploads whose weight was lowered to the cap
+    silent: int = 0  # clients whose rule decided not to upload
     bytes_estimated: int | None = None  # of all uploads, with estimates for entropy-coded ones; None without estimates
     bytes_framed: int | None = None  # of the same uploads as real frames; None if estimates were not checked
 

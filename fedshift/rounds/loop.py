@@ -7,12 +7,14 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from fedshift.core.types import CPU, Params
+from fedshift.core.types import CPU, Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
+from fedshift.rounds.downlink import broadcast
 from fedshift.rounds.engine import Engine, Job, Upload, one_thread
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.server import RoundUploads
+from fedshift.rounds.uplink import split_server
 
 
 class DivergedError(RuntimeError):
@@ -82,7 +84,8 @@ class OpenRound:
         self.fed, self.state, self.memory = fed, state, memory
         self.clock, self.number = Clock(), state.number + 1
         clients, self.dropped, plan = drawn or draw(fed, self.number, CPU)
-        self.uploads = RoundUploads(fed, state.out)
+        self.sending = broadcast(fed, state, [*clients, *self.dropped])
+        self.uploads = RoundUploads(fed, state, self.sending.sent, memory.get)
         self.job: Job | None = None
         if plan:
             cohort = torch.tensor(clients)
@@ -90,11 +93,12 @@ class OpenRound:
                 number=self.number,
                 clients=clients,
                 rule=fed.algorithm.client,
-                sent=state.out,
-                recall=memory.get,
+                sent=self.sending.sent,
+                broadcast=self.sending.frame,
+                recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
                 examples=fed.partition.sizes[cohort].tolist(),
-                uplinks=[fed.groups[g].uplink for g in fed.group[cohort].tolist()],
+                uplinks=[fed.uplinks[g] for g in fed.group[cohort].tolist()],
                 layers=fed.layers,
                 histograms=histograms,
                 frames=frames,
@@ -120,17 +124,20 @@ class OpenRound:
         layer_stats: dict[str, Layer] = {}
         if self.uploads.mean.count:
             rnd = self.uploads.round(self.number, fed.partition.clients)
-            out, server = fed.algorithm.server.apply(state.out, state.server, rnd)
+            out, server = fed.algorithm.server.apply(state.out, self.uploads.server, rnd)
+            out, server = _as_before(out, server, state)
             layer_stats, broken = self.uploads.stats.layers(rnd, out, server, state.server)
         if broken:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
             self.uploads, layer_stats = self.uploads.skipped(why), {}
         if self.uploads.mean.count:
-            state = State(self.number, out, server, 0)
+            state = State(self.number, out, server, 0, self.sending.down)
             for client, memory in self.uploads.memory.items():
                 self.memory.put(client, memory)
+        elif self.uploads.silent and not self.uploads.failed:  # no client had anything to upload
+            state = state._replace(number=self.number, down=self.sending.down)
         else:
-            state = state._replace(number=self.number, skipped=state.skipped + 1)
+            state = state._replace(number=self.number, skipped=state.skipped + 1, down=self.sending.down)
             if state.skipped >= fed.patience:
                 why = next(iter(self.uploads.failed.values()), "every client dropped out")
                 raise DivergedError(
@@ -139,7 +146,18 @@ class OpenRound:
         self.clock.lap("aggregate")
         result = score(state.out.params) if score else None
         self.clock.lap("evaluate")
-        return state, self.uploads.outcome(self.number, result, layer_stats, len(self.dropped), self.clock.seconds)
+        dropped, seconds = len(self.dropped), self.clock.seconds
+        outcome = self.uploads.outcome(self.number, result, layer_stats, dropped, seconds, self.sending.length)
+        return state, outcome
+
+
+def _as_before(out: Broadcast, server: Params, state: State) -> tuple[Broadcast, Params]:
+    """Model, control and server state in the dtypes they had before the round, which rules may have changed."""
+    pairs = ((out.params, state.out.params), (out.control, state.out.control), (server, state.server))
+    params, control, server = (
+        {name: x.to(old[name].dtype) if name in old else x for name, x in new.items()} for new, old in pairs
+    )
+    return Broadcast(params, control), server
 
 
 class Training:
@@ -249,9 +267,10 @@ def _round(
         if not alone:  # trained together: each run is charged an equal part of the time
             opened.clock.pause()
             opened.clock.seconds["clients"] = passed
-        if opened.job:
-            opened.take(next(arrived))
+        uploaded = next(arrived) if opened.job else None
         try:
+            if uploaded is not None:
+                opened.take(uploaded)
             outcomes.append((place, run.end(opened)))
         except Exception as problem:  # ends this run alone; the others continue
             run.close()

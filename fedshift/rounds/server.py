@@ -1,29 +1,32 @@
 """Server side of a round: uploads are checked, compared with each other, and averaged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from statistics import median_low
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from fedshift.algorithms.base import defines
 from fedshift.algorithms.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import CHUNK, finite
 from fedshift.core import rng, tree
 from fedshift.core.names import printable
 from fedshift.core.tree import norm
-from fedshift.core.types import Broadcast, Decoded, Params, Round
+from fedshift.core.types import Broadcast, Decoded, DecodedUpload, GroupMean, Params, Round
 from fedshift.data.cohorts import Plan, travel
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.federation import Federation, Layer, Outcome
+from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.statistics import Statistics
-from fedshift.rounds.uplink import Uplink, code, quantized, read
+from fedshift.rounds.uplink import Uplink, base_of, code, join_server, quantized, read, split_server
 from fedshift.wire.frame import WireError
 from fedshift.wire.mean import Frame, Mean, Ruler, UploadNorms
 from fedshift.wire.writer import EXACT, Choice, unpack
 
 SMALL = CHUNK  # size of a model up to which decoded uploads are stored; larger ones are decoded twice
+TINY, HUGE = 1e-9, 1e9  # limits of factors of weights
 UPDATE, BUFFERS, SECOND = "update", "buffer update", "second upload"  # kinds of norms
 
 
@@ -35,7 +38,7 @@ class CheckedUpload(NamedTuple):
     norms: dict[str, float]  # by kind
     integers: Params
     frame: Frame | None  # None if it is opened again later, or was not a frame
-    change: Params | None  # of the client's memory; None if it is computed again later
+    second: Params | None  # content of the second upload; None if it is read again later
 
 
 class RoundUploads:
@@ -46,11 +49,18 @@ class RoundUploads:
     the cohort.
     """
 
-    def __init__(self, fed: Federation, sent: Broadcast) -> None:
-        self.fed, self.sent, self.trained = fed, sent, fed.task.trained
-        self.mean = Mean(like=sent.params, base=sent.params)
+    def __init__(self, fed: Federation, state: State, sent: Broadcast, recall: Callable[[int], Params]) -> None:
+        """`sent`: the broadcast as clients decode it; `recall`: memory of a client, with the server's part."""
+        self.fed, self.state, self.recall = fed, state, recall
+        self.sent, self.trained = sent, fed.task.trained
+        self.base = base_of(fed.algorithm.client, sent.params, self.trained)
+        self.mean = Mean(like=sent.params, base=self.base)
         self.small = sum(x.numel() for x in sent.params.values()) <= SMALL
-        self.extra: Params = {}
+        self.server, rule = state.server, fed.algorithm.server
+        self.inspects = bool(rule.needs) or defines(rule, "take") or defines(rule, "weigh")
+        self.groups: dict[Uplink, Mean] = {}  # if a rule needs them
+        self.kept: list[DecodedUpload] = []  # if a rule needs them
+        self.silent: list[int] = []  # clients that did not upload
         self.integers: Params = {}
         self.clients: Sequence[int] = ()  # the cohort, in whose order failures are reported
         self.failed: dict[int, str] = {}
@@ -63,6 +73,9 @@ class RoundUploads:
     def take(self, upload: Upload, job: Job, i: int) -> None:
         """Check one upload and compute its norms; a refused one is listed in `failed` with the reason."""
         self.stats.spend(upload)
+        if upload.silent:
+            self.silent.append(upload.client)
+            return
         if upload.failure:
             self.failed[upload.client] = printable(upload.failure)
             return
@@ -72,10 +85,10 @@ class RoundUploads:
             self.failed[upload.client] = printable(str(problem))
 
     def _measured(self, upload: Upload, job: Job, i: int) -> CheckedUpload:
-        change: Params | None = None
+        second: Params | None = None
         norms: dict[str, float] = {}
-        if job.rule.extra == "sent":
-            norms[SECOND], change = self._second(upload.extra)
+        if self.fed.second:
+            norms[SECOND], second = self._second(upload.second)
         if isinstance(upload.frame, Decoded):
             frame, measured = None, self._decoded(upload.frame)
         else:
@@ -84,21 +97,24 @@ class RoundUploads:
             measured = self._ruler.measure(frame)
         norms = {UPDATE: measured.trained, BUFFERS: measured.buffers} | norms
         if not self.small:
-            frame = change = None
-        return CheckedUpload(upload, i, norms, measured.integers, frame, change)
+            frame = second = None
+        return CheckedUpload(upload, i, norms, measured.integers, frame, second)
 
-    def _second(self, extra: bytes | Decoded) -> tuple[float, Params | None]:
+    def _second(self, second: bytes | Decoded) -> tuple[float, Params | None]:
         """Norm of a second upload, and its content."""
-        if isinstance(extra, Decoded) and extra.norms is not None:
-            return extra.norms[0], None
-        change = extra.params if isinstance(extra, Decoded) else unpack(extra, like=self.sent.control, codec=EXACT)
-        return norm(change.values()), change
+        if isinstance(second, Decoded) and second.norms is not None:
+            return second.norms[0], None
+        content = self._read_second(second)
+        return norm(content.values()), content
+
+    def _read_second(self, second: bytes | Decoded) -> Params:
+        return second.params if isinstance(second, Decoded) else unpack(second, like=self.fed.second, codec=EXACT)
 
     def _decoded(self, upload: Decoded) -> UploadNorms:
         integers = {name: x for name, x in upload.params.items() if not x.is_floating_point()}
         if upload.norms is not None:
             return UploadNorms(*upload.norms, integers)
-        change = {name: upload.params[name] - x for name, x in self.sent.params.items() if x.is_floating_point()}
+        change = {name: upload.params[name] - x for name, x in self.base.items() if x.is_floating_point()}
         return UploadNorms(
             norm(x for name, x in change.items() if name in self.trained),
             norm(x for name, x in change.items() if name not in self.trained and name not in self._infinite),
@@ -107,7 +123,7 @@ class RoundUploads:
 
     @cached_property
     def _ruler(self) -> Ruler:
-        return Ruler(self.sent.params, self.trained, self._infinite)
+        return Ruler(self.base, self.trained, self._infinite)
 
     @cached_property
     def _infinite(self) -> set[str]:
@@ -186,25 +202,83 @@ class RoundUploads:
 
     def _add(self, checked: CheckedUpload, job: Job, weight: float) -> bool:
         """Add an upload to the mean; False if it cannot be used."""
-        upload, i = checked.upload, checked.place
+        upload, uplink = checked.upload, job.uplinks[checked.place]
+        theirs = self._remembered(upload.client) if "memory" in self.fed.algorithm.server.needs else {}
+        server, factor, rule = self.server, None, self.fed.algorithm.server
         try:
-            extra = self._with(checked, job) if job.rule.extra != "none" else {}
-            if isinstance(upload.frame, Decoded):
-                self.mean.take(upload.frame, weight)
-            else:  # last, so that a refused upload has no effect
-                self.mean.add_opened(checked.frame or self._open(upload, job, i), weight)
+            if self.inspects:
+                received = self._received(checked, job, weight)
+                factor = self._weighed(received) if defines(rule, "weigh") else None
+                server, theirs = rule.take(received, self.sent, server, theirs)
+                if theirs and "memory" not in rule.needs:
+                    raise TypeError(f"{rule}: take returned a memory; a rule with one must have 'memory' in its needs")
+                self._check_finite(upload, server, theirs)
+            # last, so that a refused upload has no effect
+            self._mix(self.mean, checked, job, weight, factor)
         except WireError as problem:
             self.failed[upload.client] = printable(str(problem))
             return False
-        self.extra = extra
-        self.stats.count(upload, job, job.uplinks[i])
-        self.memory[upload.client] = upload.memory
+        self.server = server
+        if "groups" in rule.needs:
+            group = self.groups.setdefault(uplink, Mean(like=self.sent.params, base=self.base))
+            self._mix(group, checked, job, weight, factor)
+        if "uploads" in rule.needs:
+            self.kept.append(received)
+        self.stats.count(upload, job, uplink)
+        self.memory[upload.client] = join_server(upload.memory, theirs)
         return True
+
+    def _remembered(self, client: int) -> Params:
+        """Memory of the server's rules about a client, on the device of the model."""
+        home = next(iter(self.sent.params.values())).device
+        return {name: x.to(home) for name, x in split_server(self.recall(client))[1].items()}
+
+    def _weighed(self, upload: DecodedUpload) -> float | Mapping[str, float]:
+        """Factor of the weight of an upload; WireError if it is not a positive number."""
+        factor = self.fed.algorithm.server.weigh(upload, self.sent)
+        if bad := [x for x in (factor.values() if isinstance(factor, Mapping) else [factor]) if not TINY <= x <= HUGE]:
+            raise WireError(f"its weight is multiplied by {bad[0]:g}, which must be between {TINY:g} and {HUGE:g}")
+        return factor
+
+    def _mix(
+        self, mean: Mean, checked: CheckedUpload, job: Job, weight: float, factor: float | Mapping[str, float] | None
+    ) -> None:
+        """Add an upload to a mean."""
+        upload, factors = checked.upload, factor if isinstance(factor, Mapping) else None
+        if isinstance(factor, float | int):
+            weight *= factor
+        if isinstance(upload.frame, Decoded):
+            mean.take(upload.frame, weight, factors)
+        else:
+            mean.add_opened(checked.frame or self._open(upload, job, checked.place), weight, factors)
+
+    def _received(self, checked: CheckedUpload, job: Job, weight: float) -> DecodedUpload:
+        """The upload as the server's rules see it."""
+        upload, i, uplink = checked.upload, checked.place, job.uplinks[checked.place]
+        second = checked.second if checked.second is not None else {}
+        if self.fed.second and not second:
+            second = self._read_second(upload.second)
+        distance = travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum)
+        decoded = read(upload.frame, self.base, self._codec(uplink))
+        update = uplink.update or defines(self.fed.algorithm.client, "message")
+        return DecodedUpload(
+            upload.client, decoded, second, distance, job.examples[i], uplink.lossy, upload.error, weight, update
+        )
+
+    def _check_finite(self, upload: Upload, server: Params, theirs: Params) -> None:
+        """Raise WireError if the server's rules computed NaN or infinity from an upload."""
+        if isinstance(upload.frame, Decoded):  # checked by the engine that decoded it
+            return
+        changed = [(name, x) for name, x in (server | theirs).items() if x is not self.server.get(name)]
+        if broken := [name for name, x in changed if x.is_floating_point() and not finite(x)]:
+            raise WireError(f"{broken[0]}: the server's state computed from the upload is NaN or infinite")
 
     def skipped(self, why: str) -> "RoundUploads":
         """The same round without any used upload, for this reason."""
-        empty = RoundUploads(self.fed, self.sent)
-        empty.failed = {client: self.failed.get(client, why) for client in self.clients}
+        empty = RoundUploads(self.fed, self.state, self.sent, self.recall)
+        empty.silent = self.silent
+        used = (client for client in self.clients if client not in self.silent)
+        empty.failed = {client: self.failed.get(client, why) for client in used}
         empty.stats.train, empty.stats.encode = self.stats.train, self.stats.encode
         return empty
 
@@ -216,42 +290,60 @@ class RoundUploads:
         """Codec of each tensor; uploads with another codec, which may be much slower to decode, are left out."""
         return quantized(uplink, self.trained)
 
-    def _with(self, checked: CheckedUpload, job: Job) -> Params:
-        """Sum of the changes of clients' memories, including this one; WireError if it is NaN or infinite."""
-        upload = checked.upload
-        if checked.change is not None:
-            change = checked.change
-        elif isinstance(upload.extra, Decoded):
-            change = upload.extra.params
-        elif job.rule.extra == "sent":
-            change = unpack(upload.extra, like=self.sent.control, codec=EXACT)
-        else:
-            change = self._derive(upload, job, checked.place)
-        total = tree.tmap(torch.add, self.extra, change) if self.extra else change
-        if isinstance(upload.frame, Decoded):  # checked by the engine that decoded it
-            return total
-        if broken := [name for name, x in total.items() if not finite(x)]:
-            raise WireError(f"{broken[0]}: the control computed from the upload is NaN or infinite")
-        return total
-
-    def _derive(self, upload: Upload, job: Job, i: int) -> Params:
-        """Change of the client's memory, computed from its upload as the client computes it."""
-        plan = Plan(*(part[i] for part in job.plan))
-        decoded = read(upload.frame, self.sent.params, self._codec(job.uplinks[i]))
-        return job.rule.finish(decoded, self.sent, {}, travel(plan, self.fed.task.momentum))[1]
-
     def round(self, number: int, population: int) -> Round:
         """Input of the server's rules."""
-        arrived = self.mean.count
-        extra = tree.tmap(lambda d: d / arrived, self.extra)
         mean = self.mean.result()
         mean |= {name: x.to(mean[name]) for name, x in self.integers.items()}
-        return Round(number, arrived, population, self.sent, mean, extra, self.mean.share)
+        message, model = dict[str, Tensor](), self.state.out.params
+        messages = defines(self.fed.algorithm.client, "message")
+        if messages:
+            message, mean = tree.take(mean, self.trained), mean | tree.take(self.sent.params, self.trained)
+        mean = self._moved(mean)
+        groups = []
+        for uplink, group in self.groups.items():
+            result = group.result() if messages else self._moved(group.result())
+            groups.append(GroupMean(result, group.weight, uplink.lossy))
+        return Round(
+            number,
+            self.mean.count,
+            population,
+            self.sent,
+            mean,
+            self.mean.share,
+            model,
+            message,
+            groups,
+            self.kept,
+            self.trained,
+        )
+
+    def _moved(self, mean: Params) -> Params:
+        """w + (mean - sent): updates refer to what clients decoded, and are added to the server's model."""
+        if not self.fed.downlink.lossy:
+            return mean
+        model, sent = self.state.out.params, self.sent.params
+        return {name: model[name] + (x - sent[name]) if x.is_floating_point() else x for name, x in mean.items()}
 
     def outcome(
-        self, number: int, score: Score | None, layers: dict[str, Layer], dropped: int, seconds: dict[str, float]
+        self,
+        number: int,
+        score: Score | None,
+        layers: dict[str, Layer],
+        dropped: int,
+        seconds: dict[str, float],
+        bytes_down: int,
     ) -> Outcome:
         """Outcome of the round."""
         return self.stats.outcome(
-            number, score, layers, seconds, self.mean.share, self.mean.count, dropped, self.failed, self.capped
+            number,
+            score,
+            layers,
+            seconds,
+            self.mean.share,
+            self.mean.count,
+            dropped,
+            self.failed,
+            self.capped,
+            len(self.silent),
+            bytes_down,
         )

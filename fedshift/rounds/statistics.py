@@ -12,7 +12,7 @@ from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, shift_of
 from fedshift.rounds.uplink import Uplink, quantized
-from fedshift.wire.writer import EXACT, fixed, size
+from fedshift.wire.writer import EXACT, fixed
 
 
 class Statistics:
@@ -28,7 +28,6 @@ class Statistics:
         self.errors: list[float] = []
         self.train = self.encode = 0.0  # seconds, of all uploads
         self.slowest: float | None = None  # seconds of encoding and transfer
-        self.down = size(EXACT, sent.params) + (size(EXACT, sent.control) if sent.control else 0)
 
     def spend(self, upload: Upload) -> None:
         """Add the time of an upload, used or not."""
@@ -36,12 +35,12 @@ class Statistics:
 
     def count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
         """Add an upload that is used in the mean."""
-        self.used.append(upload._replace(frame=b"", extra=b"", memory={}))
+        self.used.append(upload._replace(frame=b"", second=b"", memory={}))
         self._count_bytes(upload, job, uplink)
         if uplink.lossy:
             self.errors.append(upload.error)
         if self.fed.bandwidth is not None:
-            sent = (len(upload.frame) + len(upload.extra)) / float(self.fed.bandwidth[upload.client])
+            sent = (len(upload.frame) + len(upload.second)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
 
     def _count_bytes(self, upload: Upload, job: Job, uplink: Uplink) -> None:
@@ -49,7 +48,7 @@ class Statistics:
         before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
         if self.estimated is not None or estimate is not None:
             length = len(upload.frame) if estimate is None else estimate
-            self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.extra)
+            self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.second)
             self.framed = job.frames
         if uplink not in self.fixed:
             self.fixed[uplink] = fixed(quantized(uplink, self.fed.task.trained), self.sent.params)
@@ -57,9 +56,9 @@ class Statistics:
         self.bytes_up[0] += len(upload.frame) - header - side
         self.bytes_up[1] += side
         self.bytes_up[2] += header
-        if upload.extra:
-            header, _ = fixed(EXACT, self.sent.control)
-            self.bytes_up[0] += len(upload.extra) - header
+        if upload.second:
+            header, _ = fixed(EXACT, self.fed.second)
+            self.bytes_up[0] += len(upload.second) - header
             self.bytes_up[2] += header
 
     def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
@@ -67,7 +66,7 @@ class Statistics:
         rule = shift_of(self.fed.algorithm) or Shift(max_share=1.0)
         share, known, figures = rule.share_in(rnd), self.fed.filters, list[Tensor]()
         for name in self.fed.layers:
-            start, new = self.sent.params[name], out.params[name]
+            start, new = rnd.model[name], out.params[name]
             means = [known.get(name, Filters()).means(w) for w in (start, rnd.mean[name], new)]
             whole = [m.mean() for m in means]  # filters of a layer have equally many weights
             of_parts = means if rule.per == "filter" else whole
@@ -107,9 +106,11 @@ class Statistics:
         dropped: int,
         failed: dict[int, str],
         capped: int,
+        silent: int,
+        bytes_down: int,
     ) -> Outcome:
-        """Outcome of the round; `dropped` clients dropped out before they uploaded."""
-        errors, sent_to = self.errors, len(self.used) + len(failed) + dropped
+        """Outcome of the round; `dropped` clients dropped out before they uploaded, `silent` ones chose not to."""
+        errors = self.errors
         codes, side, header = self.bytes_up
         return Outcome(
             number=number,
@@ -118,7 +119,7 @@ class Statistics:
             layers=layers,
             error=sum(errors) / len(errors) if errors else 0.0,
             bytes_up=(codes, side, header),
-            bytes_down=sent_to * self.down,
+            bytes_down=bytes_down,
             arrived=arrived,
             dropped=dropped,
             failed=failed,
@@ -126,6 +127,7 @@ class Statistics:
             uplink_seconds=self.slowest,
             histograms=next((upload.histograms for upload in self.used if upload.histograms), ()),
             capped=capped,
+            silent=silent,
             bytes_estimated=self.estimated,
             bytes_framed=codes + side + header if self.framed else None,
         )

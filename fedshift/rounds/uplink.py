@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedshift.algorithms.base import ClientRule, defines
 from fedshift.codecs.base import Codec
 from fedshift.codecs.exact import Identity
 from fedshift.codecs.named import WIDTH, make_codec
-from fedshift.core.tree import take, tmap
+from fedshift.core.tree import part, prefixed, take, tmap, zeros
 from fedshift.core.types import Decoded, Params
 from fedshift.rounds.uplinks import expanded
 from fedshift.wire.frame import Header
@@ -24,6 +25,8 @@ from fedshift.wire.reader import as_dtype
 from fedshift.wire.writer import EXACT, Choice, Writer, choose, header, tensor_key, unpack
 
 ERROR = "error/"  # prefix of the uplink's part of a client's memory
+NODE = "flower/"  # prefix of what a run keeps of a client whose memory is on a node of Flower
+SERVER = "server/"  # prefix of what the server's rules remember about a client
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,16 @@ def named(name: str) -> Uplink:
     send, feedback = coding.pop("send"), coding.pop("feedback")
     widths = [int(bits) for bits in str(coding.pop("bits", WIDTH.get(coding["quantizer"], 32))).split("+")]
     return Uplink(make_codec(bits=min(widths), **coding), send == "updates", feedback)
+
+
+def base_of(rule: ClientRule, params: Params, trained: Iterable[str]) -> Params:
+    """Tensors that updates are added to: w_t, or zeros for trained tensors if the rule defines messages."""
+    return params | zeros(take(params, trained)) if defines(rule, "message") else params
+
+
+def remembers(rule: ClientRule, uplink: Uplink) -> bool:
+    """True if a client keeps a memory between rounds; server and node must agree."""
+    return defines(rule, "init") or (uplink.feedback and uplink.lossy)
 
 
 class Sent(NamedTuple):
@@ -122,13 +135,27 @@ def split_memory(memory: Params) -> tuple[Params, Params]:
     >>> split_memory({"c": torch.ones(1), "error/w": torch.zeros(1)})
     ({'c': tensor([1.])}, {'w': tensor([0.])})
     """
-    errors = {name.removeprefix(ERROR): e for name, e in memory.items() if name.startswith(ERROR)}
-    return {name: x for name, x in memory.items() if not name.startswith(ERROR)}, errors
+    return {name: x for name, x in memory.items() if not name.startswith(ERROR)}, part(ERROR, memory)
 
 
 def join_memory(rule: Params, errors: Params) -> Params:
     """Memory of a client from the parts that `split_memory` returns."""
-    return rule | {ERROR + name: e for name, e in errors.items()}
+    return rule | prefixed(ERROR, errors)
+
+
+def split_server(memory: Params) -> tuple[Params, Params]:
+    """Return the memory of a client, and what the server's rules remember about the client.
+
+    >>> split_server({"c": torch.ones(1), "server/y": torch.zeros(1)})
+    ({'c': tensor([1.])}, {'y': tensor([0.])})
+    """
+    theirs = part(SERVER, memory)
+    return {name: x for name, x in memory.items() if not name.startswith(SERVER)} if theirs else memory, theirs
+
+
+def join_server(memory: Params, theirs: Params) -> Params:
+    """Stored memory from the parts that `split_server` returns."""
+    return memory | prefixed(SERVER, theirs) if theirs else memory
 
 
 def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:

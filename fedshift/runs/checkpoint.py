@@ -15,9 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.core.files import TEMPORARY, RunError, read_about, read_tensors, remove, write_tensors
+from fedshift.core.files import (
+    TEMPORARY,
+    RunError,
+    newest_first,
+    read_about,
+    read_tensors,
+    remove,
+    set_aside,
+    write_tensors,
+)
 from fedshift.core.types import Broadcast, Params
 from fedshift.rounds.federation import State
+from fedshift.rounds.uplink import NODE, split_memory, split_server
 from fedshift.runs.identity import SETTINGS, RunIdentity
 from fedshift.runs.memory import Files, StoredMemory, Version
 
@@ -69,10 +79,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = [
-            (path.name.split(".")[1], path) for path in folder.glob("checkpoint.*.*.safetensors") if not path.is_dir()
-        ]
-        self.newest_first = sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
+        self.newest_first = newest_first(folder, "checkpoint")
 
     def save(self, state: State, memory: StoredMemory, identity: RunIdentity, record: str) -> None:
         memory.save(state.number)
@@ -97,10 +104,17 @@ class Checkpoints:
         return None
 
     def restore(
-        self, like: State, identity: RunIdentity, records: Sequence[str], keep: bool, latest: float = math.inf
+        self,
+        like: State,
+        memory_like: Params,
+        identity: RunIdentity,
+        records: Sequence[str],
+        keep: bool,
+        latest: float = math.inf,
     ) -> Restored | None:
         """Restore the newest valid checkpoint of this run up to round `latest`; None if there are no checkpoints.
 
+        The state must have the tensors of `like`, and the client rule's part of memories those of `memory_like`.
         `records` are the checksums of the record after 0, 1, ... rounds. The record must reach the round of the
         checkpoint; a checkpoint whose checksum matches the record is preferred. Unusable checkpoints are renamed, not
         removed. If no usable one is left, RunError is raised and nothing is changed.
@@ -114,7 +128,7 @@ class Checkpoints:
             try:
                 if number >= len(records):
                     raise RunError(f"{path}: is later than the record, which ends at round {len(records) - 1}")
-                state, saved = self._read(path, like, identity)
+                state, saved = self._read(path, like, memory_like, identity)
             except RunError as problem:
                 unusable[path] = str(problem)
                 continue
@@ -140,7 +154,7 @@ class Checkpoints:
         if chosen is None:
             return None
         for other in unusable:
-            other.rename(other.with_name(other.name + ".unusable"))
+            set_aside(other)
         for number, path in self.newest_first:
             if number > latest:
                 path.unlink(missing_ok=True)
@@ -149,7 +163,9 @@ class Checkpoints:
         memory = StoredMemory.restored(self.folder / "memory", identity.run, saved.number, saved.memory, keep)
         return Restored(state, memory, warnings)
 
-    def _read(self, path: Path, like: State, identity: RunIdentity) -> tuple[State, CheckpointAbout]:
+    def _read(
+        self, path: Path, like: State, memory_like: Params, identity: RunIdentity
+    ) -> tuple[State, CheckpointAbout]:
         """Read a checkpoint, and verify the checksums of it and of its memory files."""
         tensors, about = read_tensors(path)
         saved = CheckpointAbout.parse(path, about)
@@ -159,7 +175,7 @@ class Checkpoints:
         files = Files(self.folder / "memory", identity.run)
         try:
             for client, version in saved.memory.items():
-                files.read(client, version)
+                _check_memory(client, files.read(client, version), memory_like)
         except RunError as problem:
             raise RunError(f"{path}: cannot be used: {problem}") from None
         return state, saved
@@ -168,6 +184,28 @@ class Checkpoints:
 def stored_identity(folder: Path) -> RunIdentity | None:
     """Identity of the run in a folder: that of `identity.json`, or of the newest checkpoint if the file is damaged."""
     return RunIdentity.read(folder) or Checkpoints(folder).identity()
+
+
+def _check_memory(client: int, memory: Params, like: Params) -> None:
+    """Raise RunError if the client rule had another memory when it was stored."""
+    if any(name.startswith(NODE) for name in memory):  # the memory itself is on the client's node
+        return
+    kept = split_memory(split_server(memory)[0])[0]
+    if {name: x.shape for name, x in kept.items()} != {name: x.shape for name, x in like.items()}:
+        raise RunError(
+            f"the memory of client {client} has {_listed(kept)}, but that of the algorithm has {_listed(like)}; "
+            "restore the code that the run was started with"
+        )
+
+
+def _listed(params: Params) -> str:
+    """
+    >>> import torch
+    >>> _listed({}), _listed({"w": torch.zeros(2, 3)})
+    ('no tensors', 'w (2, 3)')
+    """
+    names = [f"{name} {tuple(x.shape)}" for name, x in params.items()]
+    return ", ".join(names[:3] + ["..."] * (len(names) > 3)) or "no tensors"
 
 
 def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> State:
@@ -179,13 +217,14 @@ def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> 
     for name, x in tensors.items():
         if x.is_floating_point() and not x.isfinite().all() and expected[name].isfinite().all():
             raise RunError(f"{path}: {name} contains NaN or infinity")
-    trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}}
+    trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}, "down": {}}
     for name in expected:  # in the order of the model; files do not preserve it
         tree, _, key = name.partition("/")
         trees[tree][key] = tensors[name]
-    return State(saved.number, Broadcast(trees["params"], trees["control"]), trees["server"], saved.skipped)
+    out = Broadcast(trees["params"], trees["control"])
+    return State(saved.number, out, trees["server"], saved.skipped, trees["down"])
 
 
 def _flat(state: State) -> Params:
-    trees = {"params": state.out.params, "control": state.out.control, "server": state.server}
+    trees = {"params": state.out.params, "control": state.out.control, "server": state.server, "down": state.down}
     return {f"{name}/{key}": x for name, tree in trees.items() for key, x in tree.items()}

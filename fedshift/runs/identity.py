@@ -23,6 +23,8 @@ OBJECTS = {  # arguments of `run`, and the settings they replace
     "data": ("data.name",),
     "loss": ("train.loss",),
     "metric": ("train.metric",),
+    "algorithm": ("algorithm.name",),
+    "partition": (),
 }
 
 

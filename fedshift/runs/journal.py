@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from fedshift.core.files import RunError
+from fedshift.core.tree import take
 from fedshift.core.types import Params
 from fedshift.data.datasets import load
 from fedshift.experiment.settings import Experiment
@@ -65,7 +66,9 @@ class Journal:
             )
         stored.compare(self.identity, where)
         records = self.folder.records(self.experiment, self.fed)
-        found = self.checkpoints.restore(state, stored, records, self.in_ram, math.inf if latest is None else latest)
+        memory_like = self.fed.algorithm.client.init(take(self.fed.task.params, self.fed.task.trained))
+        last = math.inf if latest is None else latest
+        found = self.checkpoints.restore(state, memory_like, stored, records, self.in_ram, last)
         if found:
             state = found.state
             for warning in found.warnings:

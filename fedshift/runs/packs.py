@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedshift.core.tree import same
+from fedshift.algorithms.base import defines
+from fedshift.core.tree import same, take
 from fedshift.core.types import Params
 from fedshift.engines import Engine, Task
+from fedshift.experiment.build import named_algorithm
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
@@ -77,15 +79,19 @@ def fitting(experiments: Sequence[Experiment], task: Task) -> int:
 def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     """Bytes of device memory that a run needs in a pack.
 
-        K (24 P + A B)  +  12 K P for FedProx and SCAFFOLD  +  4 N P for SCAFFOLD  +  4 N P for error feedback
+        K (24 P + A B)  +  12 K P for rules that adjust gradients  +  4 N P for each tensor of memory of the model's
+        size (of the client rule, of the server about clients, of error feedback)
 
     at most, for P weights, K of N clients per round, batches of B examples, and A bytes per example.
     """
     p = sum(x.numel() for x in task.params.values())
-    algorithm, k, n = experiment.algorithm.name, experiment.train.cohort, experiment.data.clients
-    feedback = any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values()))
-    kept = (algorithm == "scaffold") + feedback if experiment.record.memory == "ram" else 0
-    return k * (24 * p + example * experiment.train.batch) + 12 * k * p * (algorithm != "fedavg") + 4 * n * p * kept
+    (client, server), k, n = named_algorithm(experiment), experiment.train.cohort, experiment.data.clients
+    trained = take(task.params, task.trained)
+    memory = sum(x.numel() for x in client.init(trained).values()) + p * ("memory" in server.needs)
+    if any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values())):
+        memory += p
+    kept = 4 * n * memory if experiment.record.memory == "ram" else 0
+    return k * (24 * p + example * experiment.train.batch) + 12 * k * p * defines(client, "adjust") + kept
 
 
 def activations(task: Task) -> int:

@@ -7,12 +7,14 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
+from fedshift.algorithms import Algorithm, Average, Chain, Plain, Shift
 from fedshift.algorithms.weights import FAN_IN
 from fedshift.core.files import LOCK, RunError
 from fedshift.core.names import named
 from fedshift.core.types import Params
 from fedshift.data.datasets import Dataset
-from fedshift.experiment.build import build, engine, require_goal
+from fedshift.data.partition import Partition
+from fedshift.experiment.build import build, check_algorithm, engine, require_goal
 from fedshift.experiment.settings import Experiment, check_used
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Engine, duplicate
@@ -43,10 +45,20 @@ def named_after(
     data: Dataset | None,
     loss: Loss | None,
     metric: Metric | None,
+    algorithm: Algorithm | None = None,
+    partition: Partition | None = None,
     goal: Literal["min", "max"] | None = None,
 ) -> Experiment:
     """Experiment with the names of the objects that replace those of its settings, for the record."""
     names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
+    if algorithm is not None:
+        check_algorithm(algorithm, f"algorithm={algorithm!r}: is of type {type(algorithm).__name__}")
+        server = algorithm.server.rules if isinstance(algorithm.server, Chain) else (algorithm.server,)
+        rules = [rule for rule in (algorithm.client, *server) if not isinstance(rule, Plain | Average | Shift)]
+        kind = type(rules[0] if rules else algorithm.client)
+        names |= {"algorithm.name": f"{kind.__module__}:{kind.__qualname__}", "algorithm.rules": repr(algorithm)}
+    if partition is not None:
+        names["data.clients"] = partition.clients
     if goal is not None:
         names["train.goal"] = goal
     if model is not None:
@@ -90,6 +102,8 @@ class Run(Training):
         data: Dataset | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        algorithm: Algorithm | None = None,
+        partition: Partition | None = None,
         goal: Literal["min", "max"] | None = None,
         again: bool = False,
         cores: int | None = None,
@@ -107,9 +121,16 @@ class Run(Training):
         _check_types(experiment, model, data)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
-        objects = {"model": model, "data": data, "loss": loss, "metric": metric}
+        objects = {
+            "model": model,
+            "data": data,
+            "loss": loss,
+            "metric": metric,
+            "algorithm": algorithm,
+            "partition": partition,
+        }
         passed = [name for name, value in objects.items() if value is not None]
-        experiment = named_after(experiment, model, data, loss, metric, goal)
+        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, goal)
         if again and out is not None:
             require(Path(out), experiment, passed)
         given = [name for name in passed if not _rebuilt(experiment, name, objects[name])]
@@ -119,7 +140,7 @@ class Run(Training):
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
-        fed = build(experiment, model, data or shared, loss, metric)
+        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition)
         if experiment.shift.on and not fed.shifted:
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
@@ -234,12 +255,15 @@ def run(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
+    partition: Partition | None = None,
     goal: Literal["min", "max"] | None = None,
 ) -> Run:
     """Start a run; iterate over the result to train. With `out`, the run is recorded in that folder and can be resumed.
 
-    `model`, `data`, `loss` (outputs, targets -> mean) and `metric` (one number per example) replace those named in the
-    settings. A loss without a metric is also the score. `goal` is `train.goal`: whether a lower ("min") or a higher
+    `model`, `data`, `loss` (outputs, targets -> mean), `metric` (one number per example), `algorithm` and `partition`
+    replace those named in the settings. A loss without a metric is also the score. The shift of the settings is added
+    to an `algorithm` that has no shift. `goal` is `train.goal`: whether a lower ("min") or a higher
     ("max") metric is better, required unless it follows from the name of the metric.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
@@ -247,7 +271,17 @@ def run(
     """
     _check_types(experiment, model, data)
     check_used([experiment])
-    return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, goal=goal)
+    return Run(
+        experiment,
+        out,
+        model=model,
+        data=data,
+        loss=loss,
+        metric=metric,
+        algorithm=algorithm,
+        partition=partition,
+        goal=goal,
+    )
 
 
 def resume(
@@ -257,6 +291,8 @@ def resume(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
+    partition: Partition | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
     """Resume the run in a folder, with bit-identical results; pass the same objects as to `run`.
@@ -273,7 +309,18 @@ def resume(
     if finished(folder):
         raise RunError(f"{out}: this run is finished; `fedshift report {out}` shows it")
     experiment = settings_of(folder)
-    return Run(experiment, out, model=model, data=data, loss=loss, metric=metric, again=True, tell=tell)
+    return Run(
+        experiment,
+        out,
+        model=model,
+        data=data,
+        loss=loss,
+        metric=metric,
+        algorithm=algorithm,
+        partition=partition,
+        again=True,
+        tell=tell,
+    )
 
 
 def reason_nothing_shifted(fed: Federation) -> str:

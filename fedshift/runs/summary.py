@@ -19,10 +19,12 @@ from fedshift.core.names import printable
 from fedshift.core.tables import titled
 from fedshift.core.units import megabytes
 from fedshift.experiment.settings import (
+    DownlinkSettings,
     Experiment,
     LinkSettings,
     ShiftSettings,
     UplinkSettings,
+    downlink_name,
     quantizes,
     uplink_name,
     widths,
@@ -38,6 +40,7 @@ WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by s
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings that are newer than the checksums in folder names, which leave them out at these values
 LATER = {"record.frames": 50, "uplink.step": None, "uplink.rate": None, "uplink.keep": None, "uplink.biases": False}
+LATER |= {f"downlink.{name}": value for name, value in DownlinkSettings().model_dump().items()}
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
 NO = "no"  # value of SHIFT without the shift
 COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
@@ -252,8 +255,20 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     unused = {"shift.per"} | ({"shift.max_share"} if shift.share != "uploads" else set())
     if not shift.on:
         unused = {key for key in flat if key.startswith("shift.")}
-    rule = {SHIFT: f"per {shift.per}" if shift.on else NO}
-    return {key: value for key, value in (flat | rule).items() if key in rule or key not in unused}
+    unused |= {key for key in flat if key.startswith("downlink.")}
+    whole = {SHIFT: f"per {shift.per}" if shift.on else NO, "downlink": downlink_label(experiment)}
+    return {key: value for key, value in (flat | whole).items() if key in whole or key not in unused}
+
+
+def downlink_label(experiment: Experiment) -> str:
+    """Name of the downlink in tables, or its settings like those of an uplink.
+
+    >>> [downlink_label(Experiment(downlink=link)) for link in ("exact", "lean", {"bits": 8})]
+    ['exact', 'lean', '8 bit']
+    """
+    downlink = experiment.downlink
+    label = downlink_name(downlink) or uplink_label(Experiment(uplink=downlink.model_dump(exclude_unset=True)))
+    return f"{label} bit" if label.isdecimal() else label
 
 
 def uplink_label(experiment: Experiment) -> str:

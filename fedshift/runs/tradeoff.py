@@ -33,7 +33,9 @@ from fedshift.runs.summary import (
     words,
 )
 
-NEAR = 0.01  # allowed loss of score against full precision: in points for accuracy, as a fraction for other metrics
+# allowed losses of score against full precision: in points for accuracy, as a fraction for other metrics
+KEPT = 0.005  # of the best choice, as in `fedshift plan`
+NEAR = 0.01  # of the target
 NAMED = 3  # settings named in one sentence
 ANSWERS = 4  # tasks with sentences of their own
 
@@ -96,7 +98,12 @@ def equal_bytes(row: SummaryRow) -> Equal | None:
 
 def target(full: SummaryRow) -> float:
     """Target score: 1 point of accuracy, or 1 % of another metric, worse than full precision."""
-    margin = NEAR if full.experiment.train.metric == "accuracy" else NEAR * abs(full.mean)
+    return worse(full, NEAR)
+
+
+def worse(full: SummaryRow, loss: float) -> float:
+    """Score of full precision less a loss."""
+    margin = loss if full.experiment.train.metric == "accuracy" else loss * abs(full.mean)
     return full.mean + margin if full.experiment.train.lower else full.mean - margin
 
 
@@ -177,13 +184,13 @@ def _best(judged: Sequence[SummaryRow], exact: Sequence[SummaryRow], name: Name)
     best = max(exact, key=lambda row: sign * row.mean)
     pairs = [(row, equal_bytes(row)) for row in judged]
     saving = [(row, equal) for row, equal in pairs if (row.fewer or 0) > 1 and (equal is None or equal.better)]
-    near = [(row, equal) for row, equal in saving if reaches(row.mean, target(best), experiment)]
+    near = [(row, equal) for row, equal in saving if reaches(row.mean, worse(best, KEPT), experiment)]
     if near:
         return _sentences(*min(near, key=lambda pair: (pair[0].bytes_up, -sign * pair[0].mean)), name)
     gains = [(row, equal) for row, equal in saving if equal]
     if not saving:
         return ["Compression was not worth it: no setting beats full precision stopped after the same uploaded bytes."]
-    margin = "1 point" if experiment.train.metric == "accuracy" else "1 %"
+    margin = "0.5 points" if experiment.train.metric == "accuracy" else "0.5 %"
     full = f"full precision ({_score(best.mean, experiment)})"
     none = f"No compressed setting stays within {margin} of {full} and beats it at equal bytes"
     if not gains:

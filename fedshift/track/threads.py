@@ -17,6 +17,7 @@ from fedshift.track.loading import sentence
 
 WAIT = 60.0  # seconds that trackers have to finish after the records are complete
 SILENT = 3.0  # seconds of them before the wait is reported
+SLICE = 0.5  # seconds of one wait: a signal that arrives just before a wait begins does not interrupt it
 
 
 class News(NamedTuple):
@@ -117,7 +118,12 @@ class Trackers:
     def _late(self, workers: Iterable[TrackerWorker], seconds: float) -> list[str]:
         """Names of trackers that have not finished after this many seconds."""
         until = time.monotonic() + seconds
-        late = [worker.name for worker in workers if not worker.over.wait(max(0.0, until - time.monotonic()))]
+        late = []
+        for worker in workers:
+            while not worker.over.wait(min(SLICE, max(0.0, until - time.monotonic()))):
+                if time.monotonic() >= until:
+                    late.append(worker.name)
+                    break
         self._report()
         return late
 

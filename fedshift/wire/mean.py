@@ -42,6 +42,7 @@ class Mean:
         self.count, self.weight = 0, 0.0  # frames accepted, and the sum of their p_k
         self.lossy_weight = self.update_weight = 0.0
         self._sum: Params = {}
+        self._weights: dict[str, tuple[float, float]] = {}  # weight and update_weight of tensors with factors
         self._bound = dict.fromkeys(like, 0.0)  # on the magnitude of the sum
         self._most = {
             name: tuple(MARGIN * torch.finfo(dtype).max for dtype in (x.dtype, _wide(x.dtype)))
@@ -65,12 +66,12 @@ class Mean:
     def add(self, data: bytes | memoryview, weight: float = 1.0, codec: Choice | None = None) -> Header:
         """Add one frame, or raise a WireError and change nothing; `codec` as in `open`."""
         self._check(weight)
-        return self._fold(self.open(data, codec), weight)
+        return self._fold(self.open(data, codec), weight, {})
 
-    def add_opened(self, frame: "Frame", weight: float = 1.0) -> Header:
-        """Add a frame that `open` returned."""
+    def add_opened(self, frame: "Frame", weight: float = 1.0, factors: Mapping[str, float] | None = None) -> Header:
+        """Add a frame that `open` returned; `factors` multiply the weight of some of its tensors."""
         self._check(weight)
-        return self._fold(frame, weight)
+        return self._fold(frame, weight, factors or {})
 
     def open(self, data: bytes | memoryview, codec: Choice | None = None) -> "Frame":
         """Read and check a frame without adding it; raise WireError if it does not fit the model.
@@ -88,53 +89,60 @@ class Mean:
         if self._taken:
             raise ValueError("the mean was already taken; create a new Mean for the next one")
 
-    def _fold(self, frame: "Frame", weight: float) -> Header:
+    def _fold(self, frame: "Frame", weight: float, factors: Mapping[str, float]) -> Header:
         header, parts = frame
         self._begin(CPU)
-        bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update)
+        bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update, factors)
         for name, part in parts.items():
-            total = self._sum[name]
+            total, own = self._sum[name], weight * factors.get(name, 1.0)
             if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
                 for start, values in part.values():
-                    total[start : start + len(values)].add_(values.double() * weight)
+                    total[start : start + len(values)].add_(values.double() * own)
             elif total.is_floating_point():
-                for start, values in part.values(weight):
+                for start, values in part.values(own):
                     total[start : start + len(values)].add_(values)  # += would write the slice twice
             elif not self.count:
                 for start, values in part.values():
                     total[start : start + len(values)] = as_dtype(values, total.dtype)
         self._bound = bound
-        self.count += 1
-        self.weight += weight
-        self.lossy_weight += weight * header.lossy
-        self.update_weight += weight * header.update
+        self._count(weight, header.lossy, header.update, factors)
         return header
 
-    def _bounded(self, reach: Mapping[str, float], weight: float, update: bool) -> dict[str, float]:
+    def _count(self, weight: float, lossy: bool, update: bool, factors: Mapping[str, float]) -> None:
+        for name in factors.keys() | self._weights.keys():
+            total, updates = self._weights.get(name, (self.weight, self.update_weight))
+            own = weight * factors.get(name, 1.0)
+            self._weights[name] = total + own, updates + own * update
+        self.count += 1
+        self.weight += weight
+        self.lossy_weight += weight * lossy
+        self.update_weight += weight * update
+
+    def _bounded(
+        self, reach: Mapping[str, float], weight: float, update: bool, factors: Mapping[str, float]
+    ) -> dict[str, float]:
         """Bounds on the sum with one more upload of magnitudes `reach`; WireError if the sum could overflow."""
         bound = dict(self._bound)
         for name, (most, most_sum) in self._most.items():
             far = reach[name] + (self._base_reach[name] if update else 0.0)
-            bound[name] += weight * far
+            bound[name] += weight * factors.get(name, 1.0) * far
             if bound[name] > most_sum:
                 raise WireError(f"{name}: adding the frame could overflow the sum")
             if far > most:
                 raise WireError(f"{name}: contains a number too large to be averaged in {self.like[name].dtype}")
         return bound
 
-    def take(self, upload: Decoded, weight: float = 1.0) -> None:
-        """Add decoded weights, on their device; an update is already added to its base."""
-        params, lossy = upload.params, upload.lossy
-        self._bound = self._bounded(upload.reach, weight, upload.update)
+    def take(self, upload: Decoded, weight: float = 1.0, factors: Mapping[str, float] | None = None) -> None:
+        """Add decoded weights, on their device; updates must include their base. `factors` as in `add_opened`."""
+        params, factors = upload.params, factors or {}
+        self._bound = self._bounded(upload.reach, weight, upload.update, factors)
         self._begin(next(iter(params.values())).device)
         for name, total in self._sum.items():
             if total.is_floating_point():
-                total.add_(params[name].reshape(-1), alpha=weight)
+                total.add_(params[name].reshape(-1), alpha=weight * factors.get(name, 1.0))
             elif not self.count:
                 total.copy_(params[name].reshape(-1))
-        self.count += 1
-        self.weight += weight
-        self.lossy_weight += weight * lossy
+        self._count(weight, upload.lossy, False, factors)
 
     def _begin(self, device: torch.device) -> None:
         if not self._sum:
@@ -151,9 +159,10 @@ class Mean:
         for name, x in self.like.items():
             total = self._sum.pop(name).view(x.shape)
             if total.is_floating_point():
-                total /= self.weight
-                if self.base is not None and self.update_weight:
-                    total += self.base[name].to(total) * (self.update_weight / self.weight)
+                weight, update_weight = self._weights.get(name, (self.weight, self.update_weight))
+                total /= weight
+                if self.base is not None and update_weight:
+                    total += self.base[name].to(total) * (update_weight / weight)
             mean[name] = total.to(x)
         return mean
 

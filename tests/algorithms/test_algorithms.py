@@ -1,5 +1,7 @@
 """Rules compared with hand-worked numbers and with each other."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,8 +9,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedshift import Params, chain, fedavg, fedprox, scaffold, shift, shifted
-from fedshift.algorithms import Average, Chain, Control, Controlled, Plain, Prox, Shift, layers, shorter
-from fedshift.core.types import Broadcast, Round
+from fedshift.algorithms import (
+    Average,
+    Chain,
+    Control,
+    Controlled,
+    ControlledExactly,
+    Plain,
+    Prox,
+    ServerRule,
+    Shift,
+    layers,
+    shorter,
+)
+from fedshift.core.types import Broadcast, DecodedUpload, Round
 
 
 def tree(*values: float) -> Params:
@@ -16,7 +30,7 @@ def tree(*values: float) -> Params:
 
 
 def a_round(mean: Params, share: float = 0.5, number: int = 1, **more: object) -> Round:
-    fields = {"arrived": 1, "population": 2, "start": Broadcast(mean, {}), "extra": {}} | more
+    fields = {"arrived": 1, "population": 2, "start": Broadcast(mean, {})} | more
     return Round(number=number, mean=mean, share=share, **fields)  # type: ignore[arg-type]
 
 
@@ -39,11 +53,13 @@ def test_the_example_of_scaffold() -> None:
     for _ in range(2):
         w = {"w": w["w"] - 0.1 * rule.adjust(tree(3.0), w, sent, c_i)["w"]}
     assert w["w"].item() == pytest.approx(0.7)
-    new, change = rule.finish(w, sent, c_i, torch.tensor(0.2))
-    assert new["w"].item() == pytest.approx(3.0)
-    assert change["w"].item() == pytest.approx(1.0)
-    out, _ = Control().apply(sent, {}, a_round(w, extra=change))
+    travel = torch.tensor(0.2)
+    assert rule.remember(w, w, sent, c_i, travel)["w"].item() == pytest.approx(3.0)
+    assert rule.change(w, sent, travel)["w"].item() == pytest.approx(1.0)
+    state, _ = Control().take(DecodedUpload(0, w, {}, travel, 1, False, 0.0), sent, {}, {})
+    out, state = Control().apply(sent, state, a_round(w))
     assert out.control["w"].item() == pytest.approx(1.0)
+    assert state == {}
 
 
 def test_scaffold_with_zero_controls_follows_the_gradient() -> None:
@@ -58,15 +74,16 @@ def test_rules_work_on_stacked_clients_as_on_one() -> None:
     sent = Broadcast({"w": torch.randn(3, 2, generator=g)}, {"w": torch.randn(3, 2, generator=g)})
     w, memory, grad = ({"w": torch.randn(4, 3, 2, generator=g)} for _ in range(3))
     travel = torch.rand(4, generator=g) + 0.1
-    for rule in (Plain(), Prox(0.3), Controlled()):
-        new, change = rule.finish(w, sent, memory, travel)
+    for rule in (Plain(), Prox(0.3), Controlled(), ControlledExactly()):
+        new, change = rule.remember(w, w, sent, memory, travel), rule.second(w, sent, memory, travel)
         direction = rule.adjust(grad, w, sent, memory)
 
         def row(tree: Params, k: int) -> Params:
             return {name: x[k] for name, x in tree.items()}
 
         for k in range(4):
-            new_k, change_k = rule.finish(row(w, k), sent, row(memory, k), travel[k])
+            of_k = row(w, k), sent, row(memory, k), travel[k]
+            new_k, change_k = rule.remember(row(w, k), *of_k), rule.second(*of_k)
             direction_k = rule.adjust(row(grad, k), row(w, k), sent, row(memory, k))
             for stacked, alone in ((new, new_k), (change, change_k), (direction, direction_k)):
                 assert all(torch.equal(stacked[name][k], alone[name]) for name in alone)
@@ -129,9 +146,9 @@ def test_invalid_rules_are_refused() -> None:
 
 
 def test_a_chain_is_flat_and_keeps_the_state_of_each_rule_apart() -> None:
-    class Counts:
-        def init(self, params: Params) -> Params:
-            return {"n": torch.zeros(())}
+    class Counts(ServerRule):
+        def init(self, params: Params, trained: Sequence[str]) -> tuple[Params, Params]:
+            return {}, {"n": torch.zeros(())}
 
         def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
             return out, {"n": state["n"] + 1}
@@ -139,7 +156,8 @@ def test_a_chain_is_flat_and_keeps_the_state_of_each_rule_apart() -> None:
     rule = chain(Average(), chain(Counts(), Shift()), Counts())
     assert isinstance(rule, Chain)
     assert [type(part).__name__ for part in rule.rules] == ["Average", "Counts", "Shift", "Counts"]
-    state = rule.init({})
+    control, state = rule.init({}, [])
+    assert control == {}
     assert set(state) == {"1/n", "3/n"}
     _, state = rule.apply(Broadcast(tree(1.0), {}), state, a_round(tree(1.0)))
     assert {name: int(n) for name, n in state.items()} == {"1/n": 1, "3/n": 1}
@@ -147,7 +165,7 @@ def test_a_chain_is_flat_and_keeps_the_state_of_each_rule_apart() -> None:
 
 def test_shifted_appends_the_shift_to_the_algorithm() -> None:
     algorithm = shifted(scaffold(), max_share=1, warmup=3, tensors=["fc*"])
-    assert algorithm.client == Controlled("derived")
+    assert algorithm.client == Controlled()
     assert algorithm.server == Chain((Average(), Control(), Shift(max_share=1, warmup=3, tensors=("fc*",))))
 
 

@@ -12,7 +12,7 @@ from fedshift.algorithms import Chain, Filters, Shift, filters
 from fedshift.algorithms.centring import wide
 from fedshift.algorithms.weights import FAN_IN, likely_filters
 from fedshift.core.types import Broadcast, Params, Round
-from fedshift.experiment.build import algorithm
+from fedshift.experiment.build import complete_algorithm
 from fedshift.experiment.settings import Experiment
 from fedshift.models import MLP, PaperCNN
 from tests.algorithms.test_weights import CASES, Adapted, Tied, Vision, parameters
@@ -25,7 +25,7 @@ def seeded(make: Callable[[], nn.Module]) -> Any:
 
 
 def a_round(number: int = 1, share: float = 0.0) -> Round:
-    return Round(number, 1, 1, Broadcast({}, {}), {}, {}, share)
+    return Round(number, 1, 1, Broadcast({}, {}), {}, share)
 
 
 def randn(*shape: int) -> Tensor:
@@ -372,8 +372,8 @@ def test_per_layer_a_shift_is_the_papers_formula_to_the_bit() -> None:
 
 
 def test_centred_appends_the_default_shift_of_an_experiment() -> None:
-    assert centred(fedavg()) == algorithm(Experiment())
-    assert centred(scaffold(), 0.5, "fc*") == algorithm(
+    assert centred(fedavg()) == complete_algorithm(Experiment())
+    assert centred(scaffold(), 0.5, "fc*") == complete_algorithm(
         Experiment(algorithm={"name": "scaffold"}, shift={"share": 0.5, "tensors": ["fc*"]})
     )
     assert isinstance(centred(scaffold()).server, Chain)

@@ -37,7 +37,7 @@ def test_local_weights_are_those_of_the_sequential_engine(name: str) -> None:
         assert batched.client == expected.client
         assert max(float((w[k] - reference[k]).abs().max()) for k in reference) < 1e-4
         assert len(batched.frame) == len(expected.frame)
-        assert len(batched.extra) == len(expected.extra)
+        assert len(batched.second) == len(expected.second)
 
 
 @pytest.mark.parametrize("name", CASES)

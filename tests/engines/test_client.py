@@ -192,4 +192,4 @@ def test_a_tiny_learning_rate_does_not_make_controls_infinite() -> None:
     fed = federation(algorithm={"name": "scaffold"}, train={"schedule": "decayed", "decay": 1e-30, "patience": 9})
     state, outcomes, _ = train(fed, rounds=4)
     assert all(c.isfinite().all() for c in state.out.control.values())
-    assert "control is NaN" in next(iter(outcomes[-1].failed.values()))
+    assert "memory is NaN" in next(iter(outcomes[-1].failed.values()))

@@ -52,21 +52,25 @@ def test_a_relay_forwards_and_counts_all_bytes() -> None:
 
 
 def test_targets_of_a_deployment() -> None:
-    """1/7 of 5,000,000 bytes is 714,285 and 1/25 is 200,000; a frame of 170,000 bytes plus 25,000 is 195,000."""
-    fp32 = Traffic(5_000_000, 4_900_000, 1, 10)
+    """1/7 of 5,000,000 bytes is 714,285, 1/25 is 200,000 and 1/3.5 of 7,000,000 is 2,000,000."""
+    fp32, both = Traffic(5_000_000, 4_900_000, 1, 10, 7_000_000), Traffic(1, 1, 1, 10, 2_000_000)
     found = {"none": fp32, "paper": Traffic(714_000, 650_000, 1, 10), "lean": Traffic(195_000, 170_000, 1, 10)}
+    found["both"] = both
     assert [(target.asked, target.met) for target in deployed.targets(found)] == [
         ("<= 1/7", True),
         ("<= 1/25", True),
+        ("<= 1/3.5", True),
         ("<= 25,000", True),
     ]
-    found |= {"paper": Traffic(715_000, 650_000, 1, 10), "lean": Traffic(200_001, 175_000, 1, 10)}
-    assert [target.met for target in deployed.targets(found)] == [False] * 3
+    found |= {"paper": Traffic(715_000, 650_000, 1, 10), "lean": Traffic(200_001, 175_000, 1, 10, 12_345)}
+    found["both"] = Traffic(1, 1, 1, 10, 2_000_001)
+    assert [target.met for target in deployed.targets(found)] == [False] * 4
     assert deployed.row("lean", found["lean"], idle=300.0)[1:] == (
         "200,001",
         "175,000",
         "3,000",
         "22,001",
+        "12,345",
         "1.0",
         "10",
     )

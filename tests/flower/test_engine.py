@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from fedshift.algorithms.table import ALGORITHMS
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.flower.app.apps import client_app, experiment_of, server_app
@@ -14,6 +15,7 @@ from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.engine import ROUND
 from fedshift.flower.testing import LocalGrid
 from fedshift.runs.run import Run
+from tests.algorithms.test_methods import ARGUMENTS
 from tests.engines.test_engines import CASES
 from tests.federations import Normed, same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, objects, on_flower, plain
@@ -39,6 +41,20 @@ def test_bytes_and_figures_are_those_of_one_process(name: str) -> None:
         assert (messages, grid.errors) == ([], [])
         assert same(run.params, reference.params)
         assert same(run.state.out.control, reference.state.out.control)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("fedavg", "fedprox", "scaffold")])
+def test_every_method_has_the_bytes_of_one_process(name: str) -> None:
+    uplink = {"bits": "32+4", "quantizer": "stochastic", "send": "updates"}
+    experiment = settings(algorithm={"name": name} | ARGUMENTS.get(name, {}), uplink=uplink)
+    reference = in_process(experiment)
+    expected = plain(list(reference))
+    grid = grid_of(experiment, nodes=5)
+    run = on_flower(experiment, grid)
+    assert plain(list(run)) == expected
+    assert grid.errors == []
+    assert same(run.params, reference.params)
+    assert same(run.state.server, reference.state.server)
 
 
 def test_the_memory_of_clients_stays_on_their_nodes() -> None:

@@ -89,9 +89,9 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "of another version": (frame(lambda data: sealed(data[:4] + b"\x09\x00" + data[6:])), "has version 9"),
     "of another model": (frame(of_another_model), "the frame has 1 tensors"),
     "oversized": (frame(large), "not the model's"),
-    "control truncated": (frame(lambda data: data[:50], f"{BAD}/extra"), "the length in its header"),
-    "control not a number": (frame(nan, f"{BAD}/extra"), "contains NaN"),
-    "control of another model": (frame(of_another_model, f"{BAD}/extra"), "the frame has 1 tensors"),
+    "control truncated": (frame(lambda data: data[:50], f"{BAD}/second"), "the length in its header"),
+    "control not a number": (frame(nan, f"{BAD}/second"), "contains NaN"),
+    "control of another model": (frame(of_another_model, f"{BAD}/second"), "the frame has 1 tensors"),
     "plain array": (
         put("frames", ArrayRecord({str(BAD): Array(torch.zeros(3).numpy())})),
         "'numpy.ndarray' instead of a frame",
@@ -154,7 +154,8 @@ def test_controls_that_add_up_to_infinity_are_refused() -> None:
     outcome = next(on_flower(SENT, grid))
     assert outcome.arrived == 1
     assert len(outcome.failed) == 4
-    assert all("the control computed from the upload is NaN or infinite" in why for why in outcome.failed.values())
+    reason = "the server's state computed from the upload is NaN or infinite"
+    assert all(reason in why for why in outcome.failed.values())
 
 
 ANSWERS: dict[str, Callable[[Message], Message | None]] = {

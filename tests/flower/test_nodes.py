@@ -7,6 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 
+from fedshift.flower.addon.partitions import _number
 from fedshift.flower.app.apps import client_app
 from fedshift.flower.testing import LocalGrid
 from fedshift.wire.writer import header
@@ -112,3 +113,8 @@ def test_control_characters_of_a_node_are_escaped_in_messages() -> None:
 
     with pytest.raises(ConnectionError, match=r"is ignored: .*\\x1b\[2J gone\\u202e"):
         next(on_flower(settings(), LocalGrid(Rude(), 2), wait=0.1))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "x", 10**30])
+def test_a_partition_id_that_is_no_number_is_ignored(value: float | str) -> None:
+    assert _number(value) in (None, 10**30)

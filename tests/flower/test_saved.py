@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_two_are_refused(tm
     again = FedShift(STRATEGIES["FedAvg"](), checkpoint=tmp_path)
     assert same(whole, train(again, 3, grid))
     assert [(x.number, x.reset) for x in again.rounds] == [(3, [])]
-    assert new.with_suffix(".damaged").exists()
+    assert new.with_name(new.name + ".unusable").exists()
     (tmp_path / "flower.old.x.safetensors").write_bytes(b"of somebody else")
     for path in tmp_path.glob("flower.0*.safetensors"):
         path.write_bytes(b"")

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
-from fedshift.flower.addon.seeded import partitions
+from fedshift.flower.addon.partitions import ask
 from fedshift.flower.testing import LocalGrid
 from tests.flower.apps import client_app, model, same
 
@@ -58,7 +58,7 @@ def test_pythons_own_generator_is_left_as_it_was() -> None:
 
 def test_nodes_without_a_partition_id_are_sorted_by_node_id() -> None:
     silent = grid(client_app([QuantizeMod(4)]))
-    assert set(partitions(silent, silent.get_node_ids()).values()) == {None}
+    assert {answer.partition for answer in ask(silent, silent.get_node_ids()).values()} == {None}
     ids = [
         [
             message.metadata.dst_node_id

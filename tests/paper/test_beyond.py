@@ -18,6 +18,7 @@ from fedshift.paper.experiments import (
 from fedshift.paper.experiments import beyond as cells_of
 from fedshift.paper.experiments import compressed as rows
 from fedshift.paper.records import FinishedRun, Results
+from fedshift.rounds.uplinks import expanded
 from tests.paper.written import read, write
 
 FEDAVG = contrasts()[0]
@@ -80,7 +81,7 @@ def test_an_uplink_and_full_precision_differ_only_in_the_uplink() -> None:
 
 def test_a_cell_of_a_named_uplink_has_its_settings() -> None:
     for name in ("lean", "extreme"):
-        uplink, named = experiment(with_uplink(name)).uplink, Experiment(uplink=name).uplink
+        uplink, named = experiment(with_uplink(expanded(name))).uplink, Experiment(uplink=name).uplink
         assert uplink.model_dump(exclude={"bits"}) == named.model_dump(exclude={"bits"})
         assert uplink.bits == f"{named.bits}+{named.bits}"
 
@@ -90,7 +91,7 @@ def test_only_the_selected_uplinks_are_run() -> None:
         "32+4, random codes",
         "32+4, nearest codes",
     ]
-    assert len({cell.name for cell in uplinks()}) == len(uplinks()) == 8
+    assert len({cell.name for cell in uplinks()}) == len(uplinks()) == 10
 
 
 def test_differences_are_against_the_same_rule_and_against_fedavg(tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ def test_a_report_depends_only_on_the_records(tmp_path: Path) -> None:
         rewritten("nothing", report(tmp_path), "page.md")
 
 
+def test_every_published_record_belongs_to_a_cell() -> None:
+    assert "belong to no cell" not in report(ROOT / "results").markdown()
+
+
 def test_the_page_agrees_with_the_published_records() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text()
     assert rewritten(page, report(ROOT / "results"), "docs/reproduction.md") == page, (

@@ -90,7 +90,7 @@ def test_on_a_fast_link_exact_or_16_bits_are_faster() -> None:
 
 
 def test_named_uplinks_are_measured_on_weights_or_updates() -> None:
-    """0.6 and 0.16 bits per value for 100,000 values, and 4 bits with 16 means."""
+    """0.8 and 0.3 bits per value for 100,000 values, and 4 bits with 16 means."""
     found = {item.name: item for item in candidates({"weight": torch.randn(100, 1000)}, 10.0, repeats=1)}
     assert {name: item.sends for name, item in found.items()} == {
         "exact": "weights",
@@ -99,7 +99,7 @@ def test_named_uplinks_are_measured_on_weights_or_updates() -> None:
         "random-4": "weights",
     }
     assert found["exact"].upload.bytes > 4_000_000
-    for name, rate in (("lean", 0.6), ("extreme", 0.1614)):  # 2 %: 0.1414 bits for positions, 0.02 for signs
+    for name, rate in (("lean", 0.8), ("extreme", 0.3)):
         assert found[name].upload.bytes == pytest.approx(10 * 100_000 * rate / 8, rel=0.1)
     assert found["random-4"].upload.bytes == pytest.approx(10 * 50_000, rel=0.1)
     assert all(item.upload.encode > 0 for item in found.values())

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedshift.algorithms.base import defines
 from fedshift.codecs.base import NOT_FINITE, Codec, counts
 from fedshift.codecs.exact import Cast
 from fedshift.core import rng
@@ -24,6 +25,7 @@ from fedshift.data.cohorts import ROUNDING, travel
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.uplink import (
     Uplink,
+    base_of,
     code_tensor,
     join_memory,
     lost,
@@ -44,9 +46,26 @@ class TrainedJob(NamedTuple):
     """A job after training."""
 
     job: Job
-    w: Params  # (K, ...)
+    w: Params  # (K, ...) trained tensors
+    upload: Params  # (K, ...) the same, or messages of the clients' rule
     memory: list[Params]  # of each client, before the round
     rule_memory: Params  # (K, ...) the rule's part of the memory, {} if it has none
+    travel: Tensor  # (K,)
+    sends: list[bool]  # False for a client that does not upload
+
+    def base(self, task: Task) -> Params:
+        return base_of(self.job.rule, self.job.sent.params, task.trained)
+
+
+def trained_job(task: Task, job: Job, w: Params, memory: list[Params], rule_memory: Params) -> TrainedJob:
+    """Messages of the clients of a job after training."""
+    rule, sent = job.rule, job.sent
+    distance = travel(job.plan, task.momentum).to(_device(w))
+    upload = rule.message(w, sent, rule_memory, distance) if defines(rule, "message") else w
+    sends = [True] * len(job.clients)
+    if defines(rule, "sends"):
+        sends = rule.sends(w, sent, rule_memory).expand(len(job.clients)).tolist()
+    return TrainedJob(job, w, upload, memory, rule_memory, distance, sends)
 
 
 class CodedGroup(NamedTuple):
@@ -69,7 +88,7 @@ class DecodedJob(NamedTuple):
 
     decoded: Params  # (K, ...)
     rule_memory: Params  # after the round
-    change: Params  # second uploads
+    second: Params  # second uploads
     stats: Tensor  # (K, 2 layers + STATS): drift before and after coding of each layer, then the others
 
 
@@ -98,12 +117,13 @@ def _parts(task: Task, trained: Sequence[TrainedJob]) -> list[CodedGroup]:
         for j, stack in enumerate(trained)
         for uplink in dict.fromkeys(stack.job.uplinks)
     ]
+    bases = [stack.base(task) for stack in trained]
     places = torch.tensor([i for _, _, rows in groups for i in rows], device=_device(trained[0].w))
     parts = []
     for (j, uplink, rows), at in zip(groups, torch.split(places, [len(rows) for *_, rows in groups]), strict=True):
-        stack, start = trained[j], trained[j].job.sent.params
+        stack, start = trained[j], bases[j]
         whole = len(rows) == len(stack.job.clients)
-        w = stack.w if whole else {name: x.index_select(0, at) for name, x in stack.w.items()}
+        w = stack.upload if whole else {name: x.index_select(0, at) for name, x in stack.upload.items()}
         w = w | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in w}
         errors = _errors(task, w, [stack.memory[i] for i in rows]) if uplink.feedback else {}
         parts.append(CodedGroup(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
@@ -200,21 +220,23 @@ def _longer(lengths: Tensor, codec: Codec, codes: Sequence[Tensor], bits: int) -
 
 def _arrived(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> DecodedJob:
     """Decode the uploads of a job and compute their statistics."""
-    start, layers, rule = stack.job.sent.params, stack.job.layers, stack.job.rule
-    decoded = _decoded(stack, parts)
-    rule_memory, change = _finished(task, stack, decoded)
+    start, layers = stack.base(task), stack.job.layers
+    decoded = _decoded(task, stack, parts)
+    rule_memory, second = _finished(task, stack, decoded)
     error, length = torch.zeros((2, len(stack.job.clients)), dtype=torch.float64, device=_device(stack.w))
     for part in parts:
         if part.estimate is not None:
             length.index_copy_(0, part.at, part.estimate)
         if part.arrived:
             error.index_copy_(0, part.at, stacked_relative_errors(part.u, part.arrived))
-    valid = _largest(change).isfinite().all(0).double() if change else torch.ones_like(error)
-    drifts = [drift(w[name], start[name]).double() for w in (stack.w, decoded) for name in layers]
+    valid = torch.ones_like(error)
+    for made in (rule_memory if defines(stack.job.rule, "remember") else {}, second):
+        valid = valid * _largest(made).isfinite().all(0).double() if made else valid
+    drifts = [drift(w[name], start[name]).double() for w in (stack.upload, decoded) for name in layers]
     update = _norm([decoded[name] - start[name] for name in stack.w], error)
-    second = _norm(list(change.values()), error) if rule.extra == "sent" else torch.zeros_like(error)
-    stats = torch.stack([*drifts, error, valid, update, second, length], dim=1)
-    return DecodedJob(decoded, rule_memory, change, stats)
+    further = _norm(list(second.values()), error) if second else torch.zeros_like(error)
+    stats = torch.stack([*drifts, error, valid, update, further, length], dim=1)
+    return DecodedJob(decoded, rule_memory, second, stats)
 
 
 def _job(
@@ -229,7 +251,10 @@ def _job(
         for at, i in enumerate(part.rows):
             error, valid, update, second, _ = rows[i][2 * n : 2 * n + STATS]
             length, estimate = lengths[at]
-            failure = part.failures[at] or ("" if valid else "its control is NaN or infinite")
+            failure = part.failures[at] or ("" if valid else "its memory or second upload is NaN or infinite")
+            if not stack.sends[i]:
+                result[i] = Upload(job.clients[i], b"", b"", stack.memory[i], [], 0.0, (0.0, 0.0), silent=True)
+                continue
             if failure:
                 result[i] = Upload(job.clients[i], b"", b"", stack.memory[i], [], 0.0, (0.0, 0.0), failure)
                 continue
@@ -247,8 +272,8 @@ def _job(
                     norms=(update, 0.0),  # buffers do not change
                     estimate=estimate,
                 ),
-                extra=Decoded(_row(arrived.change, i), size(EXACT, job.sent.control), norms=(second, 0.0))
-                if job.rule.extra == "sent"
+                second=Decoded(_row(arrived.second, i), size(EXACT, _row(arrived.second, i)), norms=(second, 0.0))
+                if arrived.second
                 else b"",
                 memory=join_memory(
                     tmap(torch.clone, _row(arrived.rule_memory, i)), errors if part.uplink.feedback else {}
@@ -261,11 +286,11 @@ def _job(
     return [result[i] for i in range(len(job.clients))]
 
 
-def _decoded(stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
-    """Weights that the server decodes: (K, ...)"""
-    start, clients = stack.job.sent.params, len(stack.job.clients)
+def _decoded(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
+    """Weights or messages that the server decodes: (K, ...)"""
+    start, clients = stack.base(task), len(stack.job.clients)
     changed = [part for part in parts if part.arrived or part.uplink.update or part.uplink.feedback]
-    decoded = tmap(torch.clone, stack.w) if changed else dict(stack.w)
+    decoded = tmap(torch.clone, stack.upload) if changed else dict(stack.upload)
     for part in changed:
         for name, x in received(part.uplink.update, take(part.u, stack.w) | part.arrived, start).items():
             decoded[name].index_copy_(0, part.at, x)
@@ -274,13 +299,13 @@ def _decoded(stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
 
 def _finished(task: Task, stack: TrainedJob, decoded: Params) -> tuple[Params, Params]:
     """New memory of the rule, and the second uploads: (K, ...)"""
-    rule, memory = stack.job.rule, stack.rule_memory
-    if rule.extra == "none":
-        return memory, {}
-    weights = take(decoded if rule.extra == "derived" else stack.w, task.trained)
-    distance = travel(stack.job.plan, task.momentum).to(_device(weights))
-    after, change = rule.finish(weights, stack.job.sent, memory, distance)
-    return tmap(torch.Tensor.type_as, after, memory), tmap(torch.Tensor.type_as, change, memory)
+    rule, sent, memory, second = stack.job.rule, stack.job.sent, stack.rule_memory, dict[str, Tensor]()
+    if defines(rule, "second"):
+        second = rule.second(stack.w, sent, memory, stack.travel)
+    if defines(rule, "remember"):
+        after = rule.remember(take(decoded, task.trained), stack.w, sent, memory, stack.travel)
+        memory = tmap(torch.Tensor.type_as, after, memory)
+    return memory, tmap(torch.Tensor.type_as, second, stack.w) if second else {}
 
 
 def _row(params: Params, i: int) -> Params:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from fedshift.algorithms.base import ClientRule
+from fedshift.algorithms.base import ClientRule, defines
 from fedshift.core.tree import take
 from fedshift.core.types import Params
-from fedshift.engines.gpu.coding import TrainedJob, uploads
+from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
 from fedshift.engines.gpu.stacked import stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
@@ -70,7 +70,7 @@ class Batched:
                 raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
             for place, job, w, memory, rows in zip(places, alike, weights, memories, rule_memories, strict=True):
                 stack = {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
-                trained[place] = TrainedJob(job, w, memory, stack)
+                trained[place] = trained_job(self.task, job, w, memory, stack)
         return [trained[place] for place in range(len(jobs))]
 
     def _uploads(self, trained: Sequence[TrainedJob], begin: float) -> list[list[Upload]]:
@@ -86,8 +86,11 @@ class Batched:
             torch.cuda.synchronize()
 
     def _rule_memory(self, job: Job, memory: Params) -> Params:
-        """The rule's part of a client's memory; its initial memory for a client without one."""
-        return split_memory(memory)[0] or job.rule.init(take(job.sent.params, self.task.trained))
+        """The rule's part of a client's memory, or its initial memory, after the broadcast was received."""
+        found = split_memory(memory)[0] or job.rule.init(take(job.sent.params, self.task.trained))
+        if not defines(job.rule, "receive"):
+            return found
+        return job.rule.receive(job.sent, {name: x.to(self.home) for name, x in found.items()})
 
     def evaluate(self, params: Params) -> Score:
         data, stack = self.task.data, {name: x.to(self.home)[None] for name, x in params.items()}

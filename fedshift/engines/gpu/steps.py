@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import ClientRule
-from fedshift.algorithms.fedavg import Plain
+from fedshift.algorithms.base import ClientRule, defines
 from fedshift.core import tree
 from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, moves
@@ -50,7 +49,7 @@ class Steps:
         self.task, self.net, self.rule = task, net, rule
         self.device = task.data.x.device
         self.fused = self.device.type == "cuda" and kernels.AVAILABLE
-        self.idle = getattr(type(rule), "adjust", None) is Plain.adjust  # the rule does not change gradients
+        self.idle = not defines(rule, "adjust")  # the rule does not change gradients
         self.buffers: Buffers | None = None
         self.recorded = self.device.type == "cuda"
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}

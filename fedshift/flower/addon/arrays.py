@@ -7,6 +7,7 @@ way, as one packed array.
 
 import json
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from io import BytesIO
 from typing import Any, Literal, TypeVar
 
@@ -15,10 +16,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.codecs.base import finite
+from fedshift.codecs.base import Codec, finite
+from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.wire.frame import WireError, parse, records
 from fedshift.wire.registry import DTYPES
+from fedshift.wire.writer import pack, unpack
 
 FLOATS = ("float16", "float32", "float64")  # dtypes of a reply that are cast to the dtype of the model
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
@@ -73,6 +76,38 @@ def unpacked(record: ArrayRecord) -> ArrayRecord:
         arrays[name] = Array(dtype, tuple(shape), stype, bytes(content[place : place + length]))
         place += length
     return ArrayRecord(arrays)
+
+
+def coded(record: ArrayRecord, codec: Codec, number: int) -> tuple[ArrayRecord, ArrayRecord]:
+    """Encode the arrays of a record as one frame; return the record with it, and the arrays as nodes decode them.
+
+    >>> from fedshift import Uniform
+    >>> frame, decoded = coded(ArrayRecord({"w": Array(np.array([[0.0, 0.4, 1.0]], "float32"))}), Codec(Uniform(1)), 1)
+    >>> to_params(decoded), list(frame)
+    ({'w': tensor([[0., 0., 1.]])}, ['fedshift'])
+    """
+    params = to_params(record)
+    frame = pack(dict.fromkeys(quantizable(params), codec), params, base=number, key=rng.key(0, "downlink", number))
+    content = ArrayRecord({KEY: enclose(frame)})
+    return content, decoded(content)
+
+
+def decoded(record: ArrayRecord) -> ArrayRecord:
+    """Decode a record made by `coded`; return any other record unchanged."""
+    frame = frame_of(record)
+    return record if frame is None else to_record(unpack(frame, like=layout(frame)))
+
+
+def quantizable(params: Params, exact: Sequence[str] = BUFFERS) -> list[str]:
+    """Names of floating point tensors, except those that match a pattern of `exact`."""
+    return [n for n, x in params.items() if x.is_floating_point() and not any(fnmatchcase(n, p) for p in exact)]
+
+
+def layout(frame: bytes) -> Params:
+    """Empty tensors with the names, shapes and dtypes of a trusted frame."""
+    opened = parse(frame)
+    found, _ = records(opened, opened.tensors)
+    return {record.name: torch.empty(record.shape, dtype=DTYPES[record.dtype]) for record in found}
 
 
 def only(message: Message, kind: type[Record]) -> tuple[str, Record]:

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,19 @@ from torch import Tensor
 from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.flower.addon.arrays import BUFFERS, CONTROL, KEY, OURS, enclose, frame_of, only, to_params, unpacked
+from fedshift.flower.addon.arrays import (
+    BUFFERS,
+    CONTROL,
+    KEY,
+    OURS,
+    decoded,
+    enclose,
+    frame_of,
+    only,
+    quantizable,
+    to_params,
+    unpacked,
+)
 from fedshift.flower.addon.memory import NodeMemory, RoundInfo
 from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, send
 from fedshift.rounds.uplinks import UPLINKS
@@ -85,7 +96,7 @@ class QuantizeMod:
         if _clipped_outside():
             raise ValueError(WRONG_ORDER)
         for name, record in list(message.content.array_records.items()):
-            message.content[name] = unpacked(record)
+            message.content[name] = decoded(unpacked(record))
         config = self._extracted(message)
         info, uplink = self.round_info(config), self.uplink_of(context, config)
         store = NodeMemory(context, self.state_dir)
@@ -181,7 +192,7 @@ class QuantizeMod:
 
     def coded(self, w: Params) -> list[str]:
         """Names of the tensors that are quantized."""
-        return [n for n, x in w.items() if x.is_floating_point() and not any(fnmatchcase(n, p) for p in self.exact)]
+        return quantizable(w, self.exact)
 
     def key(self, context: Context, number: int) -> Tensor:
         node = zlib.crc32(f"{context.node_config.get('partition-id', context.node_id)}".encode())

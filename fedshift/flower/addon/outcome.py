@@ -3,14 +3,15 @@
 from logging import getLogger
 from typing import NamedTuple
 
-from fedshift.flower.addon.arrays import PACKED
+from fedshift.flower.addon.arrays import FRAME, PACKED
 from fedshift.flower.addon.mod import WRONG_ORDER
 from fedshift.flower.addon.replies import Sorted
 
 LOG = getLogger("flwr.fedshift")
 TWO_RECORDS = "expects exactly one ArrayRecord, but found 2"  # error of Flower's clipping mods before ScaffoldMod
 NO_MOD = (
-    "FedShift(pack=True) needs QuantizeMod or ScaffoldMod as the first mod of every client; add it or set pack=False"
+    "FedShift(pack=True) and FedShift(downlink=...) need QuantizeMod or ScaffoldMod as the first mod of every client; "
+    "add it, or leave out pack and downlink"
 )
 
 
@@ -82,7 +83,7 @@ def check_progress(
     """
     if not arrived and any(text in reason for reason in failed.values() for text in (WRONG_ORDER, TWO_RECORDS)):
         raise NoUploadsError(f"round {number}: {WRONG_ORDER}")
-    if not arrived and failed and all(f"'{PACKED}'" in reason for reason in failed.values()):
+    if not arrived and failed and all(f"'{PACKED}'" in why or f"'{FRAME}'" in why for why in failed.values()):
         raise NoUploadsError(f"round {number}: {NO_MOD}")
     if unanimous:
         raise NoUploadsError(f"round {number}: every reply failed for the same reason: {unanimous}")

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedshift.core.files import TEMPORARY, Lock, RunError, read_tensors, write_tensors
+from fedshift.core.files import TEMPORARY, Lock, RunError, newest_first, read_tensors, set_aside, write_tensors
 from fedshift.core.types import Params
 from fedshift.flower.addon.arrays import to_params, to_record
 
@@ -50,7 +50,9 @@ class Saver:
             _arrays(strategy)  # ValueError for attributes that cannot be stored
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: checkpoint must be a folder, not a file")
-        self.oldest = min((number for number, _ in self._newest_first()), default=0)  # training may resume from it
+        self.oldest = min(
+            (number for number, _ in newest_first(self.folder, "flower")), default=0
+        )  # training may resume from it
 
     def lock(self) -> Lock:
         """Lock the folder during training: a server that seems to be gone may still write to it."""
@@ -77,7 +79,7 @@ class Saver:
             "strategies": [type(strategy).__name__ for strategy in self.chain],
         }
         write_tensors(self.folder, f"flower.{state.number:06d}", tensors, metadata)
-        checkpoints = self._newest_first()
+        checkpoints = newest_first(self.folder, "flower")
         for _, path in checkpoints[KEPT:]:
             path.unlink(missing_ok=True)
         self.oldest = checkpoints[:KEPT][-1][0]
@@ -88,7 +90,7 @@ class Saver:
         Damaged checkpoints are renamed, not removed. If all are damaged, nothing is changed and RunError is raised.
         """
         damaged: dict[Path, str] = {}
-        for number, path in self._newest_first():
+        for number, path in newest_first(self.folder, "flower"):
             try:
                 tensors, metadata = read_tensors(path)
                 _check(path, number, tensors, metadata)
@@ -98,7 +100,7 @@ class Saver:
             saved = self._set(path, tensors, metadata, like)
             for other, reason in damaged.items():
                 LOG.warning("%s; resuming from round %d", reason, saved.number)
-                other.rename(other.with_suffix(".damaged"))
+                set_aside(other)
             for leftover in self.folder.glob(f"flower.*{TEMPORARY}"):
                 leftover.unlink()
             return saved
@@ -122,10 +124,6 @@ class Saver:
         return SavedRounds(
             metadata["number"], to_record(model), metadata["session"], metadata["accepted"], metadata["skipped"]
         )
-
-    def _newest_first(self) -> list[tuple[int, Path]]:
-        found = [(path.name.split(".")[1], path) for path in self.folder.glob("flower.*.*.safetensors")]
-        return sorted(((int(number), path) for number, path in found if number.isdecimal()), reverse=True)
 
 
 def _numbers(strategy: Strategy) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class ScaffoldMod(QuantizeMod):
         c, c_i = entered
         if missing := [name for name in c if name not in sent.decoded]:
             raise ValueError(f"ScaffoldMod: the reply lacks {missing[:3]}; SCAFFOLD needs every trained tensor")
-        c_i, _ = Controlled().finish(sent.decoded, Broadcast(start, c), c_i, travel_of(metrics))
+        w = sent.decoded
+        c_i = Controlled().remember(w, w, Broadcast(start, c), c_i, travel_of(metrics))
         return {CONTROL_KEY + name: x for name, x in c_i.items()}
 
 
@@ -185,7 +186,7 @@ class Scaffold(Strategy):
             raise ValueError("Scaffold needs decoded uploads; use FedShift(Scaffold(...)), not Scaffold(FedShift(...))")
         w, travel = to_params(record), travel_of(only(reply, MetricRecord)[1])
         start = {name: x.to(w[name].dtype) for name, x in self.started.items()}
-        return Controlled().finish(w, Broadcast(start, self.control or {}), {}, travel)[1]
+        return Controlled().change(w, Broadcast(start, self.control or {}), travel)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

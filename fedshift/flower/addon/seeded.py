@@ -11,47 +11,13 @@ from contextlib import contextmanager
 from logging import getLogger
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-WHO, ABOUT = "fedshift_who", "about"  # name of the query, and the record with the answer
-UNKNOWN = "query function registered"  # part of the error of an app without the query
+from fedshift.flower.addon.partitions import ask
+
 LOG = getLogger("flwr.fedshift")
-
-
-def introduce(app: ClientApp) -> ClientApp:
-    """Add a query to an app by which its nodes report their partition-id.
-
-    >>> from fedshift.flower.testing import LocalGrid
-    >>> grid = LocalGrid(introduce(ClientApp()), 3)
-    >>> sorted(partitions(grid, grid.get_node_ids()).values())
-    [0, 1, 2]
-    """
-
-    @app.query(WHO)
-    def who(message: Message, context: Context) -> Message:
-        about: dict[str, Any] = {
-            key: value for key, value in context.node_config.items() if key in ("partition-id", "num-partitions")
-        }
-        return Message(RecordDict({ABOUT: ConfigRecord(about)}), reply_to=message)
-
-    return app
-
-
-def partitions(grid: Grid, nodes: Iterable[int], timeout: float = 60.0) -> dict[int, int | None]:
-    """Return the partition-id of each node that answers; None for a node without one or without the query."""
-    questions = [Message(RecordDict(), node, f"query.{WHO}") for node in nodes]
-    answers = grid.send_and_receive(questions, timeout=timeout) if questions else ()
-    known = (reply for reply in answers if reply.has_content() or UNKNOWN in (reply.error.reason or ""))
-    return {reply.metadata.src_node_id: _partition(reply) for reply in known}
-
-
-def _partition(reply: Message) -> int | None:
-    about = reply.content.config_records.get(ABOUT) if reply.has_content() else None
-    number = about.get("partition-id") if about is not None else None
-    return number if isinstance(number, int) else None
 
 
 class Seeded(Strategy):
@@ -60,7 +26,9 @@ class Seeded(Strategy):
     The nodes of a simulation must report their partition-id: call `introduce(app)` in client_app.py. Nodes that do not
     report it are sorted by node id, which deployed nodes keep between runs.
 
+    >>> from flwr.clientapp import ClientApp
     >>> from flwr.serverapp.strategy import FedAvg
+    >>> from fedshift.flower.addon.partitions import introduce
     >>> from fedshift.flower.testing import LocalGrid
     >>> grid, seeded = LocalGrid(introduce(ClientApp()), 5), Seeded(FedAvg(fraction_train=0.4), seed=1)
     >>> drawn = seeded.configure_train(1, ArrayRecord({}), ConfigRecord({}), grid)
@@ -124,9 +92,9 @@ class _Ordered(Grid):
     def get_node_ids(self) -> list[int]:
         nodes = list(self.grid.get_node_ids())
         if new := [node for node in nodes if str(node) not in self.names]:
-            answers = partitions(self.grid, new)
-            self.names.update({str(node): name for node, name in answers.items()})
-            if nameless := [node for node in new if answers.get(node) is None]:
+            answers = ask(self.grid, new)
+            self.names.update({str(node): answer.partition for node, answer in answers.items() if answer.final})
+            if nameless := [node for node, answer in answers.items() if answer.partition is None]:
                 LOG.warning(
                     "%d nodes do not report a partition-id and are sorted by node id; call introduce(app)",
                     len(nameless),

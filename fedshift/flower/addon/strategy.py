@@ -20,11 +20,12 @@ from torch import nn
 
 from fedshift.algorithms.bounds import BOUND, CAP
 from fedshift.algorithms.fedshift import Per, Share, Shift, patterns
+from fedshift.codecs import Cast, Codec, KMeans
 from fedshift.codecs.base import finite
 from fedshift.core.names import printable
 from fedshift.core.types import Broadcast, Params, Round
 from fedshift.flower.addon import nested
-from fedshift.flower.addon.arrays import only, only_in, packed, to_params, to_record
+from fedshift.flower.addon.arrays import coded, only, only_in, packed, to_params, to_record
 from fedshift.flower.addon.memory import RoundInfo
 from fedshift.flower.addon.mod import as_bits, as_uplink
 from fedshift.flower.addon.outcome import Aggregated, aggregated, check_progress
@@ -75,7 +76,9 @@ class FedShift(Strategy):
     `bits_for(node, round)` returns the bits or the name of the uplink of one upload, such as "lean"; the node's own
     config takes precedence, and None leaves the choice to the node. `checkpoint` is a folder; a stopped run resumes
     from the last round saved there. `pack` sends the model for training as one array, which saves two requests per
-    node for each further array; `QuantizeMod` unpacks it, so every client must have this mod.
+    node for each further array; `QuantizeMod` unpacks it, so every client must have this mod. `downlink` also encodes
+    it, with a codec or with K-means codes of so many bits, rounded at random: clients start from the decoded model, and
+    their changes are added to the exact one.
 
     >>> from flwr.serverapp.strategy import FedAdam
     >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
@@ -100,6 +103,7 @@ class FedShift(Strategy):
         bound: float = BOUND,
         max_weight: float = CAP,
         pack: bool = False,
+        downlink: int | Codec | None = None,
     ) -> None:
         if patience < 1:
             raise ValueError(f"FedShift(patience={patience}): patience must be 1 or more rounds")
@@ -110,7 +114,7 @@ class FedShift(Strategy):
         if bits_for is not None and not callable(bits_for):
             raise TypeError(f"FedShift(bits_for={bits_for!r}): bits_for must be a function (node, round) -> bits")
         check_module(module, tensors)
-        self.pack = pack
+        self.pack, self.downlink = pack, downlink_codec(downlink)
         self.strategy, self.bits_for, self.patience, self.module = strategy, bits_for, patience, module
         self.rule = Shift(per, share, max_share, warmup, patterns(tensors))
         self.chain = nested.layers_of(strategy)
@@ -122,6 +126,7 @@ class FedShift(Strategy):
         self.seeded = next((layer for layer in self.chain if isinstance(layer, Seeded)), None)
         self.asked: dict[int, Message] = {}  # last messages, by node
         self.sent: dict[int, RecordDict] = {}  # unpacked content of the last training messages, by node
+        self.decoded: dict[int, RecordDict] = {}  # the same as nodes decode it
         self.names: dict[int, int] = {}  # partition-ids that nodes report, in the current round
         self._begin({})
 
@@ -157,9 +162,38 @@ class FedShift(Strategy):
             self._address(message, server_round)
         self.asked = {message.metadata.dst_node_id: message for message in messages}
         self.sent = {node: message.content for node, message in self.asked.items()}
-        if self.pack:
+        self.decoded = dict(self.sent)
+        if self.downlink:
+            self._encode(messages, server_round)
+        elif self.pack:
             _pack(messages)
         return messages  # a list: in a deployment, Flower iterates over it twice
+
+    def _encode(self, messages: Sequence[Message], number: int) -> None:
+        """Replace the model by a frame; messages that share a record still share it, so that Flower sends it once."""
+        assert self.downlink is not None
+        made: dict[int, tuple[ArrayRecord, ArrayRecord]] = {}
+        for message in messages:
+            name, record = only(message, ArrayRecord)
+            if id(record) not in made:
+                made[id(record)] = coded(record, self.downlink, number)
+            frame, decoded = made[id(record)]
+            self.decoded[message.metadata.dst_node_id] = RecordDict({**message.content, name: decoded})
+            message.content = RecordDict({**message.content, name: frame})
+
+    def _move(self, usable: Sequence[Usable]) -> None:
+        """Add what clients changed to the exact model: w + (w_k - decoded w)."""
+        lost: dict[int, Params] = {}  # w - decoded w, by record: messages share records
+        for upload in usable if self.downlink else ():
+            model, start = (only_in(sent[upload.node], ArrayRecord)[1] for sent in (self.sent, self.decoded))
+            if id(start) not in lost:
+                decoded = to_params(start)
+                floats = {n: w for n, w in to_params(model).items() if w.is_floating_point()}
+                lost[id(start)] = {n: w - decoded[n] for n, w in floats.items()}
+            name, record = only(upload.message, ArrayRecord)
+            arrays = to_params(record)
+            moved = {n: arrays[n] + x.to(arrays[n].dtype) for n, x in lost[id(start)].items() if n in arrays}
+            upload.message.content[name] = to_record({n: moved.get(n, x) for n, x in arrays.items()})
 
     def _address(self, message: Message, number: int) -> None:
         """Give a message its own config: strategies share one record between all messages."""
@@ -191,6 +225,7 @@ class FedShift(Strategy):
             substitute(usable, integers)
         before, first = nested.snapshot(self.chain), not any(self.accepted.values()) and not self.rounds
         changed_names = self._changed(usable)  # before aggregation: strategies may empty the messages
+        self._move(usable)
         arrays, metrics = self.strategy.aggregate_train(server_round, found.messages) if usable else (None, None)
         share, why = 0.0, next(iter(failed.values()), "")
         if arrays is not None:
@@ -233,7 +268,7 @@ class FedShift(Strategy):
         checks, broadcasts = nested.checks(self.chain), dict[int, tuple[Params, Params]]()
 
         def open_(reply: Message) -> Usable:
-            _, record = only_in(self.sent[reply.metadata.src_node_id], ArrayRecord)
+            _, record = only_in(self.decoded[reply.metadata.src_node_id], ArrayRecord)
             if id(record) not in broadcasts:  # messages share records
                 sent = to_params(record)
                 broadcasts[id(record)] = sent, {name: x.to(self.dtypes.get(name, x.dtype)) for name, x in sent.items()}
@@ -247,13 +282,13 @@ class FedShift(Strategy):
         """Return the candidates for the shift that at least one client changed; none if the share will be zero."""
         if self.rule.share == "uploads" and not any(upload.lossy for upload in usable):
             return []
-        sent = [only_in(self.sent[upload.node], ArrayRecord)[1] for upload in usable]
+        sent = [only_in(self.decoded[upload.node], ArrayRecord)[1] for upload in usable]
         replies = [only(upload.message, ArrayRecord)[1] for upload in usable]
         frames = [upload.frame for upload in usable]
         return changed(self.targeted.tensors or (), list(map(ArrivedUpload, sent, replies, frames)))
 
     def _shift(self, arrays: ArrayRecord, number: int, share: float, arrived: int, names: list[str]) -> ArrayRecord:
-        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, {}, share)
+        rnd = Round(number, arrived, arrived, Broadcast({}, {}), {}, share)
         if not self.rule.share_in(rnd):
             return arrays
         if names != self.shifted:
@@ -329,6 +364,21 @@ class FedShift(Strategy):
         self.session, self.accepted, self.skipped = saved.session, saved.accepted, saved.skipped
         LOG.info("Resuming after round %d", saved.number)
         return saved.number + 1, saved.arrays
+
+
+def downlink_codec(downlink: int | Codec | None) -> Codec | None:
+    """Codec of the model that is sent to nodes, from its argument.
+
+    >>> downlink_codec(8).quantizer
+    KMeans(bits=8, exact=False, random=True)
+    """
+    if downlink is None or isinstance(downlink, Codec):
+        return downlink
+    where = f"FedShift(downlink={downlink!r})"
+    if isinstance(downlink, str):
+        raise ValueError(f"{where}: must be a number of bits or a Codec; nodes keep no model, so it is sent as weights")
+    bits = as_bits(where, downlink)
+    return None if bits == 32 else Codec(Cast("bfloat16") if bits == 16 else KMeans(bits, random=True))
 
 
 def _pack(messages: Sequence[Message]) -> None:

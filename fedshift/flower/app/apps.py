@@ -18,12 +18,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
+from fedshift.algorithms import Algorithm
 from fedshift.core.files import RunError
 from fedshift.data.datasets import Dataset
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, differences, read
-from fedshift.flower.addon.seeded import introduce
+from fedshift.flower.addon.partitions import introduce
 from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.client_runner import ClientRunner
 from fedshift.flower.app.engine import TIMEOUT, WAIT, Flower
@@ -47,6 +48,7 @@ def client_app(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
     state_dir: Path | str | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains the clients of its node; pass the same arguments as to `server_app`.
@@ -54,20 +56,20 @@ def client_app(
     The memory of the clients is kept in the state that Flower keeps for the node, which is lost when a SuperNode
     stops, or in files under `state_dir` (in the run config: `state-dir`).
 
-    >>> from fedshift.flower.addon.seeded import partitions
+    >>> from fedshift.flower.addon.partitions import ask
     >>> from fedshift.flower.testing import LocalGrid
     >>> grid = LocalGrid(client_app(Experiment()), nodes=2)
-    >>> sorted(partitions(grid, grid.get_node_ids()).values())  # each node reports its partition
+    >>> sorted(answer.partition for answer in ask(grid, grid.get_node_ids()).values())
     [0, 1]
     """
     app, runners = introduce(ClientApp()), dict[str, ClientRunner]()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric)
+        settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric, algorithm)
         if (text := settings.toml()) not in runners:  # once per process
             runners.clear()
-            runners[text] = ClientRunner(settings, build(settings, model, data, loss, metric))
+            runners[text] = ClientRunner(settings, build(settings, model, data, loss, metric, algorithm))
         return runners[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
     return app
@@ -81,6 +83,7 @@ def server_app(
     data: Dataset | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
+    algorithm: Algorithm | None = None,
     timeout: float = TIMEOUT,
     wait: float = WAIT,
 ) -> ServerApp:
@@ -114,7 +117,13 @@ def server_app(
 
         try:
             settings = experiment or experiment_of(config)
-            objects: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
+            objects: dict[str, Any] = {
+                "model": model,
+                "data": data,
+                "loss": loss,
+                "metric": metric,
+                "algorithm": algorithm,
+            }
             drive(begin(settings, folder, grid, objects, timeout, wait, tell), channel)
         except FinishedError as finish:  # nothing to do
             logger.info(str(finish))
@@ -148,7 +157,7 @@ def begin(
     wait: float = WAIT,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
-    """Start a run or resume the one in folder `out`; `objects` are the user's model, data, loss and metric."""
+    """Start a run or resume the one in folder `out`; `objects` are the user's model, data, loss and so on."""
     experiment = named_after(experiment.changed(**{"engine.name": "flower"}), **objects)
     folder = None if out is None else Path(out)
     resumed = folder is not None and begun(folder)

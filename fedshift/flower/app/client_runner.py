@@ -8,16 +8,19 @@ import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedshift.core.tree import take
-from fedshift.core.types import Broadcast
+from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.engines.client import Client
 from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.arrays import CONTROL, KEY, enclose
 from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
-from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TrainRequest, digest, remembers, report
+from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TrainRequest, digest, report
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
-from fedshift.wire.writer import unpack
+from fedshift.rounds.uplink import received, remembers
+from fedshift.wire.writer import EXACT, pack, unpack
+
+HELD = "fedshift/broadcast"  # in the node's state: the last broadcast, by its round
 
 
 class ClientRunner:
@@ -31,7 +34,7 @@ class ClientRunner:
         request = TrainRequest.read(message.content.config_records[CONFIG])
         if request.experiment != self.experiment:
             raise ValueError("the settings of this node differ from those of the server")
-        sent = self._sent(message.content.array_records)
+        sent = self._sent(message.content.array_records, request, context)
         memory, frames, reports = NodeMemory(context, folder), dict[str, Array](), dict[str, Any]()
         for client, accepted in zip(request.clients, request.accepted, strict=True):
             with one_thread():
@@ -40,25 +43,39 @@ class ClientRunner:
             reports[str(client)] = report(upload)
             if isinstance(upload.frame, bytes) and upload.frame:
                 frames[str(client)] = enclose(upload.frame)
-            if isinstance(upload.extra, bytes) and upload.extra:
-                frames[f"{client}{EXTRA}"] = enclose(upload.extra)
+            if isinstance(upload.second, bytes) and upload.second:
+                frames[f"{client}{SECOND}"] = enclose(upload.second)
         content = RecordDict({FRAMES: ArrayRecord(frames), CONFIG: ConfigRecord(reports)})
         return Message(content, reply_to=message)
 
-    def _sent(self, records: Mapping[str, ArrayRecord]) -> Broadcast:
-        params = unpack(records[ARRAYS][KEY].data, like=self.fed.task.params)
-        control = self.fed.algorithm.client.init(take(params, self.fed.task.trained))
+    def _sent(self, records: Mapping[str, ArrayRecord], request: TrainRequest, context: Context) -> Broadcast:
+        """The broadcast; if it is sent as updates, it is kept in the node's state for the next round."""
+        like = self.fed.task.params
+        if request.base:
+            params = self._held(context, request.base)
+            for _, frame in sorted(records[ARRAYS].items(), key=lambda item: int(item[0])):  # by round
+                params = received(True, unpack(frame.data, like=like), params)
+        else:
+            params = unpack(records[ARRAYS][KEY].data, like=like)
+        if self.fed.downlink.lossy and self.fed.downlink.update:
+            context.state[HELD] = ArrayRecord({str(request.number): enclose(pack(EXACT, params))})
+        control, _ = self.fed.algorithm.server.init(params, self.fed.task.trained)
         return Broadcast(params, unpack(records[CONTROL][KEY].data, like=control) if control else {})
+
+    def _held(self, context: Context, number: int) -> Params:
+        record = context.state.array_records.get(HELD)
+        if record is None or str(number) not in record:
+            raise ValueError(f"this node does not have the broadcast of round {number}; it may have been restarted")
+        return unpack(record[str(number)].data, like=self.fed.task.params)
 
     def _train(
         self, client: int, request: TrainRequest, sent: Broadcast, memory: NodeMemory, info: RoundInfo
     ) -> Upload:
         fed, name = self.fed, f"client-{client}"
-        uplink, rule = fed.groups[int(fed.group[client])].uplink, fed.algorithm.client
+        uplink, rule = fed.uplinks[int(fed.group[client])], fed.algorithm.client
         keeps = remembers(rule, uplink)
         recalled = memory.recall(name, info) if keeps else Recalled({}, False)
-        # a lost control is replaced by the server's, which makes the correction zero
-        start = dict(sent.control) if recalled.lost else recalled.memory
+        start = rule.recover(take(sent.params, fed.task.trained), sent) if recalled.lost else recalled.memory
         plan = draw_plan(
             fed.partition,
             [client],
@@ -84,7 +101,7 @@ class ClientRunner:
             upload = self.client.train(job, 0, start, recalled.lost)
         except TrainingError as problem:  # only this client fails, not the others of the node
             return Upload(client, b"", b"", {}, [], 0.0, (0.0, 0.0), str(problem))
-        if keeps and not upload.failure:
+        if keeps and not upload.failure and not upload.silent:
             memory.keep(name, info.session, request.number, upload.memory)
         return upload
 

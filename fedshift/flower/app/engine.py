@@ -8,21 +8,24 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedshift.algorithms.base import defines
 from fedshift.core.types import CPU, Params
 from fedshift.engines.sequential import Sequential
 from fedshift.flower.addon.arrays import CONTROL, FRAME, KEY, enclose
+from fedshift.flower.addon.outbox import Outbox
 from fedshift.flower.addon.replies import brief
-from fedshift.flower.app.nodes import Nodes, Outbox
-from fedshift.flower.app.protocol import ARRAYS, CONFIG, EXTRA, FRAMES, TRAIN, TrainRequest, read_report, remembers
+from fedshift.flower.app.nodes import Nodes
+from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, TrainRequest, read_report
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
+from fedshift.rounds.uplink import NODE, remembers
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import EXACT, header, pack
 
-ROUND = "flower/round"  # key in the run's memory of a client: round of its last accepted upload
+ROUND = f"{NODE}round"  # key in the run's memory of a client: round of its last accepted upload
 TIMEOUT, WAIT = 3600.0, 600.0  # seconds, for the replies of a round and for nodes to connect
 
 
@@ -51,6 +54,8 @@ class Flower:
         self.nodes = Nodes(grid, wait, tell)
         self.started = False
         self.lost = 0  # number of memories lost so far
+        self.frames: dict[int, bytes] = {}  # of broadcasts that are updates, by round
+        self.held: dict[int, int] = {}  # partition -> round of the broadcast that its node holds
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         return [self._cohort(job) for job in jobs]
@@ -69,17 +74,22 @@ class Flower:
             part = client % parts
             if part not in at:
                 yield failed(client, f"its node, partition {part}, is not connected")
+                continue
+            reply = outbox.reply(at[part])
+            if reply is None or reply.has_error():
+                self.held.pop(part, None)
             else:
-                yield self._upload(job, i, outbox.reply(at[part]))
+                self.held[part] = job.number
+            yield self._upload(job, i, reply)
 
     def _messages(self, job: Job, at: dict[int, int], parts: int) -> list[Message]:
         """Return one message per node; all share the same array objects, so that Flower transfers them once."""
-        model = {ARRAYS: ArrayRecord({KEY: enclose(pack(EXACT, job.sent.params))})}
-        if job.sent.control:
-            model[CONTROL] = ArrayRecord({KEY: enclose(pack(EXACT, job.sent.control))})
-        messages = []
+        arrays, messages = self._broadcasts(job), list[Message]()
+        control = {CONTROL: ArrayRecord({KEY: enclose(pack(EXACT, job.sent.control))})} if job.sent.control else {}
         for part in sorted({client % parts for client in job.clients} & at.keys()):
             clients = [client for client in job.clients if client % parts == part]
+            base = self.held.get(part, 0)
+            base = base if base in arrays else 0
             request = TrainRequest(
                 number=job.number,
                 steps=job.plan.lr.shape[-1],
@@ -89,10 +99,27 @@ class Flower:
                 histograms=job.histograms,
                 clients=clients,
                 accepted=[int(job.recall(client).get(ROUND, 0)) for client in clients],
+                base=base,
             )
-            content = RecordDict({**model, CONFIG: request.config()})
+            content = RecordDict({ARRAYS: arrays[base], **control, CONFIG: request.config()})
             messages.append(Message(content, at[part], TRAIN, group_id=str(job.number)))
         return messages
+
+    def _broadcasts(self, job: Job) -> dict[int, ArrayRecord]:
+        """Arrays for nodes by the round of the broadcast that they hold; 0 for nodes that hold none."""
+        whole = pack(EXACT, job.sent.params)
+        if job.broadcast is None or not header(job.broadcast).update:
+            return {0: ArrayRecord({KEY: enclose(job.broadcast or whole)})}
+        self.frames[job.number] = job.broadcast
+        arrays, total, frames = {0: ArrayRecord({KEY: enclose(whole)})}, 0, dict[str, Array]()
+        for number in range(job.number, 1, -1):  # as many frames as are shorter than the model
+            total += len(self.frames[number]) if number in self.frames else len(whole)
+            if total >= len(whole):
+                break
+            frames = {str(number): enclose(self.frames[number]), **frames}
+            arrays[number - 1] = ArrayRecord(dict(frames))
+        self.frames = {number: frame for number, frame in self.frames.items() if number - 1 in arrays}
+        return arrays
 
     def _upload(self, job: Job, i: int, reply: Message | None) -> Upload:
         """Return the upload of a client from its node's reply; an invalid reply makes only this client fail."""
@@ -104,10 +131,14 @@ class Flower:
             return failed(client, f"its node answered with error {reply.error.code}: {why}")
         try:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
+            if upload.silent and defines(job.rule, "sends"):
+                return upload
+            if upload.silent:
+                raise ValueError("its report is invalid")
             if upload.failure:
                 return failed(client, upload.failure, upload.seconds)
             frame = _frame(reply, str(client))
-            extra = _frame(reply, f"{client}{EXTRA}") if job.rule.extra == "sent" else b""
+            second = _frame(reply, f"{client}{SECOND}") if defines(job.rule, "second") else b""
             head = header(frame)
             if head.base != job.number:
                 raise WireError(f"the upload belongs to round {head.base}, not {job.number}")
@@ -119,7 +150,7 @@ class Flower:
             self.lost += 1
             self.tell(f"round {job.number}: client {client} lost its memory, which was reset ({self.lost} so far)")
         kept = {ROUND: torch.tensor(job.number)} if remembers(job.rule, job.uplinks[i]) else {}
-        return upload._replace(frame=frame, extra=extra, memory=kept)
+        return upload._replace(frame=frame, second=second, memory=kept)
 
 
 def _frame(reply: Message, name: str) -> bytes:

@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord
 
-from fedshift.algorithms import ClientRule
 from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.replies import brief
 from fedshift.rounds.engine import Histogram, Upload
-from fedshift.rounds.uplink import Uplink
 from fedshift.rounds.upload_stats import BINS
 
 TRAIN = "train"
 ARRAYS, CONFIG = "arrays", "config"  # names of the records of a message; a reply has the second as well
 FRAMES = "frames"
-EXTRA = "/extra"  # suffix of a client's number in the name of its second frame
+SECOND = "/second"  # suffix of a client's number in the name of its second frame
 
 
 class TrainRequest(NamedTuple):
@@ -35,6 +33,7 @@ class TrainRequest(NamedTuple):
     histograms: bool
     clients: list[int]
     accepted: list[int]  # round of the last accepted upload of each client; 0 for none
+    base: int  # round of the broadcast that the arrays update, if they are updates; 0 if they are the whole model
 
     def config(self) -> ConfigRecord:
         return ConfigRecord(self._asdict())
@@ -53,11 +52,6 @@ def digest(experiment: Experiment) -> str:
     return f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"
 
 
-def remembers(rule: ClientRule, uplink: Uplink) -> bool:
-    """True if a client keeps a memory between rounds; server and node must agree."""
-    return rule.extra != "none" or (uplink.feedback and uplink.lossy)
-
-
 def report(upload: Upload) -> str:
     """Statistics of an upload as JSON, without its frames."""
     stats = {
@@ -66,6 +60,7 @@ def report(upload: Upload) -> str:
         "seconds": upload.seconds,
         "failure": upload.failure,
         "histograms": upload.histograms,
+        "silent": upload.silent,
     }
     return json.dumps(stats)
 
@@ -78,9 +73,10 @@ def read_report(client: int, text: object, layers: Sequence[str]) -> Upload:
         seconds = _measure(stats["seconds"][0], math.inf), _measure(stats["seconds"][1], math.inf)
         drift = [(_measure(before), _measure(after)) for before, after in stats["drift"]]
         histograms = tuple(_histogram(values, layers) for values in stats["histograms"])
-        if len(drift) != (0 if failure else len(layers)):
+        silent = stats["silent"] is True
+        if len(drift) != (0 if failure or silent else len(layers)):
             raise ValueError
-        return Upload(client, b"", b"", {}, drift, _measure(stats["error"]), seconds, failure, histograms)
+        return Upload(client, b"", b"", {}, drift, _measure(stats["error"]), seconds, failure, histograms, silent)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
         raise ValueError("its report is invalid") from None
 

@@ -53,9 +53,10 @@ class Work:
         return {name: w.detach().clone() for name, w in self.model.state_dict().items()}
 
 
-def all_nodes(nodes: int, pack: bool = False) -> FedShift:
+def all_nodes(nodes: int, pack: bool = False, downlink: int = 32) -> FedShift:
     """FedAvg on all nodes in every round, without evaluation."""
-    return FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes), pack=pack)
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    return FedShift(strategy, pack=pack, downlink=downlink)
 
 
 def on_grid(start: Params, train: Callable[[Params, int], Params], codec: Codec, clients: int) -> Callable[[], Params]:
@@ -78,7 +79,8 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     rounds, nodes = int(context.run_config["rounds"]), int(context.run_config["nodes"])
-    strategy = all_nodes(nodes, pack=context.run_config["uplink"] != PLAIN)
+    plain, downlink = context.run_config["uplink"] == PLAIN, int(context.run_config["downlink"])
+    strategy = all_nodes(nodes, pack=not plain, downlink=downlink)
     strategy.start(grid, ArrayRecord(Work().start), rounds, TIMEOUT)
     if [stats.used for stats in strategy.rounds] != [nodes] * rounds:
         raise RuntimeError(f"uploads are missing: {strategy.rounds}")

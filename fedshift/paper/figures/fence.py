@@ -17,7 +17,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from fedshift.algorithms import Algorithm, Shift, chain, shorter
+from fedshift.algorithms import Algorithm, ServerRule, Shift, chain, fedavg, shifted, shorter
 from fedshift.core.files import RunError
 from fedshift.core.types import Broadcast, Params, Round
 from fedshift.data.datasets import load
@@ -68,14 +68,11 @@ class LayerStep(NamedTuple):
         return (self.gain > 0) == (gain(self.share, self.ratio) > 0)
 
 
-@dataclass
-class Watch:
+@dataclass(eq=False)
+class Watch(ServerRule):
     """Server rule that records w^t, w^{t+1} and w_hat^{t+1}, as the last rule of a chain; it changes nothing."""
 
     seen: list[tuple[Params, Params, Params, float]] = field(default_factory=list)
-
-    def init(self, params: Params) -> Params:
-        return {}
 
     def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
         self.seen.append((rnd.start.params, rnd.mean, out.params, rnd.share))
@@ -89,14 +86,13 @@ def steps() -> list[LayerStep]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)).double()
-    training = Run(Experiment(**WATCHED), model=model, data=digits)
-    client, server = training.fed.algorithm
-    training.fed = replace(training.fed, algorithm=Algorithm(client, chain(server, watch)))
+    client, server = shifted(fedavg())
+    training = Run(Experiment(**WATCHED), model=model, data=digits, algorithm=Algorithm(client, chain(server, watch)))
     for _ in training:
         pass
     return [
-        step(start[name], average[name], shifted[name], share)
-        for start, average, shifted, share in watch.seen
+        step(start[name], average[name], after[name], share)
+        for start, average, after, share in watch.seen
         for name in training.fed.layers
     ]
 
@@ -150,7 +146,7 @@ def subtracted(record: FinishedRun, number: int, share: float) -> float:
     if not config.on:
         return share
     rule = Shift(config.per, config.share, config.max_share, config.warmup)
-    return rule.share_in(Round(number, 0, 0, Broadcast({}, {}), {}, {}, share))
+    return rule.share_in(Round(number, 0, 0, Broadcast({}, {}), {}, share))
 
 
 class Spread(NamedTuple):

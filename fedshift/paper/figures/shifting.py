@@ -33,7 +33,7 @@ BINS = 90
 SIDE: dict[int, Literal["bottom", "top"]] = {1: "bottom", -1: "top"}
 
 
-class RoundUploads(NamedTuple):
+class DecodedRound(NamedTuple):
     """One layer of each decoded upload, of their average, and of the shifted average."""
 
     layer: str
@@ -65,7 +65,7 @@ def uploads(data: Dataset, epochs: int = EPOCHS) -> list[tuple[bytes, Params]]:
     return frames
 
 
-def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> RoundUploads:
+def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> DecodedRound:
     """Aggregate frames as the server does; the default layer has the largest |mean| relative to its spread."""
     total = Mean(like)
     lossy = [total.add(frame).lossy for frame in frames]
@@ -74,7 +74,7 @@ def aggregated(frames: list[bytes], like: Params, layer: str | None = None) -> R
     weights = {name: average[name] for name in layers(average)}
     layer = layer or max(weights, key=lambda name: abs(mean(weights[name])) / float(weights[name].std()))
     decoded = [unpack(frame, like)[layer] for frame in frames]
-    return RoundUploads(layer, decoded, lossy, average[layer], moved[layer], share)
+    return DecodedRound(layer, decoded, lossy, average[layer], moved[layer], share)
 
 
 def draw() -> DrawnFigure:
@@ -129,7 +129,7 @@ def _ridge(axes: Axes, w: Tensor, row: int, reach: float, colour: str) -> None:
     axes.plot([mean(w)] * 2, [row, row + 0.85], color=colour, linewidth=1)
 
 
-def _means(axes: Axes, result: RoundUploads) -> None:
+def _means(axes: Axes, result: DecodedRound) -> None:
     """Draw the means on an enlarged scale, in the same rows as the weights."""
     before, after = mean(result.average), mean(result.shifted)
     for x, lossy in zip(result.means, result.lossy, strict=True):

@@ -1,0 +1,62 @@
+"""Listing of algorithms and codecs, with the names that settings use."""
+
+import inspect
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from fedshift.algorithms.table import ALGORITHMS, described
+from fedshift.codecs.named import CODERS, QUANTIZERS, WIDTH
+from fedshift.core.tables import Listing
+
+
+def methods(as_json: bool) -> None:
+    """Print all algorithms, quantizers and coders."""
+    found = catalog()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    console = Console()
+    for listing in listings(found):
+        console.print(listing.drawn())
+    console.print("Settings: algorithm.name, uplink.quantizer and uplink.coder; arguments go into the same table.")
+
+
+def catalog() -> dict[str, list[dict[str, Any]]]:
+    """Name, description and settings with their defaults of each; None for a setting without default."""
+    return {
+        "algorithms": [described(name)._asdict() for name in ALGORITHMS],
+        "quantizers": [
+            {"name": name, "line": quantizer.line, "settings": {"bits": WIDTH.get(name), **quantizer.sizes}}
+            for name, quantizer in QUANTIZERS.items()
+        ],
+        "coders": [
+            {"name": name, "line": inspect.cleandoc(coder.__doc__ or "").partition("\n")[0], "settings": {}}
+            for name, coder in CODERS.items()
+        ],
+    }
+
+
+def listings(found: dict[str, list[dict[str, Any]]]) -> list[Listing]:
+    """Tables of a catalog; algorithms of one paper share a line of references."""
+    tables = [
+        Listing(
+            kind.capitalize(),
+            ("name", "description", "settings"),
+            [(item["name"], item["line"], _settings(item["settings"])) for item in items],
+            what=3,
+        )
+        for kind, items in found.items()
+    ]
+    papers: dict[str, list[str]] = {}
+    for item in found["algorithms"]:
+        papers.setdefault(item["reference"], []).append(item["name"])
+    rows = [(", ".join(names), reference) for reference, names in papers.items()]
+    return [tables[0], Listing("References", ("algorithm", "reference"), rows, what=2), *tables[1:]]
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    """Settings as in a file; only the name of those without a default."""
+    return ", ".join(name if value is None else f"{name} = {json.dumps(value)}" for name, value in settings.items())

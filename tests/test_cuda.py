@@ -22,6 +22,7 @@ from fedshift import (
 )
 from fedshift.codecs import Quantizer
 from fedshift.core import rng
+from tests.cuda import without_waiting
 from tests.federations import Normed, federation, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -74,11 +75,8 @@ def test_estimated_lengths_are_those_of_the_cpu_and_nothing_waits_for_the_gpu() 
     counts = torch.stack([torch.bincount(row, minlength=256) for row in codes])
     on_gpu = counts.cuda()
     coders: tuple[BitPack | Range, ...] = BitPack(), Range()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         estimates = [coder.estimate(on_gpu, 8) for coder in coders]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for coder, estimate in zip(coders, estimates, strict=True):
         assert estimate.is_cuda
         assert torch.allclose(estimate.cpu(), coder.estimate(counts, 8), rtol=1e-12)

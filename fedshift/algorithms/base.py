@@ -118,6 +118,11 @@ def defines(rule: ClientRule | ServerRule, method: str) -> bool:
     return getattr(type(rule), method) is not getattr(base, method)
 
 
+def uses_travel(rule: ClientRule) -> bool:
+    """True if the rule defines a method that gets `travel`."""
+    return any(defines(rule, method) for method in ("message", "second", "remember"))
+
+
 class Algorithm(NamedTuple):
     """Client rule and server rule: `shifted(fedprox())`, for example.
 

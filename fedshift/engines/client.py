@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import defines
+from fedshift.algorithms.base import defines, uses_travel
 from fedshift.codecs.base import finite
 from fedshift.core import rng
 from fedshift.core.tree import same, take, tmap
@@ -21,7 +21,6 @@ from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
 from fedshift.wire.writer import EXACT, Writer, pack
 
-WITH_TRAVEL = "message", "second", "remember"  # methods of a rule that get `travel`
 NOWHERE = torch.zeros(())
 
 
@@ -90,8 +89,8 @@ class Client:
             rule_memory = rule.receive(sent, rule_memory or rule.init(take(sent.params, self.trained)))
             plan = Plan(*(part[i] for part in job.plan))
             w = self.sgd(job, plan, rule_memory)
-            weights, moved = take(w, self.trained), any(defines(rule, name) for name in WITH_TRAVEL)
-            distance = travel(plan, self.task.momentum) if moved else NOWHERE
+            weights = take(w, self.trained)
+            distance = travel(plan, self.task.momentum) if uses_travel(rule) else NOWHERE
             silent = defines(rule, "sends") and not rule.sends(weights, sent, rule_memory)
             upload = w | rule.message(weights, sent, rule_memory, distance) if defines(rule, "message") else w
         middle = time.perf_counter()

@@ -310,7 +310,9 @@ def optimizers(choice: CellChoice = EVERYTHING) -> list[Cell]:
     plain = mixed("fedavg", 32, False)
     changed = [
         Cell(
-            plain.name.replace("fedavg", name), (TITLES[name], *plain.label[1:]), merge(plain.settings, {"algorithm": x})
+            plain.name.replace("fedavg", name),
+            (TITLES[name], *plain.label[1:]),
+            merge(plain.settings, {"algorithm": x}),
         )
         for name, x in OPTIMIZERS.items()
     ]

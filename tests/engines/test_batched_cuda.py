@@ -16,6 +16,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import read
+from tests.cuda import without_waiting
 from tests.engines.test_batched import uploads
 from tests.engines.test_engines import CASES
 from tests.federations import federation, train
@@ -132,11 +133,8 @@ def test_estimated_bytes_are_those_of_real_frames_within_one_percent(
 def test_codes_are_counted_without_synchronization(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (20, 5000), dtype=torch.uint8)
     on_device = codes.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         counted = counts([on_device], 20, bits)
         estimate = Range().estimate(counted, bits)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert estimate is not None
     assert torch.equal(counted.cpu(), counts([codes], 20, bits))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift.algorithms.base import defines
+from fedshift.algorithms.base import defines, uses_travel
 from fedshift.codecs.base import NOT_FINITE, Codec, counts
 from fedshift.codecs.exact import Cast
 from fedshift.core import rng
@@ -50,7 +50,7 @@ class TrainedJob(NamedTuple):
     upload: Params  # (K, ...) the same, or messages of the clients' rule
     memory: list[Params]  # of each client, before the round
     rule_memory: Params  # (K, ...) the rule's part of the memory, {} if it has none
-    travel: Tensor  # (K,)
+    travel: Tensor  # (K,), or () if the rule does not use it
     sends: list[bool]  # False for a client that does not upload
 
     def base(self, task: Task) -> Params:
@@ -60,7 +60,9 @@ class TrainedJob(NamedTuple):
 def trained_job(task: Task, job: Job, w: Params, memory: list[Params], rule_memory: Params) -> TrainedJob:
     """Messages of the clients of a job after training."""
     rule, sent = job.rule, job.sent
-    distance = travel(job.plan, task.momentum).to(_device(w))
+    distance = torch.zeros(())
+    if uses_travel(rule):  # otherwise not computed: it waits for the device
+        distance = travel(job.plan, task.momentum).to(_device(w))
     upload = rule.message(w, sent, rule_memory, distance) if defines(rule, "message") else w
     sends = [True] * len(job.clients)
     if defines(rule, "sends"):

@@ -1,7 +1,8 @@
 """Quantizers (numbers <-> codes), coders (codes <-> bytes) and the groups they work on."""
 
-from fedshift.codecs.base import Codec, Coder, Groups, PerBlock, PerChannel, PerTensor, Quantizer
+from fedshift.codecs.base import Coder, Groups, Lookup, Quantizer, Transform
 from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.codec import Codec, PerBlock, PerChannel, PerTensor
 from fedshift.codecs.entropy import Range, Zstd
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans
@@ -17,6 +18,7 @@ __all__ = [
     "Groups",
     "Identity",
     "KMeans",
+    "Lookup",
     "PerBlock",
     "PerChannel",
     "PerTensor",
@@ -25,6 +27,7 @@ __all__ = [
     "Step",
     "Stochastic",
     "Ternary",
+    "Transform",
     "Uniform",
     "Zstd",
 ]

@@ -1,86 +1,142 @@
-"""Contracts of codecs: quantizers, coders and groups.
+"""Contracts of the parts of a codec: quantizers, coders, groups and transforms.
 
-    tensor --groups--> rows of numbers --quantizer--> rows of codes + side --coder--> bytes
+    tensor --transform--> --groups--> rows of numbers --quantizer--> rows of codes + side --coder--> bytes
 
-A quantizer turns each row into small integers and side data that a decoder needs (a range, a
-codebook). A coder turns the codes of one tensor into bytes, without loss. Groups define the rows.
+A transform changes the numbers of a tensor before they are quantized, for example by a rotation. Groups define the
+rows. A quantizer turns each row into small integers and side data that a decoder needs (a range, a codebook). A coder
+turns codes into bytes, without loss.
+
+A part describes itself: its number in the wire format, and the parameters that a decoder needs, as bytes. Parameters
+that only an encoder needs, such as a target rate, are not sent.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedshift.codecs.bitpack import BitPack
-from fedshift.core import rng
-
 Side = Tensor  # float32 (rows, width): data that a decoder needs in addition to the codes
 Shape = Sequence[int]
 NOT_FINITE = "contains NaN or infinity, which cannot be quantized"
-LANES = 64  # counters per code on a GPU
 CHUNK = 1 << 17  # values processed at a time on a CPU: a chunk and its temporaries stay in the L2 cache
+MOST_LEVELS = 256  # codes are bytes
+USERS = 128  # numbers from here to 255 are for users' own codecs
+MOST_PARAMETERS = 255  # bytes
 
 
-class Quantizer(Protocol):
+class Numbered:
+    """A part of a codec with a number in the wire format: `class Mine(Lookup, number=130)`.
+
+    A frame contains the number of the exact class, so that a class without `number` cannot be sent, even if it is
+    derived from one with a number.
+    """
+
+    kind: ClassVar[str] = "part"
+    number: ClassVar[int | None] = None
+    known: ClassVar[dict[int, type[Any]]] = {}
+
+    def __init_subclass__(cls, number: int | None = None, **further: Any) -> None:
+        super().__init_subclass__(**further)
+        cls.number = number
+        if number is None:
+            return
+        ours = cls.__module__.partition(".")[0] == "fedshift"
+        if not (0 <= number < USERS if ours else USERS <= number < 256):
+            raise ValueError(f"{cls.__name__}: number {number} must be between {USERS} and 255")
+        other = cls.known.get(number)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"{cls.__name__}: {cls.kind} {number} is already {other.__module__}.{other.__qualname__}; "
+                f"take another number between {USERS} and 255"
+            )
+        cls.known[number] = cls
+
+    def parameters(self) -> bytes:
+        """What a decoder needs to know about this part: at most 255 bytes."""
+        return b""
+
+    @classmethod
+    def read(cls, parameters: bytes) -> Self:
+        """Part with these parameters, for decoding; ValueError if they are invalid."""
+        if parameters:
+            raise ValueError(f"{cls.__name__} has no parameters, but {len(parameters)} bytes of them were sent")
+        return cls()
+
+
+class Quantizer(Numbered, ABC):
     """Rows of numbers <-> rows of codes, on any device."""
 
-    @property
-    def bits(self) -> int:
-        """Bits per value; above 8, the codes of a value are its bits / 8 bytes."""
+    kind = "quantizer"
+    known: ClassVar[dict[int, type["Quantizer"]]] = {}
+    plain: ClassVar[bool] = False  # True if the codes are the bytes of the values, in the dtype `stored`
+    lossy: ClassVar[bool] = True
+    random: bool = False  # True if `encode` needs a key
 
-    @property
-    def lossy(self) -> bool: ...
-
-    @property
-    def random(self) -> bool:
-        """True if the quantizer needs a key."""
-
+    @abstractmethod
     def width(self, n: int) -> int:
         """Numbers of side data for a row of n values."""
 
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
-        """x float32 (rows, n), n > 0; key int64 (rows,), for random rounding -> codes uint8 (rows, n), side."""
+    @abstractmethod
+    def levels(self, n: int) -> int:
+        """Number of different codes of a row of n values: codes are below it; at most 256."""
 
+    @abstractmethod
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
+        """x float32 (rows, n), n > 0 -> codes uint8 (rows, n), side.
+
+        key int64 (rows,), for random rounding; scale float64 (rows,), the result of `prepare` for the client of each
+        row, or None if there is none.
+        """
+
+    @abstractmethod
     def decode(self, codes: Tensor, side: Side) -> Tensor:
         """codes uint8 (rows, n), side (rows, width) -> float32 (rows, n)."""
 
+    @abstractmethod
+    def reach(self, side: Side, highest: int) -> float:
+        """Upper bound on decoded magnitudes for codes up to `highest`; NaN if the side data contain NaN."""
 
-@dataclass(frozen=True)
-class Lookup(ABC):
-    """A quantizer of 1 to 8 bits that decodes with a table: code q of row r represents table[r, q]."""
+    def stored(self, dtype: torch.dtype) -> torch.dtype:
+        """Dtype whose bytes are the codes of a tensor of `dtype`."""
+        return torch.uint8
 
-    bits: int
-    random = False
+    def table(self, side: Side) -> Tensor | None:
+        """Values of all codes, float32 (rows, levels), or None if they are not decoded with a table."""
+        return None
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 8:
-            raise ValueError(f"{type(self).__name__}(bits={self.bits}): bits must be between 1 and 8")
+    def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One number per client for `encode`, computed from all its tensors, float32 (K, n_i): float64 (K,)."""
+        raise NotImplementedError
 
     @property
-    def lossy(self) -> bool:
-        return True
+    def prepares(self) -> bool:
+        """True if `encode` expects the result of `prepare`."""
+        return type(self).prepare is not Quantizer.prepare
 
-    @abstractmethod
-    def width(self, n: int) -> int: ...
+    @property
+    def stack(self) -> Hashable:
+        """Key of quantizers that encode alike if they get the results of their own `prepare`."""
+        return self
 
-    @abstractmethod
-    def levels(self, n: int) -> int:
-        """Entries of the table of a row of n values."""
+    @property
+    def most(self) -> float:
+        """Largest magnitude that can be encoded."""
+        return torch.finfo(torch.float64).max
+
+
+class Lookup(Quantizer):
+    """A quantizer that decodes with a table: code q of row r represents table[r, q]."""
 
     @abstractmethod
     def table(self, side: Side) -> Tensor:
         """side (rows, width) -> float32 (rows, levels)."""
 
-    @abstractmethod
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]: ...
-
     def reach(self, side: Side, highest: int) -> float:
-        """Largest magnitude that codes up to `highest` can represent; NaN if the side data contain NaN."""
         return max(map(abs, ends(side)), key=lambda end: (math.isnan(end), end))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
@@ -98,156 +154,103 @@ class Lookup(ABC):
         return out
 
 
-class Coder(Protocol):
-    """The codes of one tensor <-> bytes, without loss."""
+@dataclass(frozen=True)
+class FixedWidth(Lookup):
+    """A quantizer with a table for codes of 1 to 8 bits."""
 
-    def encode(self, codes: Tensor, bits: int) -> bytes:
-        """codes uint8 (n,), each below 2^bits."""
+    bits: int
 
-    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
-        """Return the n codes; raise ValueError if data cannot be the encoding of n codes."""
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise ValueError(f"{type(self).__name__}(bits={self.bits}): bits must be between 1 and 8")
 
-    def size(self, n: int, bits: int) -> int | None:
+    def parameters(self) -> bytes:
+        return bytes([self.bits])
+
+    @classmethod
+    def read(cls, parameters: bytes) -> Self:
+        if len(parameters) != 1:
+            raise ValueError(f"{cls.__name__} has {len(parameters)} bytes of parameters instead of 1")
+        return cls(parameters[0])
+
+
+class Verbatim(Quantizer):
+    """A quantizer whose codes are the bytes of the values, exact or in a shorter dtype."""
+
+    plain = True
+
+    def width(self, n: int) -> int:
+        return 0
+
+    def levels(self, n: int) -> int:
+        return MOST_LEVELS
+
+    def reach(self, side: Side, highest: int) -> float:
+        return math.inf  # the values themselves show their magnitude
+
+
+class Coder(Numbered, ABC):
+    """Codes of one or more tensors <-> bytes, without loss."""
+
+    kind = "coder"
+    known: ClassVar[dict[int, type["Coder"]]] = {}
+
+    @abstractmethod
+    def encode(self, codes: Tensor, levels: int) -> bytes:
+        """codes uint8 (n,), each below levels."""
+
+    @abstractmethod
+    def decode(self, data: bytes | memoryview, n: int, levels: int) -> Tensor:
+        """Return the n codes; raise ValueError if data cannot be the encoding of n codes below levels."""
+
+    @abstractmethod
+    def size(self, n: int, levels: int) -> int | None:
         """len(encode(...)) for any n codes, or None if it depends on the codes."""
 
-    def most(self, n: int, bits: int) -> int:
+    @abstractmethod
+    def most(self, n: int, levels: int) -> int:
         """Upper bound on len(encode(...)) for any n codes."""
 
-    def estimate(self, counts: Tensor, bits: int) -> Tensor | None:
+    def estimate(self, counts: Tensor) -> Tensor | None:
         """Expected len(encode(...)) of codes with counts[..., q] occurrences of code q; None if unknown.
 
-        counts (..., 2^bits) of any integer type -> float64 (...) on the device of counts, without synchronization.
+        counts (..., levels) of any integer type -> float64 (...) on the device of counts, without synchronization.
         """
+        return None
 
 
-class Groups(Protocol):
+class Groups(Numbered, ABC):
     """Values that share side data."""
 
+    kind = "groups"
+    known: ClassVar[dict[int, type["Groups"]]] = {}
+
+    @abstractmethod
     def segments(self, shape: Shape) -> list[tuple[int, int]]:
         """Consecutive matrices (rows, n) of the flattened tensor; [] for an empty tensor."""
 
 
-@dataclass(frozen=True)
-class PerTensor:
-    """One row per tensor, as in the paper.
+class Transform(Numbered, ABC):
+    """An invertible change of all values of a tensor before they are quantized, determined by a seed."""
 
-    >>> PerTensor().segments((64, 3, 5, 5))
-    [(1, 4800)]
-    """
+    kind = "transform"
+    known: ClassVar[dict[int, type["Transform"]]] = {}
 
-    def segments(self, shape: Shape) -> list[tuple[int, int]]:
-        return _matrices((1, math.prod(shape)))
+    @abstractmethod
+    def length(self, n: int) -> int:
+        """Number of values that n values are turned into, at least n."""
 
+    @abstractmethod
+    def encode(self, x: Tensor, seeds: Tensor) -> Tensor:
+        """x float32 (K, n), seeds int64 (K,) below 2^32 -> float32 (K, length(n))."""
 
-@dataclass(frozen=True)
-class PerChannel:
-    """One row per index of the first axis: an output channel, a neuron.
+    @abstractmethod
+    def decode(self, y: Tensor, seeds: Tensor, n: int) -> Tensor:
+        """The inverse: (K, length(n)) -> (K, n)."""
 
-    >>> PerChannel().segments((64, 3, 5, 5))
-    [(64, 75)]
-    """
-
-    def segments(self, shape: Shape) -> list[tuple[int, int]]:
-        return _matrices((shape[0], math.prod(shape[1:]))) if shape else _matrices((1, 1))
-
-
-@dataclass(frozen=True)
-class PerBlock:
-    """One row per n consecutive values; the last row may be shorter.
-
-    >>> PerBlock(4).segments((3, 3))
-    [(2, 4), (1, 1)]
-    """
-
-    n: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n < 1 << 32:
-            raise ValueError(f"PerBlock(n={self.n}): n must be between 1 and 2^32 - 1")
-
-    def segments(self, shape: Shape) -> list[tuple[int, int]]:
-        full, rest = divmod(math.prod(shape), self.n)
-        return _matrices((full, self.n), (1, rest))
-
-
-def _matrices(*segments: tuple[int, int]) -> list[tuple[int, int]]:
-    return [(rows, n) for rows, n in segments if rows * n]
-
-
-@dataclass(frozen=True)
-class Codec:
-    """Quantizer, coder and groups: `Codec(KMeans(4))` is the paper's 4-bit upload.
-
-    Tensors with fewer than `min_axes` axes (biases, norms) and integer tensors are sent exactly,
-    unless `min_axes` is lowered or `integers` is set.
-
-    >>> from fedshift import Codec, KMeans
-    >>> codec = Codec(KMeans(4))
-    >>> codec.coder, codec.groups, codec.min_axes, codec.integers
-    (BitPack(), PerTensor(), 2, False)
-    """
-
-    quantizer: Quantizer
-    coder: Coder = BitPack()
-    groups: Groups = PerTensor()
-    min_axes: int = 2
-    integers: bool = False
-
-    def covers(self, x: Tensor) -> bool:
-        """True if x is quantized rather than sent exactly."""
-        return x.ndim >= self.min_axes and (self.integers or x.is_floating_point())
-
-    def encode(self, x: Tensor, key: Tensor | None = None) -> list[tuple[Tensor, Side]]:
-        """K stacked tensors (K, *shape) -> codes (K * rows, n) and side data of each segment; key int64 (K,)."""
-        stack = x.shape[0]
-        flat = x.detach().reshape(stack, -1).float()
-        parts, start, first = [], 0, 0
-        for rows, n in self.groups.segments(x.shape[1:]):
-            matrix = flat[:, start : start + rows * n].reshape(stack * rows, n)
-            row = torch.arange(first, first + rows, device=x.device)
-            keys = None if key is None else rng.fold(key.to(x.device)[:, None], row).flatten()
-            parts.append(self.quantizer.encode(matrix, keys))
-            start, first = start + rows * n, first + rows
-        return parts
-
-    def decode(self, parts: list[tuple[Tensor, Side]], stack: int, shape: Shape) -> Tensor:
-        """Codes and side data of each segment -> decoded values, float32 (K, *shape)."""
-        flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in parts]
-        return (torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)).reshape(stack, *shape)
-
-
-def counts(codes: Sequence[Tensor], stack: int, bits: int) -> Tensor:
-    """Occurrences of each code in each of K stacked tensors, from the codes (K * rows, n) of every segment.
-
-    Returns int64 (K, 2^bits) on the device of the codes, without synchronization.
-
-    >>> counts([torch.tensor([[0, 3, 3], [1, 1, 1]], dtype=torch.uint8)], stack=2, bits=2)
-    tensor([[1, 0, 0, 2],
-            [0, 3, 0, 0]])
-    """
-    levels = 1 << bits
-    total = torch.zeros(stack, levels, dtype=torch.int64, device=codes[0].device)
-    for part in codes:
-        rows = part.reshape(stack, -1)
-        if rows.device.type == "cpu":
-            total += torch.stack([torch.bincount(row, minlength=levels) for row in rows])
-        else:  # torch.bincount would synchronize with the device
-            total += counts_by_lanes(rows, levels)
-    return total
-
-
-def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
-    """Occurrences of each code in each row, uint8 (K, n) -> int64 (K, levels), without synchronization.
-
-    Each lane has separate counters, so that neighbouring threads of a GPU do not wait for one another.
-    """
-    stack, n = rows.shape
-    lane = torch.arange(n, dtype=torch.int32, device=rows.device) % LANES
-    first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
-    slot = rows.int().mul_(LANES).add_(lane).add_(first)
-    ones = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
-    counters = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
-    return counters.index_add_(0, slot.flatten(), ones).view(stack, levels, LANES).sum(2)
+    @abstractmethod
+    def reach(self, largest: float, n: int) -> float:
+        """Upper bound on the magnitudes of n decoded values if those of y are at most `largest`."""
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -15,21 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedshift.codecs.base import Coder
+
 Words = NDArray[np.uint64]
 
 WORDS = 1 << 13  # words packed at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True)
-class BitPack:
-    """Exactly `bits` bits per code: ceil(n * bits / 8) bytes.
+class BitPack(Coder, number=0):
+    """b bits per code, as many as the largest code needs: ceil(n * b / 8) bytes.
 
-    >>> BitPack().encode(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8), bits=4).hex(" ")
+    >>> BitPack().encode(torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8), levels=16).hex(" ")
     '21 43 05'
     """
 
-    def encode(self, codes: Tensor, bits: int) -> bytes:
-        flat = codes.cpu().numpy()
+    def encode(self, codes: Tensor, levels: int) -> bytes:
+        flat, bits = codes.cpu().numpy(), bits_for(levels)
         if bits == 8:
             return flat.tobytes()
         n = len(flat)
@@ -39,24 +41,41 @@ class BitPack:
         packed = np.empty((len(words), bits), np.uint8)
         for at in range(0, len(words), WORDS):
             packed[at : at + WORDS] = _fold(words[at : at + WORDS], bits).view(np.uint8).reshape(-1, 8)[:, :bits]
-        return packed.tobytes()[: self.size(n, bits)]
+        return packed.tobytes()[: self.size(n, levels)]
 
-    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
-        if len(data) != self.size(n, bits):
-            raise ValueError(f"{len(data)} bytes instead of {self.size(n, bits)} for {n} codes of {bits} bits")
+    def decode(self, data: bytes | memoryview, n: int, levels: int) -> Tensor:
+        bits = bits_for(levels)
+        if len(data) != self.size(n, levels):
+            raise ValueError(f"{len(data)} bytes instead of {self.size(n, levels)} for {n} codes of {bits} bits")
         codes = unpack(np.frombuffer(data, np.uint8), bits)
         if codes[n:].any():
             raise ValueError("the bits after the last code are not zero")
-        return torch.from_numpy(codes[:n])
+        return below(torch.from_numpy(codes[:n]), levels)
 
-    def size(self, n: int, bits: int) -> int:
-        return (n * bits + 7) // 8
+    def size(self, n: int, levels: int) -> int:
+        return (n * bits_for(levels) + 7) // 8
 
-    def most(self, n: int, bits: int) -> int:
-        return self.size(n, bits)
+    def most(self, n: int, levels: int) -> int:
+        return self.size(n, levels)
 
-    def estimate(self, counts: Tensor, bits: int) -> Tensor:
-        return torch.ceil(counts.double().sum(-1) * bits / 8)
+    def estimate(self, counts: Tensor) -> Tensor:
+        return torch.ceil(counts.double().sum(-1) * bits_for(counts.shape[-1]) / 8)
+
+
+def bits_for(levels: int) -> int:
+    """Bits of a code below `levels`.
+
+    >>> [bits_for(levels) for levels in (1, 2, 3, 4, 255, 256)]
+    [1, 1, 2, 2, 8, 8]
+    """
+    return max(1, (levels - 1).bit_length())
+
+
+def below(codes: Tensor, levels: int) -> Tensor:
+    """Check that all codes are below `levels`."""
+    if levels < 1 << bits_for(levels) and len(codes) and (highest := int(codes.max())) >= levels:
+        raise ValueError(f"code {highest} is outside a codebook of {levels}")
+    return codes
 
 
 def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:

@@ -17,7 +17,8 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.base import Coder
+from fedshift.codecs.bitpack import BitPack, below, bits_for
 
 Counts = NDArray[np.int64]
 
@@ -35,11 +36,11 @@ PAIRS = 1 << 18  # number of codes from which they are counted in pairs: fewer s
 
 
 @dataclass(frozen=True)
-class Zstd:
+class Zstd(Coder, number=1):
     """Zstandard, levels 1 to 22: fast in both directions, saves 20 to 40 % of uniform codes, little of K-means codes.
 
     >>> codes = torch.zeros(1000, dtype=torch.uint8)
-    >>> len(Zstd().encode(codes, bits=4)) < 30
+    >>> len(Zstd().encode(codes, levels=16)) < 30
     True
     """
 
@@ -49,15 +50,15 @@ class Zstd:
         if not 1 <= self.level <= 22:
             raise ValueError(f"Zstd(level={self.level}): level must be between 1 and 22")
 
-    def encode(self, codes: Tensor, bits: int) -> bytes:
-        whole = BitPack().encode(codes, bits if 8 % bits == 0 else 8)
+    def encode(self, codes: Tensor, levels: int) -> bytes:
+        whole = BitPack().encode(codes, _packed_levels(levels))
         return zstandard.ZstdCompressor(level=self.level).compress(whole)
 
-    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
+    def decode(self, data: bytes | memoryview, n: int, levels: int) -> Tensor:
         try:
             # The size is checked first, because zstd allocates the size that a frame declares.
-            width = bits if 8 % bits == 0 else 8
-            declared, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, width)
+            packed = _packed_levels(levels)
+            declared, expected = zstandard.get_frame_parameters(data).content_size, BitPack().size(n, packed)
             if declared != expected:
                 raise ValueError(f"a zstd frame of {declared} bytes instead of {expected}")
             _check_blocks(memoryview(data), 1 + expected // LEAST_BLOCK)
@@ -66,22 +67,19 @@ class Zstd:
             )
         except zstandard.ZstdError as error:
             raise ValueError(f"not a zstd frame: {error}") from None
-        return _below(BitPack().decode(whole, n, width), bits)
+        return below(BitPack().decode(whole, n, packed), levels)
 
-    def size(self, n: int, bits: int) -> None:
+    def size(self, n: int, levels: int) -> None:
         return None
 
-    def most(self, n: int, bits: int) -> int:
+    def most(self, n: int, levels: int) -> int:
         """ZSTD_COMPRESSBOUND of the content."""
-        content = BitPack().size(n, bits if 8 % bits == 0 else 8)
+        content = BitPack().size(n, _packed_levels(levels))
         return content + (content >> 8) + (max(0, (128 << 10) - content) >> 11)
-
-    def estimate(self, counts: Tensor, bits: int) -> None:
-        return None
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Coder, number=3):
     """Range coder (rANS) with the frequencies of the codes: within 1 % of their entropy, fastest at low rates.
 
     The time is proportional to the number of symbols. If one code is frequent, the symbols are the gaps between
@@ -90,20 +88,20 @@ class Range:
     codes they take the entropy of the codes. Codes that would not become shorter are packed. Format: docs/wire.md.
 
     >>> codes = torch.tensor([0] * 999 + [3], dtype=torch.uint8)
-    >>> len(Range().encode(codes, bits=2))  # packed: 250
+    >>> len(Range().encode(codes, levels=4))  # packed: 250
     10
     """
 
-    def encode(self, codes: Tensor, bits: int) -> bytes:
+    def encode(self, codes: Tensor, levels: int) -> bytes:
         symbols, n = codes.cpu().numpy(), len(codes)
-        packed = BitPack().size(n, bits)
+        packed = BitPack().size(n, levels)
         if not n:
             return bytes([PACKED])
-        counts = _count(symbols, bits)
-        levels = _levels(counts)
-        table = _table(levels)
-        used = np.flatnonzero(levels)
-        shares = _frequency(levels[used])
+        counts = _count(symbols, levels)
+        steps = _steps(counts)
+        table = _table(steps)
+        used = np.flatnonzero(steps)
+        shares = _frequency(steps[used])
         top = int(shares.argmax())
         stack = constriction.stream.stack.AnsCoder(np.array([WHOLE], np.uint32))
         gaps = _gaps(symbols, int(used[top]), int(counts[used[top]]))
@@ -120,23 +118,23 @@ class Range:
             model = _scaled(shares)
             least = len(head) + math.floor(float(counts[used] @ np.log2(WHOLE / model)) / 8)
             if least > packed + 16:  # the margin makes the result independent of rounding errors of log2
-                return bytes([PACKED]) + BitPack().encode(codes, bits)
+                return bytes([PACKED]) + BitPack().encode(codes, levels)
             stack.encode_reverse(_ranks(symbols, used), _model(model))
         whole: bytes = head + stack.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
-        return whole if len(whole) <= packed else bytes([PACKED]) + BitPack().encode(codes, bits)
+        return whole if len(whole) <= packed else bytes([PACKED]) + BitPack().encode(codes, levels)
 
-    def decode(self, data: bytes | memoryview, n: int, bits: int) -> Tensor:
+    def decode(self, data: bytes | memoryview, n: int, levels: int) -> Tensor:
         data = memoryview(data)
         if not len(data):
             raise ValueError("range-coded codes are missing: the buffer is empty")
         if data[0] == PACKED:
-            return BitPack().decode(data[1:], n, bits)
+            return BitPack().decode(data[1:], n, levels)
         if data[0] > GAPS or not n:
             raise ValueError(f"kind {data[0]} of {n} range-coded codes; known are 0, 1 and 2, and only 0 without codes")
-        levels, at = _read_table(data, bits)
+        steps, at = _read_table(data, levels)
         table = data[1:at]
-        used = np.flatnonzero(levels)
-        shares = _frequency(levels[used])
+        used = np.flatnonzero(steps)
+        shares = _frequency(steps[used])
         digits = 0
         if data[0] == GAPS:
             digits, at = _read_varint(data, at)
@@ -151,18 +149,18 @@ class Range:
         codes = _read_plain(stack, n, used, shares) if data[0] == PLAIN else _read_gaps(stack, digits, n, used, shares)
         if stack.get_compressed().tolist() != [WHOLE]:
             raise ValueError("the range coder's state does not end with the last code")
-        if _table(_levels(_count(codes, bits))) != table:
+        if _table(_steps(_count(codes, levels))) != table:
             raise ValueError("the range coder's frequencies do not match its codes")
         return torch.from_numpy(codes)
 
-    def size(self, n: int, bits: int) -> None:
+    def size(self, n: int, levels: int) -> None:
         return None
 
-    def most(self, n: int, bits: int) -> int:
+    def most(self, n: int, levels: int) -> int:
         """Packed codes, and one byte for their kind."""
-        return 1 + BitPack().size(n, bits)
+        return 1 + BitPack().size(n, levels)
 
-    def estimate(self, counts: Tensor, bits: int) -> Tensor:
+    def estimate(self, counts: Tensor) -> Tensor:
         """1 + table + sum_q counts_q log2(1 / share_q) / 8 + 3.5, or the packed codes if these take fewer bytes.
 
         The state begins at three bytes, and its last byte is half full on average. With gaps, their number takes one
@@ -172,16 +170,16 @@ class Range:
         c = counts.double()
         n, most = c.sum(-1), c.amax(-1)
         quantum = torch.ldexp(torch.ones_like(c), (torch.frexp(c).exponent - 4).clamp(min=0))
-        f = (c / quantum + 0.5).floor() * quantum  # as _levels rounds them
+        f = (c / quantum + 0.5).floor() * quantum  # as _steps rounds them
         spent = -torch.xlogy(c, f / f.sum(-1, keepdim=True)).sum(-1) / math.log(2)
-        code = torch.arange(2**bits, device=c.device)
+        code = torch.arange(c.shape[-1], device=c.device)
         last = torch.where(c > 0, code, -1).cummax(-1).values
         table = ((c > 0) | ((code - last - 1) % SKIP == 0)).sum(-1)
         digits = (n - most) / (1 - (most / n) ** LONGEST)
         length = 1 + (digits >= 1 << 7).double() + (digits >= 1 << 14).double() + (digits >= 1 << 21).double()
         gaps = torch.where(DENSEST * digits > n, 0, length - 1 / (8 * math.log(2)))
         coded = 1 + table + gaps + 3.5 + spent / 8
-        packed = BitPack().estimate(counts, bits)
+        packed = BitPack().estimate(counts)
         return 1 + torch.where(coded <= packed, coded - 1, packed)  # NaN, without codes, is not less
 
 
@@ -199,65 +197,64 @@ def _check_blocks(data: memoryview, most: int) -> None:
     raise ValueError(f"a zstd frame of more than {most} blocks, which no encoder writes")
 
 
-def _below(codes: Tensor, bits: int) -> Tensor:
-    if len(codes) and (highest := int(codes.max())) >= 1 << bits:
-        raise ValueError(f"code {highest} does not fit in {bits} bits")
-    return codes
+def _packed_levels(levels: int) -> int:
+    """Levels for which codes are packed before they are compressed: one byte per code if bytes would be divided."""
+    return levels if 8 % bits_for(levels) == 0 else 256
 
 
-def _count(symbols: NDArray[np.uint8], bits: int) -> Counts:
-    """Counts of all codes: int64 (2^bits,)."""
+def _count(symbols: NDArray[np.uint8], levels: int) -> Counts:
+    """Counts of all codes: int64 (levels,)."""
     if len(symbols) < PAIRS:
         counts = np.bincount(symbols, minlength=256)
     else:
         even = len(symbols) & ~1
         pairs = np.bincount(np.ascontiguousarray(symbols[:even]).view(np.uint16), minlength=1 << 16).reshape(256, 256)
         counts = pairs.sum(0) + pairs.sum(1) + np.bincount(symbols[even:], minlength=256)
-    if counts[1 << bits :].any():
-        raise ValueError(f"code {np.flatnonzero(counts)[-1]} does not fit in {bits} bits")
-    return counts[: 1 << bits]
+    if counts[levels:].any():
+        raise ValueError(f"code {np.flatnonzero(counts)[-1]} is outside a codebook of {levels}")
+    return counts[:levels]
 
 
-def _levels(counts: Counts) -> Counts:
-    """Nearest levels on a scale of eight steps per octave: 0..15 for these counts, 224 for 2^30 and more."""
+def _steps(counts: Counts) -> Counts:
+    """Nearest steps on a scale of eight steps per octave: 0..15 for these counts, 224 for 2^30 and more."""
     exponent = np.maximum(np.frexp(counts.astype(np.float64))[1] - 4, 0).astype(np.int64)  # of the lowest of four bits
     rounded = (counts + (1 << exponent >> 1)) >> exponent
-    levels: Counts = np.minimum(8 * exponent + rounded, 255 - SKIP + 1)
-    return levels
+    steps: Counts = np.minimum(8 * exponent + rounded, 255 - SKIP + 1)
+    return steps
 
 
-def _frequency(levels: Counts) -> Counts:
-    """Counts that levels represent."""
-    return np.where(levels < 8, levels, (8 + levels % 8) << np.maximum(levels // 8 - 1, 0))
+def _frequency(steps: Counts) -> Counts:
+    """Counts that steps represent."""
+    return np.where(steps < 8, steps, (8 + steps % 8) << np.maximum(steps // 8 - 1, 0))
 
 
-def _table(levels: Counts) -> bytes:
-    """One byte per code in use, SKIP - 1 + level, and one per run of up to SKIP unused codes, length - 1."""
+def _table(steps: Counts) -> bytes:
+    """One byte per code in use, SKIP - 1 + step, and one per run of up to SKIP unused codes, length - 1."""
     table, at = bytearray(), 0
-    for code in [*np.flatnonzero(levels).tolist(), len(levels)]:
+    for code in [*np.flatnonzero(steps).tolist(), len(steps)]:
         whole, rest = divmod(code - at, SKIP)
         table += bytes([SKIP - 1]) * whole + bytes([rest - 1] * (rest > 0))
-        if code < len(levels):
-            table.append(SKIP - 1 + int(levels[code]))
+        if code < len(steps):
+            table.append(SKIP - 1 + int(steps[code]))
         at = code + 1
     return bytes(table)
 
 
-def _read_table(data: memoryview, bits: int) -> tuple[Counts, int]:
-    """Levels of all codes, and the position after the table."""
-    levels, code, at = np.zeros(1 << bits, np.int64), 0, 1
-    for byte in data[1 : 1 + len(levels)]:
+def _read_table(data: memoryview, levels: int) -> tuple[Counts, int]:
+    """Steps of all codes, and the position after the table."""
+    steps, code, at = np.zeros(levels, np.int64), 0, 1
+    for byte in data[1 : 1 + levels]:
         at += 1
         if byte < SKIP:
             code += byte + 1
         else:
-            levels[code] = byte - SKIP + 1
+            steps[code] = byte - SKIP + 1
             code += 1
-        if code >= len(levels):
+        if code >= levels:
             break
-    if code != len(levels) or not levels.any():
-        raise ValueError(f"the range coder's table does not contain frequencies of {len(levels)} codes")
-    return levels, at
+    if code != levels or not steps.any():
+        raise ValueError(f"the range coder's table does not contain frequencies of {levels} codes")
+    return steps, at
 
 
 def _varint(number: int) -> bytes:

@@ -5,8 +5,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fedshift.codecs.base import Codec, Coder, Groups, PerBlock, PerChannel, PerTensor, Quantizer
+from fedshift.codecs.base import Coder, Groups, Quantizer
 from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.codec import Codec, PerBlock, PerChannel, PerTensor
 from fedshift.codecs.entropy import Range, Zstd
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, Lookup, Side, any_order, chunks
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, any_order, chunks
 
 DEAD = 0.65  # half of the zero level's width, in steps
 LOW, HIGH = -16, 16  # octaves around the root mean square that bins of magnitudes cover
@@ -25,7 +25,7 @@ PARTS, PASSES = 12, 3  # the search divides an interval into PARTS, then one of 
 
 
 @dataclass(frozen=True)
-class Step(Lookup):
+class Step(FixedWidth, number=6):
     """Levels at multiples of a step: `step` times the row's root mean square, or the step for `rate` bits per value.
 
     The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
@@ -79,7 +79,7 @@ class Step(Lookup):
         size = (k - torch.where(k == 1, first, further)).mul_(step)
         return torch.where(k == 0, 0.0, torch.where(codes & 1 == 1, size, -size))
 
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         step = self._step(x)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, Lookup, Side
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side
 
 
 @dataclass(frozen=True)
-class Ternary(Lookup):
+class Ternary(FixedWidth, number=7):
     """Replace the fraction `keep` of largest magnitudes in a row by the mean of those with the same sign.
 
     At least one value of a row is kept; zeros are never kept. Ties with the smallest kept magnitude are kept as well.
@@ -39,7 +39,7 @@ class Ternary(Lookup):
         """zero, mean of positive values, mean of negative values"""
         return torch.nn.functional.pad(side, (1, 0))
 
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         size = x.abs()
         if not torch.linalg.vector_norm(size, torch.inf).isfinite():
             raise ValueError(NOT_FINITE)

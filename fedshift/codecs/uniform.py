@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, chunks
 from fedshift.core import rng
 
 
 @dataclass(frozen=True)
-class Grid(Lookup):
+class Grid(FixedWidth):
     """2^bits evenly spaced levels between the minimum and the maximum of a row."""
 
     def width(self, n: int) -> int:
@@ -40,7 +40,7 @@ class Grid(Lookup):
 
 
 @dataclass(frozen=True)
-class Uniform(Grid):
+class Uniform(Grid, number=1):
     """Q(w) = round((w - min) / (max - min) * (2^bits - 1)), one range per row.
 
     Both ends of the range are decoded exactly, every other value within half a step.
@@ -52,7 +52,7 @@ class Uniform(Grid):
     [[0.0, 1.0, 2.0, 3.0]]
     """
 
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         side = span(x)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         low, steps = grid(side, self.bits)
@@ -62,7 +62,7 @@ class Uniform(Grid):
 
 
 @dataclass(frozen=True)
-class Stochastic(Grid):
+class Stochastic(Grid, number=3):
     """Unbiased rounding to the same grid: up with a probability equal to the fractional part.
 
     E[DeQ(Q(w))] = w. Draws are determined by the keys, one per row: same keys, same codes.
@@ -75,7 +75,7 @@ class Stochastic(Grid):
 
     random = True
 
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         if key is None:
             raise ValueError("Stochastic rounds at random and needs a key, for example rng.key(seed, 'upload')")
         side = span(x)

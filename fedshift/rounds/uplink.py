@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import ClientRule, defines
-from fedshift.codecs.base import Codec
+from fedshift.codecs.codec import Codec
 from fedshift.codecs.exact import Identity
 from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.core.tree import part, prefixed, take, tmap, zeros

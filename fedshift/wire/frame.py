@@ -1,22 +1,26 @@
-"""Byte layout of one upload; docs/wire.md is its specification.
+"""Bytes of one upload; docs/wire.md is their specification.
 
-    magic, version, flags, length, examples, base round, tensors | one record per tensor | buffers | CRC-32
+    magic, version, flags, run, base round, client, examples | layout | codecs | lengths | side data | codes | CRC-32
 
-This module knows bytes and bounds; `reader` and `writer` interpret the buffers.
+This module knows bytes and bounds; `plan` knows which of them belong to which tensor, and `reader` and `writer`
+interpret them.
 """
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 MAGIC = b"FEDS"
-VERSION = 1
-PRELUDE = struct.Struct("<4sHHQQII")  # magic, version, flags, length, examples, base round, tensors
-CODEC = struct.Struct("<BBBBBIQ")  # dtype, quantizer, bits, coder, groups, block, bytes of codes
+VERSION = 2
+PRELUDE = struct.Struct("<4sBBQ")  # magic, version, flags, run
 CRC = struct.Struct("<I")
-UPDATE, RESET, LOSSY = 1, 2, 4  # flags
+UPDATE, RESET, LOSSY, DESCRIBED = 1, 2, 4, 8  # flags
+DIGEST = 8  # bytes of the digest of a layout
+SHORTEST = PRELUDE.size + 3 + 1 + CRC.size
 MOST_AXES = 16
+MOST_NAME = 1 << 16
 
 
 class WireError(ValueError):
@@ -32,8 +36,8 @@ class WireError(ValueError):
 class Header(NamedTuple):
     """Information about an upload, as its client states it.
 
-    >>> Header(update=True, base=7, examples=600)
-    Header(update=True, base=7, examples=600, reset=False, lossy=False)
+    >>> Header(update=True, base=7, examples=600, client=3)
+    Header(update=True, base=7, examples=600, reset=False, lossy=False, run=0, client=3)
     """
 
     update: bool = False  # an update (the change since the base round), not weights
@@ -41,117 +45,184 @@ class Header(NamedTuple):
     examples: int = 0  # number of examples the client trained on
     reset: bool = False  # the client's memory (error feedback, control) was lost and reset
     lossy: bool = False  # some tensor is not exact; set by pack
+    run: int = 0  # number of the training run, 0 if it has none
+    client: int | None = None  # number of the client, None if it has none
+
+    def check(self, run: int, base: int, client: int | None) -> None:
+        """Raise WireError if the frame belongs to another run, round or client."""
+        if self.run != run:
+            raise WireError(f"the frame belongs to run {self.run:016x}, not {run:016x}")
+        if self.base != base:
+            raise WireError(f"the frame belongs to round {self.base}, not {base}")
+        if self.client != client:
+            raise WireError(f"the frame belongs to {_client(self.client)}, not {_client(client)}")
 
 
-class TensorRecord(NamedTuple):
-    """Name, shape, codec and buffer size of one tensor, with the numbers of the wire format."""
+def _client(number: int | None) -> str:
+    return "no client" if number is None else f"client {number}"
+
+
+class TensorLayout(NamedTuple):
+    """Name, dtype (its number in the wire format) and shape of one tensor."""
 
     name: str
-    shape: tuple[int, ...]
     dtype: int
-    quantizer: int
-    bits: int
-    coder: int
-    groups: int
-    block: int
-    codes: int  # bytes of codes
+    shape: tuple[int, ...]
 
 
-def describe(records: Sequence[TensorRecord]) -> bytes:
-    """Bytes of the records."""
-    return b"".join(_record(record) for record in records)
+def describe(tensors: Sequence[TensorLayout]) -> bytes:
+    """Bytes of a layout."""
+    return varint(len(tensors)) + b"".join(map(_described, tensors))
 
 
-def build(header: Header, tensors: int, described: bytes, buffers: Sequence[bytes]) -> bytes:
-    """Frame from its header, the bytes of its records, and the buffers: side data and codes of each tensor in turn."""
-    length = PRELUDE.size + len(described) + sum(map(len, buffers)) + CRC.size
+def _described(tensor: TensorLayout) -> bytes:
+    name, shape = tensor.name.encode(), tensor.shape
+    if len(name) >= MOST_NAME:
+        raise ValueError(f"{tensor.name[:40]}...: a tensor's name must be shorter than 65,536 bytes")
+    if len(shape) > MOST_AXES or any(n >= 1 << 32 for n in shape):
+        raise ValueError(f"{tensor.name}: shape {shape} has more than {MOST_AXES} axes or an axis of 2^32 or more")
+    return varint(len(name)) + name + bytes([tensor.dtype, len(shape)]) + b"".join(map(varint, shape))
+
+
+def digest(described: bytes) -> bytes:
+    """Eight bytes that stand for a layout: the first of its SHA-256."""
+    return hashlib.sha256(described).digest()[:DIGEST]
+
+
+def head(header: Header) -> bytes:
+    """First bytes of a frame, up to its layout, without the flag of a described layout."""
     flags = UPDATE * header.update | RESET * header.reset | LOSSY * header.lossy
-    try:
-        prelude = PRELUDE.pack(MAGIC, VERSION, flags, length, header.examples, header.base, tensors)
-    except struct.error:
+    client = 0 if header.client is None else header.client + 1
+    if not (0 <= header.run < 1 << 64 and 0 <= header.base < 1 << 32 and 0 <= header.examples < 1 << 64):
         raise ValueError(
-            f"examples={header.examples}, base={header.base}: must be integers of 0 or more, "
-            "examples below 2^64 and base below 2^32"
-        ) from None
+            f"run={header.run}, base={header.base}, examples={header.examples}: must be integers of 0 or more, "
+            "run and examples below 2^64 and base below 2^32"
+        )
+    if not 0 <= client < 1 << 64:
+        raise ValueError(f"client={header.client}: must be None or an integer from 0 to 2^64 - 2")
+    prelude = PRELUDE.pack(MAGIC, VERSION, flags, header.run)
+    return prelude + varint(header.base) + varint(client) + varint(header.examples)
+
+
+def build(header: Header, layout: bytes, coding: bytes, buffers: Sequence[bytes], described: bool = False) -> bytes:
+    """Frame from its header, the bytes of its layout and codecs, and further buffers in order."""
+    start = bytearray(head(header))
+    if described:
+        start[5] |= DESCRIBED
+    where = varint(len(layout)) + layout if described else digest(layout)
+    pieces = [bytes(start), where, varint(len(coding)), coding, *buffers]
     crc = 0
-    for piece in (prelude, described, *buffers):
+    for piece in pieces:
         crc = zlib.crc32(piece, crc)
-    return b"".join([prelude, described, *buffers, CRC.pack(crc)])
-
-
-def overhead(names: Sequence[str], axes: Sequence[int]) -> int:
-    """Bytes of a frame that are neither side data nor codes."""
-    records = sum(3 + len(name.encode()) + 4 * n + CODEC.size for name, n in zip(names, axes, strict=True))
-    return PRELUDE.size + records + CRC.size
+    return b"".join([*pieces, CRC.pack(crc)])
 
 
 class ParsedFrame(NamedTuple):
-    """A frame whose prelude and checksum are valid."""
+    """A frame whose checksum and header are valid."""
 
     header: Header
-    tensors: int
-    rest: memoryview  # records, then buffers
+    digest: bytes  # of the layout
+    described: bytes | None  # the layout, if the frame contains it
+    coding: bytes  # codecs of the tensors
+    rest: memoryview  # lengths, side data and codes
 
 
 def parse(data: bytes | memoryview) -> ParsedFrame:
-    """Read the prelude of a frame; raise WireError if prelude or checksum is invalid."""
+    """Read the beginning of a frame; raise WireError if it or the checksum is invalid."""
     view = memoryview(data).cast("B")
-    if len(view) < PRELUDE.size + CRC.size:
-        raise WireError(f"{len(view)} bytes are too few for a frame, which has at least {PRELUDE.size + CRC.size}")
-    magic, version, flags, length, examples, base, tensors = PRELUDE.unpack_from(view)
+    if len(view) < SHORTEST:
+        raise WireError(f"{len(view)} bytes are too few for a frame, which has at least {SHORTEST}")
+    magic, version, flags, run = PRELUDE.unpack_from(view)
     if magic != MAGIC:
         raise WireError(f"the frame begins with {magic!r} instead of {MAGIC!r}")
     if version != VERSION:
         raise WireError(f"the frame has version {version}; this program reads version {VERSION}")
-    if length != len(view):
-        raise WireError(f"the frame has {len(view)} bytes instead of {length}, the length in its header")
-    if zlib.crc32(view[: -CRC.size]) != CRC.unpack_from(view, length - CRC.size)[0]:
-        raise WireError("the checksum does not match: the frame was damaged in transit")
-    if flags & ~(UPDATE | RESET | LOSSY):
-        raise WireError(f"unknown flags {flags:#06x}")
-    header = Header(bool(flags & UPDATE), base, examples, bool(flags & RESET), bool(flags & LOSSY))
-    return ParsedFrame(header, tensors, view[PRELUDE.size : -CRC.size])
-
-
-def records(frame: ParsedFrame, expected: int) -> tuple[list[TensorRecord], int]:
-    """Return the records, whose number must be the expected one, and their size in bytes."""
-    if frame.tensors != expected:
-        raise WireError(f"the frame has {frame.tensors} tensors, the model has {expected}")
-    result, at = [], 0
-    for number in range(expected):
-        record, at = _read_record(frame.rest, at, number)
-        result.append(record)
-    return result, at
-
-
-def _record(record: TensorRecord) -> bytes:
-    name = record.name.encode()
-    if len(name) >= 1 << 16:
-        raise ValueError(f"{record.name[:40]}...: a tensor's name must be shorter than 65,536 bytes")
-    if len(record.shape) > MOST_AXES or any(n >= 1 << 32 for n in record.shape):
-        raise ValueError(
-            f"{record.name}: shape {record.shape} has more than {MOST_AXES} axes or an axis of 2^32 or more"
-        )
-    return (
-        struct.pack("<HB", len(name), len(record.shape))
-        + name
-        + struct.pack(f"<{len(record.shape)}I", *record.shape)
-        + CODEC.pack(*record[2:])
+    if zlib.crc32(view[: -CRC.size]) != CRC.unpack_from(view, len(view) - CRC.size)[0]:
+        raise WireError("the checksum does not match: the frame was damaged in transit or is incomplete")
+    if flags & ~(UPDATE | RESET | LOSSY | DESCRIBED):
+        raise WireError(f"unknown flags {flags:#04x}")
+    reader = Cursor(view[: -CRC.size], PRELUDE.size)
+    base, client, examples = reader.varint("base round"), reader.varint("client"), reader.varint("examples")
+    if base >= 1 << 32:
+        raise WireError(f"the base round {base} must be below 2^32")
+    described = reader.take(reader.varint("layout"), "layout") if flags & DESCRIBED else None
+    found = reader.take(DIGEST, "layout") if described is None else digest(described)
+    coding = reader.take(reader.varint("codecs"), "codecs")
+    header = Header(
+        update=bool(flags & UPDATE),
+        base=base,
+        examples=examples,
+        reset=bool(flags & RESET),
+        lossy=bool(flags & LOSSY),
+        run=run,
+        client=client - 1 if client else None,
     )
+    return ParsedFrame(header, found, described, coding, reader.rest)
 
 
-def _read_record(view: memoryview, at: int, number: int) -> tuple[TensorRecord, int]:
-    try:
-        length, axes = struct.unpack_from("<HB", view, at)
+def read_layout(described: bytes) -> list[TensorLayout]:
+    """Tensors of a described layout."""
+    reader = Cursor(memoryview(described), 0)
+    count = reader.varint("layout")
+    if count > len(described):
+        raise WireError(f"a layout of {len(described)} bytes cannot contain {count} tensors")
+    tensors = []
+    for number in range(count):
+        what = f"layout of tensor {number}"
+        name = reader.take(reader.varint(what), what)
+        dtype, axes = reader.take(2, what)
         if axes > MOST_AXES:
             raise WireError(f"tensor {number} has {axes} axes; at most {MOST_AXES} are allowed")
-        at += 3
-        name = bytes(view[at : at + length]).decode()
-        shape = struct.unpack_from(f"<{axes}I", view, at + length)
-        at += length + 4 * axes
-        record = TensorRecord(name, shape, *CODEC.unpack_from(view, at))
-    except struct.error:
-        raise WireError(f"the record of tensor {number} extends beyond the frame") from None
-    except UnicodeDecodeError:
-        raise WireError(f"the name of tensor {number} is not UTF-8") from None
-    return record, at + CODEC.size
+        shape = tuple(reader.varint(what) for _ in range(axes))
+        if any(n >= 1 << 32 for n in shape):
+            raise WireError(f"tensor {number} has an axis of 2^32 or more")
+        try:
+            tensors.append(TensorLayout(name.decode(), dtype, shape))
+        except UnicodeDecodeError:
+            raise WireError(f"the name of tensor {number} is not UTF-8") from None
+    if len(reader.rest):
+        raise WireError(f"{len(reader.rest)} bytes follow the layout of the last tensor")
+    return tensors
+
+
+class Cursor:
+    """Position in the bytes of a frame; reading beyond their end raises WireError."""
+
+    def __init__(self, view: memoryview, at: int) -> None:
+        self.view, self.at = view, at
+
+    @property
+    def rest(self) -> memoryview:
+        return self.view[self.at :]
+
+    def take(self, count: int, what: str) -> bytes:
+        """The next `count` bytes."""
+        if count > len(self.view) - self.at:
+            raise WireError(f"the {what} extends beyond the frame")
+        self.at += count
+        return bytes(self.view[self.at - count : self.at])
+
+    def varint(self, what: str) -> int:
+        """A number below 2^64 in its shortest form: seven bits per byte, lowest first."""
+        number = 0
+        for i, byte in enumerate(self.view[self.at : self.at + 10]):
+            number |= (byte & 127) << 7 * i
+            if byte < 128:
+                if (not byte and i) or number >= 1 << 64:
+                    break
+                self.at += i + 1
+                return number
+        raise WireError(f"a number of the {what} is truncated, not in its shortest form or too large")
+
+
+def varint(number: int) -> bytes:
+    """Seven bits per byte, lowest first; the highest bit is set in all bytes but the last.
+
+    >>> varint(5).hex(), varint(300).hex()
+    ('05', 'ac02')
+    """
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])

@@ -5,7 +5,7 @@ piece by piece, without further errors.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,16 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, Codec, Lookup, Side, chunks, ends
-from fedshift.codecs.bitpack import BitPack, reader
-from fedshift.codecs.exact import Cast, Identity
+from fedshift.codecs.base import CHUNK, Side, chunks, ends
+from fedshift.codecs.bitpack import BitPack, bits_for, reader
+from fedshift.codecs.codec import Codec, Coded
 from fedshift.core.types import Params
-from fedshift.wire.frame import Header, ParsedFrame, TensorRecord, WireError, parse, records
-from fedshift.wire.registry import DTYPES, codec_of, numbers_of
+from fedshift.wire.frame import Cursor, Header, ParsedFrame, WireError, describe, digest, parse, read_layout
+from fedshift.wire.plan import Buffer, FramePlan, Place, layout, place, read_codecs
+from fedshift.wire.registry import DTYPES, EXACT, codec_bytes
 
 LARGEST = 2.0**24  # float32 represents every integer up to this one
 FLOATS = (torch.float32, torch.float64)
-KNOWN = 16  # layouts that a reader stores: with entropy coders, every frame has a new one
+KNOWN = 16  # plans of frames that a reader stores
+Codes = NDArray[np.uint8]
 
 
 class Part(NamedTuple):
@@ -32,7 +34,8 @@ class Part(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     sides: list[Side]  # one per segment; [] if the codec has no side data
-    codes: NDArray[np.uint8]  # packed, `stored` bits per code
+    seeds: Tensor | None  # of the transform, (1,)
+    codes: Codes  # packed, `stored` bits per code
     stored: int
     whole: Tensor | None = None  # the values, if they are few and exact, or were decoded
     reach: float = 0.0  # largest magnitude
@@ -45,14 +48,20 @@ class Part(NamedTuple):
         quantizer = self.codec.quantizer
         if self.whole is not None:
             yield 0, self.whole if weight == 1 or not self.whole.is_floating_point() else self.whole * weight
-            return
-        if not isinstance(quantizer, Lookup):
+        elif quantizer.plain:
             yield from self._plain(weight)
-            return
-        start = 0
-        for (rows, n), side in zip(self.codec.groups.segments(self.shape), self.sides, strict=True):
-            if rows == 1:
-                look_up = reader(quantizer.table(side)[0] * weight, self.stored)
+        elif self.seeds is not None:
+            yield 0, self.codec.decode(Coded(list(self._rows()), self.seeds), 1, self.shape).flatten().mul_(weight)
+        else:
+            yield from self._table(weight)
+
+    def _table(self, weight: float) -> Iterator[tuple[int, Tensor]]:
+        """Values of a quantizer with rows: a row alone is looked up in its table, others are decoded together."""
+        quantizer, start = self.codec.quantizer, 0
+        for (rows, n), side in zip(self.codec.segments(self.shape), self.sides, strict=True):
+            table = quantizer.table(side) if rows == 1 else None
+            if table is not None:
+                look_up = reader(table[0] * weight, self.stored)
                 for at in range(0, n, CHUNK):  # CHUNK codes take whole bytes for every width
                     packed = self.codes[(start + at) * self.stored // 8 : _bytes((start + at + CHUNK) * self.stored)]
                     yield start + at, look_up(packed)[: n - at]
@@ -63,6 +72,13 @@ class Part(NamedTuple):
                     yield start + r.start * n + c.start, values.flatten()
             start += rows * n
 
+    def _rows(self) -> Iterator[tuple[Tensor, Side]]:
+        """Codes and side data of each segment; the codes must not be packed."""
+        start = 0
+        for (rows, n), side in zip(self.codec.segments(self.shape), self.sides, strict=True):
+            yield torch.from_numpy(self.codes[start : start + rows * n].reshape(rows, n)), side
+            start += rows * n
+
     def decoded(self) -> "Part":
         """The same part with decoded values."""
         if self.whole is not None or not math.prod(self.shape):
@@ -71,7 +87,7 @@ class Part(NamedTuple):
         return self._replace(whole=torch.cat(pieces) if len(pieces) > 1 else pieces[0])
 
     def _plain(self, weight: float) -> Iterator[tuple[int, Tensor]]:
-        dtype = self.codec.quantizer.dtype if isinstance(self.codec.quantizer, Cast) else self.dtype
+        dtype = self.codec.quantizer.stored(self.dtype)
         for at in range(0, math.prod(self.shape), CHUNK):
             piece = self.codes[at * dtype.itemsize : (at + CHUNK) * dtype.itemsize].copy()  # aligned and writable
             values = torch.from_numpy(piece).view(dtype)
@@ -82,35 +98,30 @@ class Part(NamedTuple):
 
     def largest(self) -> float:
         """Largest magnitude; NaN or infinity if the tensor contains one; 0 for integers that are sent exactly."""
-        if isinstance(self.codec.quantizer, Lookup):
+        quantizer = self.codec.quantizer
+        if not quantizer.plain:
             highest = int(self.codes.max(initial=0)) if self.stored == 8 else 2**self.stored - 1
-            reaches = [self.codec.quantizer.reach(side, highest) for side in self.sides]
-            return max(reaches, key=lambda far: (math.isnan(far), far), default=0.0)
-        elif isinstance(self.codec.quantizer, Identity) and not self.dtype.is_floating_point:
+            reaches = [quantizer.reach(side, highest) for side in self.sides]
+            far = max(reaches, key=lambda far: (math.isnan(far), far), default=0.0)
+            transform = self.codec.transform
+            return far if transform is None else transform.reach(far, math.prod(self.shape))
+        if not quantizer.stored(self.dtype).is_floating_point:
             return 0.0
         largest = [abs(end) for _, values in self._plain(1.0) for end in ends(values)]
         return math.nan if any(map(math.isnan, largest)) else max(largest, default=0.0)
 
 
-class Layout(NamedTuple):
-    """Checked records of a frame: codec and number of bytes of each tensor."""
-
-    described: bytes  # the records as in the frame
-    places: list[tuple[str, Codec, int, int]]  # name, codec, bytes of side data, bytes of codes
-    buffers: int  # bytes of all buffers
-    lossy: bool
-
-
 class Reader:
     """Read frames of one model.
 
-    Frames of a round differ in their buffers and rarely in their records, so the layouts of checked
-    records are stored and found again by their bytes.
+    Frames of a round differ in their buffers and rarely in their codecs, so the plans of checked codecs are stored.
     """
 
     def __init__(self, like: Params) -> None:
         self.like = like
-        self.known: list[Layout] = []
+        self.layout = describe(layout(like))
+        self.digest = digest(self.layout)
+        self.known: dict[tuple[bytes, bytes], FramePlan] = {}
 
     def open(
         self, data: bytes | memoryview, codecs: Mapping[str, Codec] | None = None
@@ -120,143 +131,177 @@ class Reader:
         With `codecs`, a tensor must be coded with its codec, or be exact and packed, which is always fast to read.
         """
         frame = parse(data)
-        layout = self._layout(frame)
-        for name, codec, _, _ in layout.places:
-            wanted, dtype = codecs[name] if codecs else codec, self.like[name].dtype
-            if not _exact_and_packed(codec) and numbers_of(codec, dtype) != numbers_of(wanted, dtype):
-                raise WireError(f"{name}: coded by {_shown(codec)} instead of {_shown(wanted)}")
-        region = frame.rest[len(layout.described) :]
-        if layout.buffers != len(region):
-            raise WireError(
-                f"the frame's buffers take {len(region)} bytes instead of {layout.buffers}, the sum of its records"
-            )
-        if frame.header.lossy != layout.lossy:
+        plan = self._plan(frame)
+        if codecs is not None:
+            _check_codecs(plan, codecs)
+        if frame.header.lossy != plan.lossy:
             raise WireError("the frame's lossy flag contradicts its codecs")
-        parts, at = {}, 0
-        for name, codec, side, codes in layout.places:
-            middle, end = at + side, at + side + codes
-            try:
-                parts[name] = _open(codec, self.like[name], region[at:middle], region[middle:end])
-            except ValueError as error:
-                raise WireError(f"{name}: {error}") from None
-            at = end
+        sizes, rest = _sizes(plan, frame.rest)
+        sides, at = [], 0
+        for tensor in plan.places:
+            sides.append(rest[at : at + tensor.seeds + tensor.side])
+            at += tensor.seeds + tensor.side
+        parts: dict[str, Part] = {}
+        for buffer, size in zip(plan.buffers, sizes, strict=True):
+            opened = _open(plan, buffer, rest[at : at + size], sides)
+            parts |= opened
+            at += size
+        for tensor in plan.places:
+            if not tensor.total:
+                parts[tensor.name] = _part(tensor, memoryview(b""), np.zeros(0, np.uint8), 8)
         return frame.header, parts
 
-    def _layout(self, frame: ParsedFrame) -> Layout:
-        for layout in self.known:
-            same = frame.tensors == len(layout.places) and frame.rest[: len(layout.described)] == layout.described
-            if same:
-                return layout
-        checked, length = records(frame, len(self.like))
-        names = [record.name for record in checked]
+    def _plan(self, frame: ParsedFrame) -> FramePlan:
+        key = frame.digest, frame.coding
+        if key in self.known:
+            return self.known[key]
+        names = [*self.like] if frame.digest == self.digest else self._names(frame)
+        codecs = read_codecs(frame.coding, len(names))
+        plan = FramePlan([_place(name, codec, self.like[name]) for name, codec in zip(names, codecs, strict=True)])
+        if len(self.known) < KNOWN:
+            self.known[key] = plan
+        return plan
+
+    def _names(self, frame: ParsedFrame) -> list[str]:
+        """Names of a described layout, in its order; WireError if it is that of another model."""
+        if frame.described is None:
+            raise WireError(
+                f"the frame's layout {frame.digest.hex()} is not that of the model, {self.digest.hex()}: "
+                "names, shapes or dtypes of their tensors differ"
+            )
+        tensors = read_layout(frame.described)
+        if len(tensors) != len(self.like):
+            raise WireError(f"the frame has {len(tensors)} tensors, the model has {len(self.like)}")
+        names = [tensor.name for tensor in tensors]
         if sorted(names) != sorted(self.like):
             missing, other = sorted(set(self.like) - set(names)), sorted(set(names) - set(self.like))
             wrong = f"missing {missing[:3]}" if missing else f"unexpected {other[:3]}" if other else "duplicate names"
             raise WireError(f"the frame's tensors are not the model's: {wrong}")
-        codecs = [_expect(record, self.like[record.name]) for record in checked]
-        sides = [4 * side_numbers(codec, record.shape) for codec, record in zip(codecs, checked, strict=True)]
-        codes = [record.codes for record in checked]
-        places = list(zip(names, codecs, sides, codes, strict=True))
-        lossy = any(codec.quantizer.lossy for codec in codecs)
-        layout = Layout(bytes(frame.rest[:length]), places, sum(sides) + sum(codes), lossy)
-        if len(self.known) < KNOWN:
-            self.known.append(layout)
-        return layout
+        for name, dtype, shape in tensors:
+            x = self.like[name]
+            if shape != tuple(x.shape):
+                raise WireError(f"{name}: shape {shape} instead of {tuple(x.shape)}")
+            if DTYPES.get(dtype) != x.dtype:
+                raise WireError(f"{name}: dtype {DTYPES.get(dtype)} instead of {x.dtype}")
+        return names
 
 
-def _expect(record: TensorRecord, x: Tensor) -> Codec:
-    """Return the codec of a record; raise WireError if the record does not describe a tensor like x."""
-    if record.shape != tuple(x.shape):
-        raise WireError(f"{record.name}: shape {record.shape} instead of {tuple(x.shape)}")
-    if DTYPES.get(record.dtype) != x.dtype:
-        raise WireError(f"{record.name}: dtype {DTYPES.get(record.dtype)} instead of {x.dtype}")
-    try:
-        codec = codec_of(record)
-    except ValueError as error:
-        raise WireError(f"{record.name}: {error}") from None
-    count = code_count(codec, x.dtype, x.shape)
-    fixed = codec.coder.size(*count) if x.numel() else 0
-    if fixed is not None and fixed != record.codes:
-        raise WireError(f"{record.name}: {record.codes} bytes of codes instead of {fixed}")
-    if record.codes > (most := codec.coder.most(*count)):
-        raise WireError(f"{record.name}: {record.codes} bytes of codes instead of at most {most}")
-    return codec
+def _place(name: str, codec: Codec, x: Tensor) -> Place:
+    found = place(name, codec, x.dtype, x.shape)
+    if codec.transform is not None and found.total > 2 * x.numel() + 64:
+        raise WireError(f"{name}: {codec.transform} turns {x.numel()} values into {found.total}")
+    return found
 
 
-def _exact_and_packed(codec: Codec) -> bool:
-    return type(codec.quantizer) is Identity and type(codec.coder) is BitPack
+def _check_codecs(plan: FramePlan, codecs: Mapping[str, Codec]) -> None:
+    exact = codec_bytes(EXACT)
+    for tensor in plan.places:
+        found, wanted = codec_bytes(tensor.codec), codec_bytes(codecs[tensor.name])
+        if found not in (exact, wanted):
+            raise WireError(f"{tensor.name}: coded by {_shown(tensor.codec)} instead of {_shown(codecs[tensor.name])}")
+
+
+def _sizes(plan: FramePlan, rest: memoryview) -> tuple[list[int], memoryview]:
+    """Sizes of the buffers of codes, and the bytes after the lengths; WireError if they do not fill the frame."""
+    cursor, sizes = Cursor(rest, 0), []
+    for buffer in plan.buffers:
+        size = cursor.varint("lengths") if buffer.size is None else buffer.size
+        if size > buffer.most:
+            name = plan.places[buffer.places[0]].name
+            raise WireError(f"{name}: {size} bytes of codes instead of at most {buffer.most}")
+        sizes.append(size)
+    if plan.side + sum(sizes) != len(cursor.rest):
+        raise WireError(
+            f"side data and codes take {len(cursor.rest)} bytes instead of {plan.side + sum(sizes)}, which the frame's "
+            "codecs and lengths require"
+        )
+    return sizes, cursor.rest
 
 
 def _shown(codec: Codec) -> str:
-    return f"{codec.quantizer}, {codec.coder}, {codec.groups}"
+    transform = "" if codec.transform is None else f", {codec.transform}"
+    return f"{codec.quantizer}, {codec.coder}, {codec.groups}{transform}"
 
 
-def _open(codec: Codec, x: Tensor, side: memoryview, codes: memoryview) -> Part:
-    if _exact_and_packed(codec) and x.dtype in FLOATS and 0 < x.numel() <= CHUNK:
-        part = _few(codec, x, codes)
-    else:
-        sides = _sides(codec, x.shape, side) if len(side) else []
-        part = Part(codec, x.dtype, tuple(x.shape), sides, *_check_codes(codec, x, codes))
-        part = part._replace(reach=part.largest())
-    if not part.reach <= (torch.finfo(x.dtype).max if x.is_floating_point() else LARGEST):
-        raise ValueError(f"contains NaN, infinity or a number too large for {x.dtype}")
+def _open(plan: FramePlan, buffer: Buffer, data: memoryview, sides: list[memoryview]) -> dict[str, Part]:
+    """Tensors of one buffer."""
+    tensors = [(plan.places[i], sides[i]) for i in buffer.places]
+    first = tensors[0][0]
+    try:
+        packed = np.frombuffer(data, np.uint8)
+        if type(buffer.codec.coder) is BitPack and buffer.codec.quantizer.plain:
+            return {first.name: _part(first, sides[buffer.places[0]], packed, 8)}
+        if type(buffer.codec.coder) is BitPack and _one_full_row(first):
+            bits = bits_for(first.levels)
+            if first.total * bits % 8 and packed[-1] >> (first.total * bits % 8):
+                raise ValueError("the bits after the last code are not zero")
+            return {first.name: _part(first, sides[buffer.places[0]], packed, bits)}  # decoded later, a chunk at a time
+        codes = buffer.codec.coder.decode(data, buffer.total, buffer.levels).numpy()
+    except ValueError as error:
+        raise WireError(f"{first.name}: {error}") from None
+    parts, start = {}, 0
+    for tensor, side in tensors:
+        parts[tensor.name] = _part(tensor, side, codes[start : start + tensor.total], 8)
+        start += tensor.total
+    return parts
+
+
+def _one_full_row(tensor: Place) -> bool:
+    """True if the tensor is one row whose codes of b bits are all valid, so that they need no check."""
+    segments = tensor.codec.segments(tensor.shape)
+    single = len(segments) == 1 and segments[0][0] == 1 and tensor.codec.transform is None
+    return single and tensor.levels == 1 << bits_for(tensor.levels)
+
+
+def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
+    """Check one tensor."""
+    codec, dtype, shape = tensor.codec, tensor.dtype, tensor.shape
+    try:
+        if codec.quantizer.plain and not codec.quantizer.lossy and dtype in FLOATS and 0 < math.prod(shape) <= CHUNK:
+            part = _few(tensor, codes)
+        else:
+            _check_codes(tensor, codes, stored)
+            seeds = torch.from_numpy(np.frombuffer(side[: tensor.seeds], "<u4").astype(np.int64))
+            numbers = torch.from_numpy(np.frombuffer(side[tensor.seeds :], "<f4").copy())
+            part = Part(codec, dtype, shape, _sides(tensor, numbers), seeds if tensor.seeds else None, codes, stored)
+            part = part._replace(reach=part.largest() if tensor.total else 0.0)
+        if not part.reach <= (torch.finfo(dtype).max if dtype.is_floating_point else LARGEST):
+            raise ValueError(f"contains NaN, infinity or a number too large for {dtype}")
+    except ValueError as error:
+        raise WireError(f"{tensor.name}: {error}") from None
     return part
 
 
-def _few(codec: Codec, x: Tensor, codes: memoryview) -> Part:
+def _few(tensor: Place, codes: Codes) -> Part:
     """Part with few exact numbers: a fast path for the common case."""
-    plain = np.frombuffer(codes, np.uint8)
-    values = torch.from_numpy(plain.copy()).view(x.dtype)
+    values = torch.from_numpy(codes.copy()).view(tensor.dtype)
     low, high = ends(values)
-    return Part(codec, x.dtype, tuple(x.shape), [], plain, 8, values, max(abs(low), abs(high)))
+    return Part(tensor.codec, tensor.dtype, tensor.shape, [], None, codes, 8, values, max(abs(low), abs(high)))
 
 
-def _sides(codec: Codec, shape: Sequence[int], data: memoryview) -> list[Side]:
+def _sides(tensor: Place, numbers: Tensor) -> list[Side]:
     """Side data, one matrix per segment."""
-    segments = codec.groups.segments(shape)
-    numbers = torch.from_numpy(np.frombuffer(data, "<f4").copy())
-    widths = [rows * codec.quantizer.width(n) for rows, n in segments]
+    if tensor.codec.quantizer.plain:
+        return []
+    segments = tensor.codec.segments(tensor.shape)
+    widths = [rows * tensor.codec.quantizer.width(n) for rows, n in segments]
     return [part.view(rows, -1) for part, (rows, _) in zip(torch.split(numbers, widths), segments, strict=True)]
 
 
-def _check_codes(codec: Codec, x: Tensor, codes: memoryview) -> tuple[NDArray[np.uint8], int]:
-    """Return the codes and the bits per code; raise ValueError for a code outside its table."""
-    n, bits = code_count(codec, x.dtype, x.shape)
-    quantizer, segments = codec.quantizer, codec.groups.segments(x.shape)
-    packed = np.frombuffer(codes, np.uint8)
-    if not n:
-        return packed, bits
-    if not isinstance(quantizer, Lookup):
-        plain = packed if isinstance(codec.coder, BitPack) else codec.coder.decode(codes, n, bits).numpy()
-        if x.dtype == torch.bool and plain.max() > 1:
+def _check_codes(tensor: Place, codes: Codes, stored: int) -> None:
+    """Raise ValueError for a code outside its table, or a boolean other than 0 and 1."""
+    quantizer, start = tensor.codec.quantizer, 0
+    if quantizer.plain:
+        if tensor.dtype == torch.bool and codes.max(initial=0) > 1:
             raise ValueError("contains a boolean other than 0 and 1")
-        return plain, bits
-    one_row = len(segments) == 1 and segments[0][0] == 1
-    if one_row and isinstance(codec.coder, BitPack) and quantizer.levels(n) == 2**bits:
-        if n * bits % 8 and packed[-1] >> (n * bits % 8):
-            raise ValueError("the bits after the last code are not zero")
-        return packed, bits  # decoded later, a chunk at a time
-    plain = codec.coder.decode(codes, n, bits).numpy()
-    start = 0
-    for rows, row in segments:
-        highest = plain[start : start + rows * row].max()
+        return
+    if stored < 8 or tensor.levels == 256:
+        return
+    for rows, row in tensor.codec.segments(tensor.shape):
+        highest = codes[start : start + rows * row].max()
         if highest >= quantizer.levels(row):
             raise ValueError(f"code {highest} is outside a codebook of {quantizer.levels(row)}")
         start += rows * row
-    return plain, 8
-
-
-def code_count(codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
-    """Number of codes of a tensor and bits per code, as the coder receives them."""
-    n, bits = math.prod(shape), codec.quantizer.bits
-    if isinstance(codec.quantizer, Identity):
-        return n * dtype.itemsize, 8
-    return (n * bits // 8, 8) if bits > 8 else (n, bits)
-
-
-def side_numbers(codec: Codec, shape: Sequence[int]) -> int:
-    """Number of values of side data."""
-    return sum(rows * codec.quantizer.width(n) for rows, n in codec.groups.segments(shape))
 
 
 def _bytes(bits: int) -> int:

@@ -1,18 +1,18 @@
-"""Numbers of dtypes and codecs in the wire format. A number is never reused."""
+"""Dtypes and codecs as bytes of the wire format. A number is never reused.
+
+Each part of a codec knows its own number (`codecs.base.Numbered`). Retired: quantizer 5 (bfloat16, now quantizer 4
+with a parameter) and coder 2 (a range coder of fixed tables).
+"""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
-from fedshift.codecs.base import Codec, Coder, Groups, PerBlock, PerChannel, PerTensor, Quantizer
-from fedshift.codecs.bitpack import BitPack
-from fedshift.codecs.entropy import Range, Zstd
-from fedshift.codecs.exact import Cast, Identity
-from fedshift.codecs.kmeans import KMeans
-from fedshift.codecs.step import Step
-from fedshift.codecs.ternary import Ternary
-from fedshift.codecs.uniform import Stochastic, Uniform
-from fedshift.wire.frame import TensorRecord
+from fedshift.codecs.base import MOST_PARAMETERS, USERS, Coder, Groups, Numbered, Quantizer, Transform
+from fedshift.codecs.codec import Codec, PerTensor
+from fedshift.codecs.exact import Identity
+from fedshift.wire.frame import Cursor, WireError
 
 DTYPES = {
     0: torch.float32,
@@ -26,67 +26,77 @@ DTYPES = {
     8: torch.uint8,
     9: torch.bool,
 }
-IDENTITY, FLOAT16, BFLOAT16 = 0, 4, 5
-LOOKUPS: dict[int, type[Uniform | KMeans | Stochastic | Step | Ternary]] = {
-    1: Uniform,
-    2: KMeans,
-    3: Stochastic,
-    6: Step,
-    7: Ternary,
-}
-CODERS: dict[int, type[Coder]] = {0: BitPack, 1: Zstd, 3: Range}  # 2: retired, a range coder of fixed tables
-GROUPS: dict[int, type[Groups]] = {0: PerTensor, 1: PerChannel, 2: PerBlock}
+NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+GROUPED, TRANSFORMED = 1, 2  # flags of a codec: groups other than per tensor, and a transform, follow
+EXACT = Codec(Identity())
+
+
+def dtype_number(dtype: torch.dtype) -> int:
+    """Number of a dtype; ValueError if it cannot be sent."""
+    if dtype not in NUMBERS:
+        known = ", ".join(str(dtype)[6:] for dtype in NUMBERS)
+        raise ValueError(f"tensors of {dtype} cannot be sent; known are {known}")
+    return NUMBERS[dtype]
 
 
 @lru_cache(1024)
-def numbers_of(codec: Codec, dtype: torch.dtype) -> tuple[int, int, int, int, int, int]:
-    """Numbers of dtype, quantizer, bits, coder, groups and block in a record."""
-    kind = next((number for number, known in DTYPES.items() if known == dtype), None)
-    if kind is None:
+def codec_bytes(codec: Codec) -> bytes:
+    """Bytes of a codec: what a decoder needs to know.
+
+    >>> from fedshift import KMeans
+    >>> codec_bytes(Codec(KMeans(4))).hex(" ")
+    '02 01 04 00 00 00'
+    """
+    groups, transform = codec.groups, codec.transform
+    grouped = type(groups) is not PerTensor and not codec.quantizer.plain  # exact values and casts have no rows
+    flags = GROUPED * grouped | TRANSFORMED * (transform is not None)
+    parts = [_part_bytes(codec.quantizer), _part_bytes(codec.coder), bytes([flags])]
+    parts += [_part_bytes(groups)] if grouped else []
+    parts += [_part_bytes(transform)] if transform is not None else []
+    return b"".join(parts)
+
+
+def _part_bytes(part: Numbered) -> bytes:
+    kind = type(part)
+    if kind.number is None:
         raise ValueError(
-            f"tensors of {dtype} cannot be sent; known are {', '.join(str(d)[6:] for d in DTYPES.values())}"
+            f"{part} has no number in the wire format: define it as class {kind.__name__}(..., number=N) "
+            f"with N between {USERS} and 255"
         )
-    block = codec.groups.n if isinstance(codec.groups, PerBlock) else 0
-    coder, groups = _number(CODERS, codec.coder), _number(GROUPS, codec.groups)
-    if isinstance(codec.quantizer, Identity):
-        return kind, IDENTITY, 8 * dtype.itemsize, coder, 0, 0
-    if isinstance(codec.quantizer, Cast):
-        return kind, FLOAT16 if codec.quantizer.to == "float16" else BFLOAT16, 16, coder, 0, 0
-    return kind, _number(LOOKUPS, codec.quantizer), codec.quantizer.bits, coder, groups, block
+    parameters = part.parameters()
+    if len(parameters) > MOST_PARAMETERS:
+        raise ValueError(f"{part} has {len(parameters)} bytes of parameters; at most {MOST_PARAMETERS} are allowed")
+    return bytes([kind.number, len(parameters)]) + parameters
 
 
-def codec_of(record: TensorRecord) -> Codec:
-    """Codec of a record; ValueError for unknown numbers."""
-    return _codec(record._replace(name="", shape=(), codes=0))
+def read_codec(reader: Cursor) -> Codec:
+    """The next codec of a frame; WireError for an unknown part."""
+    quantizer: Quantizer = _read_part(reader, Quantizer)
+    coder: Coder = _read_part(reader, Coder)
+    flags = reader.take(1, "codecs")[0]
+    if flags & ~(GROUPED | TRANSFORMED):
+        raise WireError(f"a codec has the unknown flags {flags:#04x}")
+    groups: Groups = _read_part(reader, Groups) if flags & GROUPED else PerTensor()
+    transform: Transform | None = _read_part(reader, Transform) if flags & TRANSFORMED else None
+    if flags & GROUPED and (quantizer.plain or type(groups) is PerTensor):
+        raise WireError(f"{quantizer} is sent with {groups}, which no encoder writes")
+    try:
+        return Codec(quantizer, coder, groups, transform)
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
-@lru_cache(1024)
-def _codec(record: TensorRecord) -> Codec:
-    if record.coder not in CODERS or record.groups not in GROUPS:
-        raise ValueError(f"unknown coder {record.coder} or groups {record.groups}")
-    if bool(record.block) != (GROUPS[record.groups] is PerBlock):
-        raise ValueError(f"block {record.block} does not fit groups {record.groups}")
-    quantizer = _quantizer(record)
-    if not isinstance(quantizer, tuple(LOOKUPS.values())) and record.groups:
-        raise ValueError(f"groups {record.groups} with a quantizer that has no side data")
-    groups = PerBlock(record.block) if record.block else GROUPS[record.groups]()
-    return Codec(quantizer, CODERS[record.coder](), groups)
-
-
-def _quantizer(record: TensorRecord) -> Quantizer:
-    if record.quantizer in LOOKUPS:
-        return LOOKUPS[record.quantizer](record.bits)
-    if record.quantizer == IDENTITY and record.bits == 8 * DTYPES[record.dtype].itemsize:
-        return Identity()
-    if record.quantizer in (FLOAT16, BFLOAT16) and record.bits == 16:
-        return Cast("float16" if record.quantizer == FLOAT16 else "bfloat16")
-    raise ValueError(f"unknown quantizer {record.quantizer} with {record.bits} bits")
-
-
-def _number(table: dict[int, type], part: object) -> int:
-    for number, kind in table.items():
-        if isinstance(part, kind):
-            return number
-    raise ValueError(
-        f"{part} has no number in the wire format; known are {', '.join(k.__name__ for k in table.values())}"
-    )
+def _read_part(reader: Cursor, kind: type[Numbered]) -> Any:
+    number, length = reader.take(2, "codecs")
+    parameters = reader.take(length, "codecs")
+    found = kind.known.get(number)
+    if found is None:
+        where = "; import the module that defines it" if number >= USERS else ""
+        raise WireError(f"{kind.kind} {number} is not known here{where}")
+    try:
+        part = found.read(parameters)
+        if part.parameters() != parameters:
+            raise ValueError(f"{part} does not have the parameters {parameters.hex()}")
+    except ValueError as error:
+        raise WireError(str(error)) from None
+    return part

@@ -15,16 +15,18 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import Codec, finite
-from fedshift.codecs.exact import Identity
+from fedshift.codecs.base import finite
+from fedshift.codecs.codec import Codec
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.wire.frame import Header, TensorRecord, build, describe, overhead, parse
-from fedshift.wire.reader import LARGEST, Reader, as_dtype, code_count, side_numbers
-from fedshift.wire.registry import numbers_of
+from fedshift.wire.frame import CRC, DIGEST, Header, build, describe, head, parse, varint
+from fedshift.wire.plan import FramePlan, layout, plan
+from fedshift.wire.reader import LARGEST, Reader, as_dtype
+from fedshift.wire.registry import EXACT, codec_bytes
 
 Choice = Codec | Mapping[str, Codec]  # one codec, or {name or pattern: codec}: the name itself, else the first match
-EXACT = Codec(Identity())
+NO_HEADER = Header()
+SPECIAL = frozenset("*?[")  # characters of patterns
 
 
 def pack(
@@ -35,50 +37,55 @@ def pack(
     base: int = 0,
     examples: int = 0,
     reset: bool = False,
+    run: int = 0,
+    client: int | None = None,
+    described: bool = False,
     key: Tensor | None = None,
 ) -> bytes:
     """Encode tensors as a frame; `key` is for codecs that round at random.
+
+    A frame refers to the names, shapes and dtypes of its tensors by a digest. If the receiver may not know them, or to
+    name differences in an error message, it can contain them: `described=True`.
 
     >>> from fedshift import Codec, KMeans
     >>> params = {"weight": torch.arange(20.0).view(4, 5), "bias": torch.ones(4)}
     >>> frame = pack(Codec(KMeans(1)), params)
     >>> len(frame), size(Codec(KMeans(1)), params)
-    (125, 125)
+    (68, 68)
     >>> unpack(frame, like=params)["weight"][0]
     tensor([4.5000, 4.5000, 4.5000, 4.5000, 4.5000])
     """
-    return Writer(codec, params).pack(params, Header(update, base, examples, reset), key)
+    made = Header(update, base, examples, reset, run=run, client=client)
+    return Writer(codec, params, described).pack(params, made, key)
 
 
 class Writer:
-    """Pack several models with the same names, shapes and codec, whose records are prepared once."""
+    """Pack several models with the same names, shapes and codec, whose plan is made once."""
 
-    def __init__(self, codec: Choice, like: Params) -> None:
-        self.codecs = {name: choose(codec, name, x) for name, x in like.items()}
-        self.lossy = any(chosen.quantizer.lossy for chosen in self.codecs.values())
-        self.records = [self._record(name, x) for name, x in like.items()]
-        self.described: tuple[list[int], bytes] = [], b""  # bytes of codes, and the records with these numbers
+    def __init__(self, codec: Choice, like: Params, described: bool = False) -> None:
+        self.codecs = chosen(codec, like)
+        self.layout, self.described = describe(layout(like)), described
+        self.plan = _plan(self.codecs, like)
 
     def pack(self, params: Params, header: Header, key: Tensor | None = None) -> bytes:
         """Encode a model like the first; the lossy flag of the header is set here."""
-        buffers, lengths = [], []
-        for name, codec in self.codecs.items():
+        scales = prepared(self.codecs, {name: params[name][None] for name in self.codecs})
+        sides, codes = [], list[Tensor]()
+        for place in self.plan.places:
+            name, codec = place.name, place.codec
             try:
-                side, codes = _encode(codec, params[name], tensor_key(codec, name, key))
+                side, coded = _encode(codec, params[name], tensor_key(codec, name, key), scales.get(codec))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-            buffers += [side, codes]
-            lengths.append(len(codes))
-        if lengths != self.described[0]:
-            pairs = zip(self.records, lengths, strict=True)
-            self.described = lengths, describe([record._replace(codes=length) for record, length in pairs])
-        return build(header._replace(lossy=self.lossy), len(lengths), self.described[1], buffers)
-
-    def _record(self, name: str, x: Tensor) -> TensorRecord:
-        try:
-            return TensorRecord(name, tuple(x.shape), *numbers_of(self.codecs[name], x.dtype), codes=0)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            sides.append(side)
+            codes.append(coded)
+        buffers = []
+        for places, codec, _, levels, _ in self.plan.buffers:
+            together = [codes[i] for i in places]
+            buffers.append(codec.coder.encode(torch.cat(together) if len(together) > 1 else together[0], levels))
+        lengths = self.plan.lengths([len(buffer) for buffer in buffers])
+        head = header._replace(lossy=self.plan.lossy)
+        return build(head, self.layout, self.plan.coding, [lengths, *sides, *buffers], self.described)
 
 
 def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
@@ -89,7 +96,7 @@ def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) 
     >>> sent = {"bias": torch.tensor([1.0, 2.0])}
     >>> unpack(pack(EXACT, sent), like=sent)
     {'bias': tensor([1., 2.])}
-    >>> unpack(pack(EXACT, sent), like={"bias": torch.zeros(3)})
+    >>> unpack(pack(EXACT, sent, described=True), like={"bias": torch.zeros(3)})
     Traceback (most recent call last):
     fedshift.wire.frame.WireError: bias: shape (2,) instead of (3,)
     """
@@ -103,81 +110,107 @@ def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) 
     return params
 
 
-def size(codec: Choice, like: Params) -> int:
-    """len(pack(codec, params)) for any params like these.
+def size(codec: Choice, like: Params, header: Header = NO_HEADER) -> int:
+    """len(pack(codec, params)) for any params like these, with this header.
 
     The paper's CNN, exact and with 4 bits:
 
     >>> from fedshift import KMeans
     >>> from fedshift.models import PaperCNN
     >>> size(EXACT, PaperCNN().state_dict()), size(Codec(KMeans(4)), PaperCNN().state_dict())
-    (8623696, 1078400)
+    (8623521, 1078231)
     """
-    total, variable = known(codec, like)
-    for name in variable:
-        coder = choose(codec, name, like[name]).coder
-        raise ValueError(f"{name}: the size with {coder} depends on the values; use len(pack(...))")
-    return total
+    found = FrameSize(codec, like)
+    for names in found.variable:
+        coder = found.codecs[names[0]].coder
+        raise ValueError(f"{names[0]}: the size with {coder} depends on the values; use len(pack(...))")
+    return found.fixed + len(head(header))
 
 
-def known(codec: Choice, like: Params) -> tuple[int, list[str]]:
-    """Bytes of a frame that do not depend on the values, and the tensors whose number of code bytes does."""
-    total, variable = sum(fixed(codec, like)), []
-    for name, x in like.items():
-        chosen = choose(codec, name, x)
-        codes = chosen.coder.size(*code_count(chosen, x.dtype, x.shape)) if x.numel() else 0
-        if codes is None:
-            variable.append(name)
-        else:
-            total += codes
-    return total, variable
+class FrameSize:
+    """Bytes of a frame of a model that do not depend on its values, besides those of its header."""
 
-
-def fixed(codec: Choice, like: Params) -> tuple[int, int]:
-    """Bytes of header and bytes of side data in a frame; the others are codes."""
-    header_bytes = overhead(list(like), [x.ndim for x in like.values()])
-    return header_bytes, 4 * sum(side_numbers(choose(codec, name, x), x.shape) for name, x in like.items())
+    def __init__(self, codec: Choice, like: Params) -> None:
+        self.codecs = chosen(codec, like)
+        self.plan = _plan(self.codecs, like)
+        self.side = self.plan.side  # bytes of side data
+        coding = self.plan.coding
+        self.overhead = DIGEST + len(varint(len(coding))) + len(coding) + CRC.size
+        self.fixed = self.overhead + self.side + sum(buffer.size or 0 for buffer in self.plan.buffers)
+        # tensors of each buffer whose size depends on the values
+        self.variable = [
+            [self.plan.places[i].name for i in buffer.places] for buffer in self.plan.buffers if buffer.size is None
+        ]
 
 
 def header(data: bytes | memoryview) -> Header:
     """Read the header of a frame, after its checksum.
 
     >>> header(pack(EXACT, {"bias": torch.zeros(2)}, base=7, examples=600))
-    Header(update=False, base=7, examples=600, reset=False, lossy=False)
+    Header(update=False, base=7, examples=600, reset=False, lossy=False, run=0, client=None)
     """
     return parse(data).header
 
 
+def chosen(codec: Choice, like: Params) -> dict[str, Codec]:
+    """Codec of each tensor."""
+    if isinstance(codec, Codec):
+        return {name: codec if codec.covers(x) else EXACT for name, x in like.items()}
+    patterns = {pattern: found for pattern, found in codec.items() if SPECIAL & set(pattern)}
+    result = {}
+    for name, x in like.items():
+        found = codec.get(name) or next((c for p, c in patterns.items() if fnmatchcase(name, p)), EXACT)
+        result[name] = found if found.covers(x) else EXACT
+    return result
+
+
 def choose(codec: Choice, name: str, x: Tensor) -> Codec:
     """Codec of one tensor: the given one if it covers the tensor, else `EXACT`."""
-    if not isinstance(codec, Codec):
-        matches = (c for pattern, c in codec.items() if fnmatchcase(name, pattern))
-        codec = codec.get(name) or next(matches, EXACT)
-    return codec if codec.covers(x) else EXACT
+    return chosen(codec, {name: x})[name]
+
+
+def prepared(codecs: Mapping[str, Codec], stacks: Params) -> dict[Codec, Tensor]:
+    """Results of `prepare` for K stacked models, (K,), by codec; codecs that need none are left out."""
+    tensors: dict[Codec, list[Tensor]] = {}
+    for name, codec in codecs.items():
+        if codec.quantizer.prepares and stacks[name].numel():
+            tensors.setdefault(codec, []).append(stacks[name])
+    return {codec: codec.prepare(found) for codec, found in tensors.items()}
 
 
 def tensor_key(codec: Codec, name: str, key: Tensor | None) -> Tensor | None:
-    """Key of one tensor; None if the codec does not round at random."""
-    return None if key is None or not codec.quantizer.random else rng.fold(key, zlib.crc32(name.encode()))
+    """Key of one tensor; None if the codec is not random."""
+    return None if key is None or not codec.random else rng.fold(key, zlib.crc32(name.encode()))
 
 
 def expected(codec: Choice | None, like: Params) -> dict[str, Codec] | None:
     """Codec of each tensor; None if any codec is accepted."""
-    return None if codec is None else {name: choose(codec, name, x) for name, x in like.items()}
+    return None if codec is None else chosen(codec, like)
 
 
-def _encode(codec: Codec, x: Tensor, key: Tensor | None) -> tuple[bytes, bytes]:
-    """Side data and codes of one tensor."""
+def _plan(codecs: Mapping[str, Codec], like: Params) -> FramePlan:
+    """Plan of a frame; ValueError names a tensor whose codec has no number in the wire format."""
+    for name, codec in codecs.items():
+        try:
+            codec_bytes(codec)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return plan(codecs, like)
+
+
+def _encode(codec: Codec, x: Tensor, key: Tensor | None, scale: Tensor | None) -> tuple[bytes, Tensor]:
+    """Seeds and side data of one tensor as bytes, and its codes."""
     x = x.detach()
     if not x.numel():
-        return b"", b""
-    if isinstance(codec.quantizer, Identity):
+        return b"", torch.zeros(0, dtype=torch.uint8)
+    if codec.quantizer.plain and not codec.quantizer.lossy:
         if x.is_floating_point() and not finite(x):
             raise ValueError("contains NaN or infinity")
-        return b"", codec.coder.encode(x.cpu().reshape(-1).view(torch.uint8), 8)
+        return b"", x.cpu().reshape(-1).view(torch.uint8)
     if not x.is_floating_point() and x.double().abs().max() > LARGEST:
         raise ValueError("contains an integer beyond 2^24, which cannot be quantized; send it exactly")
-    parts = codec.encode(x[None], None if key is None else key[None])
-    side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in parts)
-    codes = [codes.flatten() for codes, _ in parts]
-    return side, codec.coder.encode(torch.cat(codes) if len(codes) > 1 else codes[0], min(codec.quantizer.bits, 8))
+    coded = codec.encode(x[None], None if key is None else key[None], scale)
+    side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in coded.parts)
+    seeds = b"" if coded.seeds is None else coded.seeds.cpu().numpy().astype("<u4").tobytes()
+    codes = [codes.flatten() for codes, _ in coded.parts]
+    return seeds + side, torch.cat(codes) if len(codes) > 1 else codes[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedshift import Dataset, Range, dataset
-from fedshift.codecs.base import counts
+from fedshift.codecs.codec import counts
 from fedshift.engines import Batched, Sequential
 from fedshift.engines.gpu.paper_cnn.net import PaperNet
 from fedshift.engines.gpu.stacked import Mapped

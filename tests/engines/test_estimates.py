@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedshift import BitPack, Experiment, Range, Zstd, resume, run
-from fedshift.codecs.base import Coder, counts, counts_by_lanes
+from fedshift.codecs.base import Coder
+from fedshift.codecs.codec import counts, counts_by_lanes
 from fedshift.core.types import Decoded
 from fedshift.engines import Batched
 from fedshift.models import PaperCNN

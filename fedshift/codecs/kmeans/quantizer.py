@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, Lookup, Side, any_order, chunks
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, any_order, chunks
 from fedshift.codecs.kmeans.rows import encode
 from fedshift.core import rng
 
 
 @dataclass(frozen=True)
-class KMeans(Lookup):
+class KMeans(FixedWidth, number=2):
     """Means of the row's values, and for each value the index of its mean; up to 2^bits distinct values are exact.
 
     By default, values close to the border of two codes, less than 1 %, may get the neighbouring code;
@@ -35,7 +35,7 @@ class KMeans(Lookup):
     def levels(self, n: int) -> int:
         return int(min(n, 2**self.bits))
 
-    def encode(self, x: Tensor, key: Tensor | None = None) -> tuple[Tensor, Side]:
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         if not self.random:
             return self._nearest(x)
         if key is None:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedshift.algorithms.base import defines, uses_travel
-from fedshift.codecs.base import NOT_FINITE, Codec, counts
+from fedshift.codecs.base import NOT_FINITE
+from fedshift.codecs.codec import Codec, counts
 from fedshift.codecs.exact import Cast
 from fedshift.core import rng
 from fedshift.core.tree import over, take, tmap

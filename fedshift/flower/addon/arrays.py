@@ -16,7 +16,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.codecs.base import Codec, finite
+from fedshift.codecs.base import finite
+from fedshift.codecs.codec import Codec
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.wire.frame import WireError, parse, records

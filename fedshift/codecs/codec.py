@@ -1,0 +1,195 @@
+"""Codecs: a quantizer, a coder, groups and a transform together."""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedshift.codecs.base import Coder, Groups, Quantizer, Shape, Side, Transform
+from fedshift.codecs.bitpack import BitPack, bits_for
+from fedshift.core import rng
+
+LANES = 64  # counters per code on a GPU
+LONG = 1 << 16  # values of a row that is long enough for all codes
+SEEDS = 1 << 32  # seeds of transforms are below this
+
+
+@dataclass(frozen=True)
+class PerTensor(Groups, number=0):
+    """One row per tensor, as in the paper.
+
+    >>> PerTensor().segments((64, 3, 5, 5))
+    [(1, 4800)]
+    """
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        return _matrices((1, math.prod(shape)))
+
+
+@dataclass(frozen=True)
+class PerChannel(Groups, number=1):
+    """One row per index of the first axis: an output channel, a neuron.
+
+    >>> PerChannel().segments((64, 3, 5, 5))
+    [(64, 75)]
+    """
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        return _matrices((shape[0], math.prod(shape[1:]))) if shape else _matrices((1, 1))
+
+
+@dataclass(frozen=True)
+class PerBlock(Groups, number=2):
+    """One row per n consecutive values; the last row may be shorter.
+
+    >>> PerBlock(4).segments((3, 3))
+    [(2, 4), (1, 1)]
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n < 1 << 32:
+            raise ValueError(f"PerBlock(n={self.n}): n must be between 1 and 2^32 - 1")
+
+    def parameters(self) -> bytes:
+        return struct.pack("<I", self.n)
+
+    @classmethod
+    def read(cls, parameters: bytes) -> Self:
+        if len(parameters) != 4:
+            raise ValueError(f"PerBlock has {len(parameters)} bytes of parameters instead of 4")
+        return cls(*struct.unpack("<I", parameters))
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        full, rest = divmod(math.prod(shape), self.n)
+        return _matrices((full, self.n), (1, rest))
+
+
+def _matrices(*segments: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(rows, n) for rows, n in segments if rows * n]
+
+
+class Coded(NamedTuple):
+    """K stacked tensors after the quantizer."""
+
+    parts: list[tuple[Tensor, Side]]  # codes (K * rows, n) and side data of each segment
+    seeds: Tensor | None = None  # of the transform, int64 (K,)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Quantizer, coder, groups and transform: `Codec(KMeans(4))` is the paper's 4-bit upload.
+
+    Tensors with fewer than `min_axes` axes (biases, norms) and integer tensors are sent exactly,
+    unless `min_axes` is lowered or `integers` is set.
+
+    >>> from fedshift import Codec, KMeans
+    >>> codec = Codec(KMeans(4))
+    >>> codec.coder, codec.groups, codec.transform, codec.min_axes, codec.integers
+    (BitPack(), PerTensor(), None, 2, False)
+    """
+
+    quantizer: Quantizer
+    coder: Coder = BitPack()
+    groups: Groups = PerTensor()
+    transform: Transform | None = None
+    min_axes: int = 2
+    integers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.transform is not None and (isinstance(self.groups, PerChannel) or self.quantizer.plain):
+            raise ValueError(
+                f"Codec({self.quantizer}, {self.groups}, {self.transform}): a transform mixes the values of a tensor, "
+                "so it needs a quantizer of 1 to 8 bits, per tensor or per block"
+            )
+
+    @property
+    def random(self) -> bool:
+        """True if `encode` needs a key: for random rounding, or for the seed of the transform."""
+        return self.quantizer.random or self.transform is not None
+
+    @property
+    def bits(self) -> int:
+        """Bits per value of float32 before the coder: 1 to 8, 16 or 32."""
+        if self.quantizer.plain:
+            return 8 * self.quantizer.stored(torch.float32).itemsize
+        return bits_for(self.quantizer.levels(LONG))
+
+    def covers(self, x: Tensor) -> bool:
+        """True if x is quantized rather than sent exactly."""
+        return x.ndim >= self.min_axes and (self.integers or x.is_floating_point())
+
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        """Matrices (rows, n) of a tensor of this shape, after the transform."""
+        if self.transform is None or not math.prod(shape):
+            return self.groups.segments(shape)
+        return self.groups.segments((self.transform.length(math.prod(shape)),))
+
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> Coded:
+        """Quantize K stacked tensors (K, *shape); key int64 (K,); scale: result of the quantizer's `prepare`, (K,)."""
+        stack, seeds = x.shape[0], None
+        flat = x.detach().reshape(stack, -1).float()
+        if self.transform is not None:
+            if key is None:
+                raise ValueError(f"{self.transform} is random and needs a key, for example rng.key(seed, 'upload')")
+            seeds = rng.fold(key.to(x.device), SEEDS) % SEEDS
+            flat = self.transform.encode(flat, seeds)
+        parts, start, first = [], 0, 0
+        for rows, n in self.segments(x.shape[1:]):
+            matrix = flat[:, start : start + rows * n].reshape(stack * rows, n)
+            row = torch.arange(first, first + rows, device=x.device)
+            keys = None if key is None else rng.fold(key.to(x.device)[:, None], row).flatten()
+            scales = None if scale is None else scale[:, None].expand(stack, rows).flatten()
+            parts.append(self.quantizer.encode(matrix, keys, scales))
+            start, first = start + rows * n, first + rows
+        return Coded(parts, seeds)
+
+    def decode(self, coded: Coded, stack: int, shape: Shape) -> Tensor:
+        """Decoded values of K stacked tensors, float32 (K, *shape)."""
+        flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in coded.parts]
+        values = torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)
+        if self.transform is not None and coded.seeds is not None and flat:
+            values = self.transform.decode(values, coded.seeds, math.prod(shape))
+        return values.reshape(stack, *shape)
+
+    def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Result of the quantizer's `prepare` for the tensors (K, ...) that this codec encodes."""
+        return self.quantizer.prepare([x.detach().reshape(len(x), -1).float() for x in tensors])
+
+
+def counts(codes: Sequence[Tensor], stack: int, levels: int) -> Tensor:
+    """Occurrences of each code in each of K stacked tensors, from the codes (K * rows, n) of every segment.
+
+    Returns int64 (K, levels) on the device of the codes, without synchronization.
+
+    >>> counts([torch.tensor([[0, 3, 3], [1, 1, 1]], dtype=torch.uint8)], stack=2, levels=4)
+    tensor([[1, 0, 0, 2],
+            [0, 3, 0, 0]])
+    """
+    total = torch.zeros(stack, levels, dtype=torch.int64, device=codes[0].device)
+    for part in codes:
+        rows = part.reshape(stack, -1)
+        if rows.device.type == "cpu":
+            total += torch.stack([torch.bincount(row, minlength=levels) for row in rows])
+        else:  # torch.bincount would synchronize with the device
+            total += counts_by_lanes(rows, levels)
+    return total
+
+
+def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
+    """Occurrences of each code in each row, uint8 (K, n) -> int64 (K, levels), without synchronization.
+
+    Each lane has separate counters, so that neighbouring threads of a GPU do not wait for one another.
+    """
+    stack, n = rows.shape
+    lane = torch.arange(n, dtype=torch.int32, device=rows.device) % LANES
+    first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
+    slot = rows.int().mul_(LANES).add_(lane).add_(first)
+    ones = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
+    counters = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
+    return counters.index_add_(0, slot.flatten(), ones).view(stack, levels, LANES).sum(2)

@@ -23,7 +23,8 @@ from fedshift.rounds.loop import DivergedError, OpenRound, Ram, run_rounds
 from fedshift.rounds.uplink import read
 from fedshift.runs.packs import Seat
 from fedshift.runs.run import Run, resume
-from fedshift.wire.writer import EXACT, pack
+from fedshift.codecs.exact import EXACT
+from fedshift.wire.writer import pack
 from tests.federations import Normed, federation, points, processes, same, train
 from tests.runs import DERIVED, checkpoints, digits, small
 

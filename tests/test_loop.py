@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedshift import Codec, Dataset, KMeans, dataset, shift, size
 from fedshift.rounds.loop import DivergedError
-from fedshift.wire.writer import EXACT
+from fedshift.codecs.exact import EXACT
 from tests.federations import federation, points, same, settings, train
 
 

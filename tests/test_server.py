@@ -8,7 +8,8 @@ import torch
 from fedshift.core.types import Decoded, Params
 from fedshift.engines import Job, Sequential, Upload
 from fedshift.rounds.federation import Federation
-from fedshift.wire.writer import EXACT, pack
+from fedshift.codecs.exact import EXACT
+from fedshift.wire.writer import pack
 from tests.federations import federation, same, train
 
 Edit = Callable[[Upload, Federation], Upload]

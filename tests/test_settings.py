@@ -35,7 +35,7 @@ from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, 
 from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import uplink_label
-from fedshift.wire.writer import EXACT
+from fedshift.codecs.exact import EXACT
 from tests.federations import points
 from tests.runs import fedshift
 

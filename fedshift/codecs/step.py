@@ -54,6 +54,9 @@ class Step(FixedWidth, number=6):
         """The largest k."""
         return int(2 ** (self.bits - 1) - 1)
 
+    def with_bits(self, bits: int) -> FixedWidth:
+        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by its rate
+
     def width(self, n: int) -> int:
         return 3
 

@@ -29,6 +29,9 @@ class Ternary(FixedWidth, number=7):
         if not 0 < self.keep <= 1:
             raise ValueError(f"Ternary(keep={self.keep}): keep must be above 0 and at most 1")
 
+    def with_bits(self, bits: int) -> FixedWidth:
+        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by the fraction it keeps
+
     def width(self, n: int) -> int:
         return 2
 

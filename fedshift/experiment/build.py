@@ -23,7 +23,7 @@ from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
 from fedshift.experiment.links import bandwidth, downlink, links
-from fedshift.experiment.settings import Experiment
+from fedshift.experiment.settings import Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.rounds.engine import describe, duplicate
@@ -93,6 +93,7 @@ def build(
         patience=train.patience,
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
+        run=run_number(experiment),
     )
     with setting("algorithm"):
         fed.start()

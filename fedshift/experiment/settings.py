@@ -1,5 +1,7 @@
 """Settings of an experiment, their validation, and error messages for invalid ones."""
 
+import hashlib
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -601,3 +603,16 @@ def _unknown(parts: Sequence[str]) -> str:
 
 def _fields(table: Any) -> list[str]:
     return list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
+
+
+def run_number(experiment: Experiment) -> int:
+    """Number of a run in its frames: a hash of the settings that server and clients share.
+
+    Settings of engine and record, the number of rounds, and names of a user's objects are left out.
+    """
+    settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
+    settings["data"].pop("name")
+    for key in ("rounds", "loss", "metric", "goal"):
+        settings["train"].pop(key, None)
+    content = json.dumps(settings, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

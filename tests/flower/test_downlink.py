@@ -6,7 +6,8 @@ import pytest
 from flwr.app import Message
 
 from fedshift.flower.app.client_runner import HELD
-from fedshift.wire.writer import EXACT, size
+from fedshift.codecs.exact import EXACT
+from fedshift.wire.writer import size
 from tests.federations import same, settings
 from tests.flower.experiments import grid_of, in_process, on_flower, plain
 from tests.test_downlink import LINKS, UP

@@ -12,7 +12,8 @@ from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, Sca
 from fedshift.flower.addon.arrays import KEY, to_params
 from fedshift.flower.addon.outcome import NO_MOD
 from fedshift.flower.testing import LocalGrid
-from fedshift.wire.writer import EXACT, size
+from fedshift.codecs.exact import EXACT
+from fedshift.wire.writer import size
 from tests.flower.apps import client_app, model, run
 from tests.flower.test_scaffold import controls, quadratic
 

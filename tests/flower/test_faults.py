@@ -16,7 +16,8 @@ from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.arrays import enclose
 from fedshift.flower.app.apps import client_app
 from fedshift.flower.testing import LocalGrid
-from fedshift.wire.writer import EXACT, pack
+from fedshift.codecs.exact import EXACT
+from fedshift.wire.writer import pack
 from tests.federations import same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, on_flower, plain
 

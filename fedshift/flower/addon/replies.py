@@ -86,8 +86,8 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
     weight, bytes_up = weight_of(reply, key), sum(len(array.data) for array in record.values())
     frame = frame_of(record)
     head = header(frame) if frame is not None else Header()
-    if frame is not None and head.base != number:
-        raise WireError(f"the upload belongs to round {head.base}, not {number}")
+    if frame is not None:
+        head.check(reply.metadata.run_id, number, reply.metadata.src_node_id)
     start, decoded = _decoded(record, frame, list(sent))
     if broken := [n for n, x in decoded.items() if head.update and x.is_floating_point() and not finite(x)]:
         raise WireError(f"{broken[0]}: is infinite after adding the update")

@@ -16,11 +16,12 @@ from fedshift.rounds.uplink import Uplink
 def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
     """Groups of clients with the same uplink, and the group of each client (N,)."""
     config, clients = experiment.uplink, experiment.data.clients
-    common = config.model_dump(include=set(CodingSettings.model_fields))
+    common = config.model_dump(include=set(CodingSettings.model_fields), exclude_unset=True)
 
     def link(bits: Bits, name: str) -> Group:
+        coding = common if bits <= 8 else {key: value for key, value in common.items() if key != "codec"}
         rate = config.bandwidth.get(bits) if isinstance(config.bandwidth, dict) else config.bandwidth
-        return group_of(name, LinkSettings(**common, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
+        return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
     if isinstance(config.bits, tuple):
         kinds = sorted(set(config.bits), reverse=True)
@@ -40,7 +41,7 @@ def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
 def downlink(experiment: Experiment) -> Uplink:
     """Codec and message of the broadcast."""
     config = experiment.downlink
-    return Uplink(config.codec(config.bits), config.send == "updates", config.feedback)
+    return _uplink("downlink", config, config.bits)
 
 
 def named_groups(experiment: Experiment, link: Callable[[Bits, str], Group]) -> tuple[list[Group], Tensor]:
@@ -89,7 +90,15 @@ def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:
 
 
 def group_of(name: str, link: LinkSettings) -> Group:
-    return Group(name, Uplink(link.codec(link.bits), link.send == "updates", link.feedback), link.bandwidth)
+    return Group(name, _uplink("uplink", link, link.bits), link.bandwidth)
+
+
+def _uplink(table: str, coding: CodingSettings, bits: int) -> Uplink:
+    try:
+        codec = coding.codec_for(bits)
+    except ValueError as problem:
+        raise SettingsError(f"{table}.{problem}") from None
+    return Uplink(codec, coding.send == "updates", coding.feedback)
 
 
 def interleave(shares: Sequence[float], n: int) -> Tensor:

@@ -166,6 +166,14 @@ class Contrast(NamedTuple):
     layer: Cell
     filter: Cell
 
+    @property
+    def bits(self) -> str:
+        return self.label[2]
+
+    @property
+    def cells(self) -> tuple[Cell, Cell, Cell]:
+        return self.plain, self.layer, self.filter
+
 
 def contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:
     """Comparisons of filter centring, in order of importance."""
@@ -310,7 +318,9 @@ def optimizers(choice: CellChoice = EVERYTHING) -> list[Cell]:
     plain = mixed("fedavg", 32, False)
     changed = [
         Cell(
-            plain.name.replace("fedavg", name), (TITLES[name], *plain.label[1:]), merge(plain.settings, {"algorithm": x})
+            plain.name.replace("fedavg", name),
+            (TITLES[name], *plain.label[1:]),
+            merge(plain.settings, {"algorithm": x}),
         )
         for name, x in OPTIMIZERS.items()
     ]

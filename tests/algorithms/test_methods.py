@@ -216,10 +216,9 @@ def test_fedhq_has_the_same_weights_on_one_client_and_on_a_stack(send: str) -> N
         lossy = sum(x for x, upload in zip(p, kept.uploads, strict=True) if upload.lossy)
         assert 0 < lossy < 3  # of three quantized uploads
         assert outcome.share == pytest.approx(lossy / (3 + lossy))
-        mean = {
-            name: sum(x / sum(p) * upload.decoded[name] for x, upload in zip(p, kept.uploads, strict=True))
-            for name in kept.sent
-        }
+        shares = torch.tensor(p, dtype=torch.float32) / sum(p)
+        stacked = {name: torch.stack([upload.decoded[name] for upload in kept.uploads]) for name in kept.sent}
+        mean = {name: torch.tensordot(shares, x, 1) for name, x in stacked.items()}
         close(state.out.params, mean)
         results.append(state.out.params)
     close(results[1], results[0], 1e-4)

@@ -73,9 +73,9 @@ def test_cells_differ_from_the_preset_only_in_their_settings() -> None:
     assert experiment("fedpaq_4+4_filter").train.rounds == 200
     assert experiment("fedpaq_4+4_warmup").shift.warmup == 100
     assert experiment("fedpaq_32+4_updates").uplink.send == "updates"
-    assert experiment("grouped_32+4_filter").algorithm.exact == 0.75
+    assert experiment("grouped_32+4_filter").algorithm.args["exact"] == 0.75
     fedyogi = experiment("fedyogi_32+32").algorithm
-    assert (fedyogi.name, fedyogi.lr, fedyogi.tau) == ("fedyogi", 0.1, 0.01)
+    assert (fedyogi.name, fedyogi.args["lr"], fedyogi.args["tau"]) == ("fedyogi", 0.1, 0.01)
 
 
 def test_all_clients_of_fed_ef_have_feedback() -> None:

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from fedshift import KMeans, Uniform
-from fedshift.codecs import kmeans as module
+from fedshift.codecs.kmeans import rows as stacks
 from fedshift.core import rng
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -127,7 +127,7 @@ def test_rows_are_encoded_as_if_alone() -> None:
 def test_counted_and_sorted_rows_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0))
     counted = error(KMeans(6), x)
-    monkeypatch.setattr(module, "SHORT", 1 << 62)
+    monkeypatch.setattr(stacks, "LONG", 1 << 62)
     assert counted == pytest.approx(error(KMeans(6), x), rel=0.02)
 
 

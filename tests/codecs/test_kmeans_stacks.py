@@ -1,4 +1,6 @@
-"""Many rows at once: the codes and codebooks of each row alone, to the last bit."""
+"""Stacks of rows, as numpy arrays and as tensors: the codes and codebooks of each row alone, to the last bit."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +11,17 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from fedshift import KMeans
-from fedshift.codecs import kmeans as module
-from fedshift.codecs import lines, many, replay
+from fedshift.bench.timing import fresh_memory, in_process, resident
+from fedshift.codecs.kmeans import graphs, solver
+from fedshift.codecs.kmeans import rows as stacks
 from tests.codecs.test_kmeans import BITS, FLOATS, samples
 
+CLEAR = Path("/proc/self/clear_refs")
 GREATEST = float(np.finfo(np.float32).max)
 
 
 def rows(n: int, seed: int = 0) -> dict[str, Tensor]:
-    """One row of n values for each kind that there is."""
+    """One row of n values of each kind."""
     g = np.random.default_rng([n, seed])
     more = {
         "lognormal": g.lognormal(size=n),
@@ -38,40 +42,50 @@ def rows(n: int, seed: int = 0) -> dict[str, Tensor]:
 
 
 def alone(quantizer: KMeans, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Row after row."""
+    """Encode one row after another."""
     codes, sides = zip(*(quantizer.encode(row[None]) for row in x), strict=True)
     return torch.cat(codes), torch.cat(sides)
 
 
 def together(quantizer: KMeans, x: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """All rows, and those that were left out."""
-    n = x.shape[1]
-    codes, side = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x), quantizer.width(n))
-    return codes, side, many.encode(x, codes, side, n < module.SHORT, quantizer.exact)
+    """Encode all rows at once as tensors, as on a GPU, and return the rows left out too."""
+    codes, side = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x), quantizer.width(x.shape[1]))
+    return codes, side, stacks.encode(x, codes, side, quantizer.exact)
 
 
 def compare(quantizer: KMeans, named: dict[str, Tensor]) -> set[str]:
-    """All rows but those left out, which it returns, are as if alone; bits, so that zero has its sign."""
+    """Check that stacks equal single rows, bit by bit; return the rows left out of the tensors."""
     x = torch.stack(list(named.values()))
-    codes, side, left = together(quantizer, x)
     best, book = alone(quantizer, x)
+    codes, side = quantizer.encode(x)
+    assert torch.equal(codes, best)
+    assert torch.equal(side.view(torch.int32), book.view(torch.int32))
+    codes, side, left = together(quantizer, x)
     for r, name in enumerate(named):
         assert r in left or torch.equal(codes[r], best[r]), name
         assert r in left or torch.equal(side[r].view(torch.int32), book[r].view(torch.int32)), name
     return {list(named)[r] for r in left}
 
 
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many passes of fill as needed."""
+    monkeypatch.setattr(solver, "FILLS", (80,) * len(solver.FILLS))
+
+
+@pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("n", [1, 2, 3, 40, 300, 2_400])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_sorted_rows(n: int, bits: int) -> None:
-    assert compare(KMeans(bits), rows(n)) <= {"few", "noisy grid", "tenths", "whole numbers"}  # where a grid is best
+    assert compare(KMeans(bits), rows(n)) <= {"few", "noisy grid", "tenths", "whole numbers"}  # a grid is best
 
 
+@pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize("n", [8_192, 30_000])
 @pytest.mark.parametrize("bits", [1, 4, 8])
 @pytest.mark.parametrize("exact", [False, True])
 def test_counted_rows(n: int, bits: int, exact: bool) -> None:
-    assert compare(KMeans(bits, exact), rows(n)) <= {"greatest", "all scales"}  # bins that have no end; too many bins
+    assert compare(KMeans(bits, exact), rows(n)) <= {"greatest", "all scales"}  # bins without a middle; too many bins
 
 
 @settings(max_examples=50)
@@ -82,7 +96,7 @@ def test_any_rows(x: np.ndarray, bits: int) -> None:
 
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set number of fills, sums of pairs of sums, and a cube root of its own."""
+    """Prefix sums by pairwise addition."""
 
     def scan(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         if not x.is_floating_point():
@@ -93,20 +107,14 @@ def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             step *= 2
         return x
 
-    def cube_root(x: Tensor) -> Tensor:
-        root = x.pow(1 / 3)
-        return torch.where(x > 0, root - (root - x / (root * root)) / 3, 0.0)
-
     cumsum = torch.Tensor.cumsum
     monkeypatch.setattr(torch.Tensor, "cumsum", scan)
-    monkeypatch.setattr(lines, "cube_root", cube_root)
-    monkeypatch.setattr(lines, "ASKED", ())
 
 
 @pytest.mark.usefixtures("like_a_gpu")
 @pytest.mark.parametrize(("n", "bits"), [(40, 4), (2_400, 4), (2_400, 8), (5_120, 6), (30_000, 4), (30_000, 8)])
-def test_rows_as_a_gpu_adds_them(n: int, bits: int) -> None:
-    """The same bits for all that is sure, and that is all of what models are made of; `all scales` has longer sums."""
+def test_rows_with_the_order_of_summation_of_a_gpu(n: int, bits: int) -> None:
+    """All rows that are sure have equal bits, and weights are sure; sums of `all scales` are not exact."""
     left = compare(KMeans(bits), {name: x for name, x in rows(n).items() if name != "all scales"})
     assert not left & {"normal", "laplace", "uniform", "weights", "two heaps", "mostly zero", "denormal", "huge"}
 
@@ -119,7 +127,7 @@ def test_weights_of_fifty_clients_are_sure() -> None:
 
 @pytest.mark.parametrize("n", [10, 20_000])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_nan_and_infinity_are_left_out_and_harm_no_other_row(n: int, bad: float) -> None:
+def test_nan_and_infinity_are_left_out_and_other_rows_are_unaffected(n: int, bad: float) -> None:
     x = torch.randn(20, n, generator=torch.Generator().manual_seed(n))
     x[7, n // 2] = bad
     codes, side, left = together(KMeans(2), x)
@@ -131,40 +139,74 @@ def test_nan_and_infinity_are_left_out_and_harm_no_other_row(n: int, bad: float)
         KMeans(2).encode(x)
 
 
-def test_many_short_rows_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a few at a time, where memory is short."""
+def test_many_short_rows_are_encoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(100, 64, generator=torch.Generator().manual_seed(0))
     best, book = alone(KMeans(4), x)
-    monkeypatch.setattr(KMeans, "_sorted", None)
-    for memory in (many.CACHED, 100_000):
-        monkeypatch.setattr(many, "CACHED", memory)
+    for memory in (stacks.CACHED, 100_000, 1):
+        monkeypatch.setattr(stacks, "CACHED", memory)
         codes, side = KMeans(4).encode(x)
         assert torch.equal(codes, best)
         assert torch.equal(side, book)
 
 
-def test_rows_that_are_not_next_to_each_other() -> None:
+def peaks(n: int) -> tuple[float, ...]:
+    """Peak bytes of memory per value while a normal row and narrow ones are encoded; for a separate process."""
+    torch.set_num_threads(1)
+    fresh_memory()
+    g = torch.Generator().manual_seed(0)
+    steps = torch.randint(0, 40, (1, n), generator=g, dtype=torch.int32)
+    cases = [torch.randn(1, n, generator=g), torch.full((1, n), 0.1), 1 + steps * 2.0**-23, 1 + steps * 2.0**-15]
+    found = []
+    for x in cases:
+        KMeans(4).encode(x[:, :9000])  # loads libraries
+        CLEAR.write_text("5")
+        before = resident("VmHWM")
+        KMeans(4).encode(x)
+        found.append((resident("VmHWM") - before) / n)
+    return tuple(found)
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="needs the peak memory of a process (Linux)")
+def test_narrow_rows_need_no_more_memory_than_others() -> None:
+    """Constant, 40 adjacent float32 numbers, or 40 values within a few bins."""
+    normal, *narrow = in_process(__name__, "peaks", 1 << 22)
+    assert max(narrow) <= 1.1 * normal, (normal, narrow)
+
+
+def test_rows_that_are_not_contiguous() -> None:
     x = torch.randn(64, 40, generator=torch.Generator().manual_seed(0)).t()
     assert all(torch.equal(*pair) for pair in zip(KMeans(2).encode(x), KMeans(2).encode(x.contiguous()), strict=True))
 
 
-def test_the_demand_for_determinism_stands_after_it() -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        together(KMeans(2), torch.zeros(2, 10))
-        assert torch.are_deterministic_algorithms_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("n", [2_400, 30_000])
-def test_a_replay_is_the_first_run(n: int) -> None:
-    """Beyond the calls that are not recorded, each with rows of its own."""
-    for seed in range(replay.AFTER + 3):
+def test_a_replay_equals_the_first_run(n: int) -> None:
+    """After the calls that are not recorded; every call has other rows."""
+    for seed in range(graphs.AFTER + 3):
         x = torch.stack([rows(n, seed)["weights"], rows(n, seed)["lognormal"]])
         codes, side = KMeans(6).encode(x.cuda())
         best, book = alone(KMeans(6), x)
         assert torch.equal(codes.cpu(), best)
         assert torch.equal(side.cpu(), book)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("n", [40, 2_400, 30_000])
+def test_codes_on_a_gpu_equal_those_on_a_cpu(n: int) -> None:
+    x = torch.stack([row for name, row in rows(n).items() if name != "all scales"])  # its sums do not fit in 53 bits
+    for quantizer in (KMeans(1), KMeans(4), KMeans(8), KMeans(4, exact=True)):
+        codes, side = quantizer.encode(x.cuda())
+        best, book = alone(quantizer, x)
+        assert torch.equal(codes.cpu(), best)
+        assert torch.equal(side.cpu(), book)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_setting_of_deterministic_algorithms_is_restored() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        KMeans(2).encode(torch.zeros(2, 10, device="cuda"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,166 @@
+"""Array operations with different names in numpy and torch, so that one implementation works for both.
+
+Rows in main memory are numpy arrays, since a small operation of numpy takes about a tenth of the time of one of torch.
+Rows on a GPU are tensors; no operation waits for the GPU. Arrays are (rows, columns).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = Any  # a numpy array or a tensor
+
+
+def module(x: Array) -> Any:
+    """The library of x, for operations with the same name in both."""
+    return np if isinstance(x, np.ndarray) else torch
+
+
+def known(flag: Array) -> bool:
+    """True if all of flag is true; always False for a tensor, since reading it would wait for the GPU."""
+    return isinstance(flag, np.ndarray) and bool(flag.all())
+
+
+def arange(like: Array, *limits: int) -> Array:
+    """Integers on the device of `like`."""
+    return np.arange(*limits) if isinstance(like, np.ndarray) else torch.arange(*limits, device=like.device)
+
+
+def device(x: Array) -> torch.device | None:
+    """The device of a tensor; None for a numpy array."""
+    return None if isinstance(x, np.ndarray) else x.device
+
+
+def constant(x: NDArray[Any], where: torch.device | None) -> Array:
+    """Return x on a `device`."""
+    return x if where is None else torch.from_numpy(x).to(where)
+
+
+def cast(x: Array, dtype: str) -> Array:
+    return x.astype(dtype) if isinstance(x, np.ndarray) else x.to(getattr(torch, dtype))
+
+
+def take(table: Array, index: Array) -> Array:
+    """out[c, ...] = table[c, index[...]]."""
+    if isinstance(table, np.ndarray):
+        return table.take(index, axis=1)
+    return table.index_select(1, index.flatten()).view(len(table), *index.shape)
+
+
+def gather(x: Array, index: Array) -> Array:
+    """out[r, i] = x[r, index[r, i]]."""
+    if not isinstance(x, np.ndarray):
+        return x.gather(1, index)
+    return x.take(index + np.arange(0, x.size, x.shape[1])[:, None])
+
+
+def scatter(x: Array, index: Array, values: Array) -> Array:
+    """A copy of x in which out[r, index[r, i]] = values[r, i]."""
+    if not isinstance(x, np.ndarray):
+        return x.scatter(1, index, values)
+    out = x.copy()
+    out[np.arange(len(x))[:, None], index] = values
+    return out
+
+
+def search(rows: Array, values: Array) -> Array:
+    """Number of entries of ascending row r that are less than values[r, i]; all of them for NaN."""
+    if not isinstance(rows, np.ndarray):
+        return torch.searchsorted(rows, values)
+    if len(rows) == 1:
+        return rows[0].searchsorted(values[0])[None]
+    return torch.searchsorted(torch.from_numpy(rows), torch.from_numpy(values)).numpy()
+
+
+def sort(x: Array) -> Array:
+    """Each row in ascending order, NaN last."""
+    return np.sort(x, 1) if isinstance(x, np.ndarray) else x.sort(1).values
+
+
+def ascending(x: Array) -> tuple[Array, Array]:
+    """Each row in ascending order, and the original columns of its values; the sort is stable."""
+    if not isinstance(x, np.ndarray):
+        values, order = x.sort(dim=1, stable=True)
+        return values, order
+    order = x.argsort(1, kind="stable")
+    return gather(x, order), order
+
+
+def spread(values: Array, cuts: Array, n: int) -> Array:
+    """out[r, j] = values[r, number of cuts[r] that are at most j] for all j < n; cuts are ascending."""
+    if not isinstance(values, np.ndarray):
+        columns = torch.arange(n, dtype=cuts.dtype, device=cuts.device).repeat(len(cuts), 1)
+        return values.gather(1, torch.searchsorted(cuts, columns, right=True))
+    edges = np.empty((len(cuts), cuts.shape[1] + 2), np.intp)
+    edges[:, 0], edges[:, 1:-1], edges[:, -1] = 0, cuts, n
+    return values.repeat((edges[:, 1:] - edges[:, :-1]).ravel()).reshape(len(values), n)
+
+
+def totals(x: Array, end: Array) -> Array:
+    """Sum of the first end[r] columns of each row r, beyond which x is zero: (rows, 1).
+
+    The order of summation in numpy depends on the number of summands, so columns beyond the end are left out.
+    """
+    if not isinstance(x, np.ndarray):
+        return x.sum(1, keepdim=True)
+    return np.array([[row[:n].sum()] for row, n in zip(x, end[:, 0], strict=True)])
+
+
+def outwards(x: Array, middle: Array) -> Array:
+    """out[r, j] = sum of x[r, middle .. j - 1] or, left of the middle, minus the sum of x[r, j .. middle - 1]."""
+    if not isinstance(x, np.ndarray):
+        right = torch.where(torch.arange(x.shape[1], device=x.device) < middle, 0.0, x)
+        left = (x - right).flip(1).cumsum(1).flip(1)
+        return torch.nn.functional.pad(right[:, :-1].cumsum(1), (1, 0)) - left
+    out = np.zeros_like(x)
+    for total, row, i in zip(out, x, middle[:, 0].tolist(), strict=True):
+        row[i:-1].cumsum(out=total[i + 1 :])
+        np.negative(row[:i][::-1].cumsum(), out=total[:i][::-1])
+    return out
+
+
+def cube_root(x: Array) -> Array:
+    """Cube root of nonnegative numbers."""
+    if isinstance(x, np.ndarray):
+        return np.cbrt(x)
+    root = x.pow(1 / 3)
+    return torch.where(x > 0, root - (root - x / (root * root)) / 3, 0.0)  # one step of Newton's method
+
+
+def places(flag: Array, most: int, beyond: int) -> tuple[Array, Array]:
+    """Columns that are true in each row, in order, then `beyond`; and their number: (rows, 1).
+
+    The width of the first result is the largest number plus one; for tensors it is most + 1.
+    """
+    rows, n = flag.shape
+    if not isinstance(flag, np.ndarray):
+        run = flag.flatten().cumsum(0, dtype=torch.int32).view(flag.shape)  # over all rows: one fast scan
+        before = torch.nn.functional.pad(run[:-1, -1:], (0, 0, 1, 0))
+        wanted = before + torch.arange(1, most + 2, dtype=torch.int32, device=flag.device)
+        return torch.searchsorted(run, wanted).clamp_(max=beyond), (run[:, -1:] - before).long()
+    index = np.flatnonzero(flag)
+    first = index.searchsorted(np.arange(rows + 1) * n)
+    number = first[1:] - first[:-1]
+    out = np.full((rows, number.max() + 1), beyond)
+    if rows == 1:
+        out[0, :-1] = index
+    else:
+        row = np.arange(rows).repeat(number)
+        out[row, np.arange(len(index)) - first[row]] = index - row * n
+    return out, number[:, None]
+
+
+def runs(x: Array) -> tuple[Array, Array, Array]:
+    """Value and length of each run of equal values in ascending rows x, and the number of runs: (rows, 1).
+
+    The last value of a row is repeated, with length zero, up to the common width and at least once.
+    """
+    xp, n = module(x), x.shape[1]
+    ends = xp.ones_like(x, dtype=np.bool_ if xp is np else torch.bool)
+    xp.not_equal(x[:, 1:], x[:, :-1], out=ends[:, :-1])
+    last, number = places(ends, n, n - 1)
+    length = last + 1
+    length[:, 1:] -= last[:, :-1] + 1
+    return gather(x, last), length, number

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift.algorithms.base import defines, uses_travel
+from fedshift.algorithms.base import defines
 from fedshift.codecs.base import NOT_FINITE
 from fedshift.codecs.codec import Codec, counts
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.tree import over, take, tmap
 from fedshift.core.types import Decoded, Params
-from fedshift.data.cohorts import ROUNDING, travel
+from fedshift.data.cohorts import ROUNDING
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.uplink import (
     Uplink,
@@ -57,12 +57,9 @@ class TrainedJob(NamedTuple):
         return base_of(self.job.rule, self.job.sent.params, task.trained)
 
 
-def trained_job(task: Task, job: Job, w: Params, memory: list[Params], rule_memory: Params) -> TrainedJob:
+def trained_job(job: Job, w: Params, memory: list[Params], rule_memory: Params, distance: Tensor) -> TrainedJob:
     """Messages of the clients of a job after training."""
     rule, sent = job.rule, job.sent
-    distance = torch.zeros(())
-    if uses_travel(rule):  # otherwise not computed: it waits for the device
-        distance = travel(job.plan, task.momentum).to(_device(w))
     upload = rule.message(w, sent, rule_memory, distance) if defines(rule, "message") else w
     sends = [True] * len(job.clients)
     if defines(rule, "sends"):

@@ -29,6 +29,7 @@ from fedshift.models import MODELS
 from fedshift.rounds.engine import describe, duplicate
 from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
 from fedshift.rounds.federation import Federation, shift_of
+from fedshift.rounds.uplink import Uplink
 
 
 def build(
@@ -39,6 +40,7 @@ def build(
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
+    uplink: Uplink | None = None,
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
@@ -70,7 +72,7 @@ def build(
         batched(experiment, task)
     with setting("data.partition"):
         clients = partition or split(experiment, data)
-    groups, group = links(experiment)
+    groups, group = links(experiment, uplink)
     with setting("train.cohort"):
         if train.selection == "stratified":
             drawn = cohorts.stratified(clients, group, train.cohort, experiment.seed, train.dropout)

@@ -13,14 +13,19 @@ from fedshift.rounds.federation import Group
 from fedshift.rounds.uplink import Uplink
 
 
-def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
-    """Groups of clients with the same uplink, and the group of each client (N,)."""
+def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Group], Tensor]:
+    """Groups of clients with the same uplink, and the group of each client (N,).
+
+    A given `uplink` replaces that of clients with 8 bits or fewer.
+    """
     config, clients = experiment.uplink, experiment.data.clients
     common = config.model_dump(include=set(CodingSettings.model_fields), exclude_unset=True)
 
     def link(bits: Bits, name: str) -> Group:
         coding = common if bits <= 8 else {key: value for key, value in common.items() if key != "codec"}
         rate = config.bandwidth.get(bits) if isinstance(config.bandwidth, dict) else config.bandwidth
+        if uplink is not None and bits <= 8:
+            return Group(name, uplink, None if isinstance(rate, tuple) else rate)
         return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
     if isinstance(config.bits, tuple):

@@ -15,8 +15,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -297,6 +299,12 @@ class CodingSettings(SettingsTable):
         if "bits" not in given and self.quantizer in WIDTH:
             object.__setattr__(self, "bits", WIDTH[self.quantizer])
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_replaced(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings without those that a codec replaces."""
+        found: dict[str, Any] = dump(self)
+        return found if self.codec is None else {key: x for key, x in found.items() if key not in REPLACED}
 
     def codec_for(self, bits: int) -> Codec:
         """Codec of a client with these bits; ValueError if they do not fit the other settings."""

@@ -28,18 +28,22 @@ def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Gr
             return Group(name, uplink, None if isinstance(rate, tuple) else rate)
         return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
+    def kind(bits: Bits) -> str:
+        """Name of clients with these bits."""
+        return f"{bits} bit" if config.codec is None or bits > 8 else config.codec.name.rpartition(":")[2]
+
     if isinstance(config.bits, tuple):
         kinds = sorted(set(config.bits), reverse=True)
-        return [link(bits, f"{bits} bit") for bits in kinds], torch.tensor([kinds.index(bits) for bits in config.bits])
+        return [link(bits, kind(bits)) for bits in kinds], torch.tensor([kinds.index(bits) for bits in config.bits])
     if isinstance(config.bits, dict):
-        groups = [link(bits, f"{bits} bit") for bits in config.bits]
+        groups = [link(bits, kind(bits)) for bits in config.bits]
         return groups, _populated(groups, interleave(list(config.bits.values()), clients), "uplink.bits")
     if isinstance(config.bits, str):
         parts = [cast(Bits, int(bits)) for bits in config.bits.split("+")]
-        groups = [link(bits, f"{bits} bit{f' ({i})' * (parts.count(bits) > 1)}") for i, bits in enumerate(parts, 1)]
+        groups = [link(bits, f"{kind(bits)}{f' ({i})' * (parts.count(bits) > 1)}") for i, bits in enumerate(parts, 1)]
         return groups, _populated(groups, torch.arange(clients) % len(parts), "uplink.bits")
     if not config.group:
-        return [link(config.bits, f"{config.bits} bit")], torch.zeros(clients, dtype=torch.int64)
+        return [link(config.bits, kind(config.bits))], torch.zeros(clients, dtype=torch.int64)
     return named_groups(experiment, link)
 
 

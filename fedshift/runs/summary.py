@@ -40,8 +40,8 @@ WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by s
 # settings of the computation and the record, which change scores only by rounding
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings that are newer than the checksums in folder names, which leave them out at these values
-LATER = {"record.frames": 50, "uplink.step": None, "uplink.rate": None, "uplink.keep": None, "uplink.biases": False}
-LATER["uplink.codec"] = None
+LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False}
+LATER |= dict.fromkeys(("uplink.step", "uplink.rate", "uplink.keep", "uplink.codec"))
 LATER |= {f"downlink.{name}": value for name, value in DownlinkSettings().model_dump().items()}
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
 NO = "no"  # value of SHIFT without the shift
@@ -333,7 +333,7 @@ def _scope_label(settings: Mapping[str, Any], kind: type[UplinkSettings] | type[
     amount = f"{shown(settings.get('bits'))} bit"
     if "codec.name" in settings:
         codec = {key.removeprefix("codec."): value for key, value in settings.items() if key.startswith("codec.")}
-        args = ", ".join(f"{key}={shown(value)}" for key, value in codec.items() if key != "name")
+        args = ", ".join(f"{key}={shown(value)}" for key, value in codec.items() if key not in ("name", "object"))
         which = f"{codec['name'].rpartition(':')[2]}({args})" if args else codec["name"].rpartition(":")[2]
         amount = which if "bits" not in settings else f"{amount}, {which}"
         named |= {f"codec.{key}" for key in codec}

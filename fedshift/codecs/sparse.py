@@ -66,7 +66,7 @@ class TopK(Quantizer, number=12):
             raise ValueError(f"{self.inner} has no number in the wire format")
         if len(parameters) > MOST_PARAMETERS - 2:
             raise ValueError(
-                f"{self.inner} has {len(parameters)} bytes of parameters; at most {MOST_PARAMETERS - 2} are allowed in TopK"
+                f"{self.inner} has {len(parameters)} bytes of parameters; TopK allows at most {MOST_PARAMETERS - 2}"
             )
         return bytes([number, len(parameters)]) + parameters
 

@@ -288,6 +288,17 @@ def any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
+def kth_largest(x: Tensor, k: int) -> Tensor:
+    """The k-th largest value of each row, (rows, n) -> (rows, 1)."""
+    with any_order():  # which of several equal values is found may vary, but not the value
+        return x.kthvalue(x.shape[1] + 1 - k, dim=1, keepdim=True).values
+
+
+def kept(keep: float, n: int) -> int:
+    """Number of values that a fraction `keep` of n values is: at least one."""
+    return max(1, round(keep * n))
+
+
 def finite(x: Tensor) -> bool:
     """True if x contains neither NaN nor infinity: minimum and maximum, found in one pass, show both."""
     return not x.numel() or all(math.isfinite(end) for end in ends(x))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, Side, chunks, ends
+from fedshift.codecs.base import CHUNK, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.core.types import Params
@@ -121,7 +121,7 @@ class Reader:
         self.like = like
         self.layout = describe(layout(like))
         self.digest = digest(self.layout)
-        self.known: dict[tuple[bytes, bytes], FramePlan] = {}
+        self.known: dict[tuple[bytes, bool, bytes], FramePlan] = {}
 
     def open(
         self, data: bytes | memoryview, codecs: Mapping[str, Codec] | None = None
@@ -152,7 +152,7 @@ class Reader:
         return frame.header, parts
 
     def _plan(self, frame: ParsedFrame) -> FramePlan:
-        key = frame.digest, frame.coding
+        key = frame.digest, frame.described is not None, frame.coding
         if key in self.known:
             return self.known[key]
         names = [*self.like] if frame.digest == self.digest else self._names(frame)
@@ -247,10 +247,10 @@ def _open(plan: FramePlan, buffer: Buffer, data: memoryview, sides: list[memoryv
 
 
 def _one_full_row(tensor: Place) -> bool:
-    """True if the tensor is one row whose codes of b bits are all valid, so that they need no check."""
+    """True if the tensor is one row with a table of 2^b values, so that its codes of b bits need no check."""
     segments = tensor.codec.segments(tensor.shape)
     single = len(segments) == 1 and segments[0][0] == 1 and tensor.codec.transform is None
-    return single and tensor.levels == 1 << bits_for(tensor.levels)
+    return single and isinstance(tensor.codec.quantizer, Lookup) and tensor.levels == 1 << bits_for(tensor.levels)
 
 
 def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
@@ -285,7 +285,10 @@ def _sides(tensor: Place, numbers: Tensor) -> list[Side]:
         return []
     segments = tensor.codec.segments(tensor.shape)
     widths = [rows * tensor.codec.quantizer.width(n) for rows, n in segments]
-    return [part.view(rows, -1) for part, (rows, _) in zip(torch.split(numbers, widths), segments, strict=True)]
+    return [
+        part.view(rows, width // rows)
+        for part, width, (rows, _) in zip(torch.split(numbers, widths), widths, segments, strict=True)
+    ]
 
 
 def _check_codes(tensor: Place, codes: Codes, stored: int) -> None:

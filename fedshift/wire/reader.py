@@ -295,7 +295,7 @@ def _check_codes(tensor: Place, codes: Codes, stored: int) -> None:
     """Raise ValueError for a code outside its table, or a boolean other than 0 and 1."""
     quantizer, start = tensor.codec.quantizer, 0
     if quantizer.plain:
-        if tensor.dtype == torch.bool and codes.max(initial=0) > 1:
+        if quantizer.stored(tensor.dtype) == torch.bool and codes.max(initial=0) > 1:
             raise ValueError("contains a boolean other than 0 and 1")
         return
     if stored < 8 or tensor.levels == 256:

@@ -265,11 +265,19 @@ def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
             numbers = torch.from_numpy(np.frombuffer(side[tensor.seeds :], "<f4").copy())
             part = Part(codec, dtype, shape, _sides(tensor, numbers), seeds if tensor.seeds else None, codes, stored)
             part = part._replace(reach=part.largest() if tensor.total else 0.0)
-        if not part.reach <= (torch.finfo(dtype).max if dtype.is_floating_point else LARGEST):
+        if not part.reach <= _most(tensor):
             raise ValueError(f"contains NaN, infinity or a number too large for {dtype}")
     except ValueError as error:
         raise WireError(f"{tensor.name}: {error}") from None
     return part
+
+
+def _most(tensor: Place) -> float:
+    """Largest magnitude of decoded values: that of the dtype and, unless they are exact, of float32."""
+    if not tensor.dtype.is_floating_point:
+        return LARGEST
+    own = torch.finfo(tensor.dtype).max
+    return min(own, torch.finfo(torch.float32).max) if tensor.codec.quantizer.lossy else own
 
 
 def _few(tensor: Place, codes: Codes) -> Part:

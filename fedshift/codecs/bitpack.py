@@ -50,7 +50,8 @@ class BitPack(Coder, number=0):
         codes = unpack(np.frombuffer(data, np.uint8), bits)
         if codes[n:].any():
             raise ValueError("the bits after the last code are not zero")
-        return below(torch.from_numpy(codes[:n]), levels)
+        found = torch.from_numpy(codes[:n])
+        return found if levels == 1 << bits else below(found, levels)
 
     def size(self, n: int, levels: int) -> int:
         return (n * bits_for(levels) + 7) // 8
@@ -73,7 +74,7 @@ def bits_for(levels: int) -> int:
 
 def below(codes: Tensor, levels: int) -> Tensor:
     """Check that all codes are below `levels`."""
-    if levels < 1 << bits_for(levels) and len(codes) and (highest := int(codes.max())) >= levels:
+    if len(codes) and (highest := int(codes.max())) >= levels:
         raise ValueError(f"code {highest} is outside a codebook of {levels}")
     return codes
 

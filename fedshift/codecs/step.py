@@ -74,7 +74,8 @@ class Step(FixedWidth, number=6):
 
     def reach(self, side: Side, highest: int) -> float:
         step, first, further = map(float, side.abs().amax(0))
-        return step * ((highest + 1) // 2 + max(first, further, key=lambda offset: (math.isnan(offset), offset)))
+        farthest = (highest + 1) // 2 + max(first, further, key=lambda offset: (math.isnan(offset), offset))
+        return step * farthest * (1 + 2.0**-22)  # differences are rounded to float32
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
         """table[codes]; the table is only computed for rows with at least as many values as it has entries."""

@@ -98,7 +98,7 @@ def head(header: Header) -> bytes:
             f"run={header.run}, base={header.base}, examples={header.examples}: must be integers of 0 or more, "
             "run and examples below 2^64 and base below 2^32"
         )
-    if not 0 <= client < 1 << 64:
+    if header.client is not None and not 0 < client < 1 << 64:
         raise ValueError(f"client={header.client}: must be None or an integer from 0 to 2^64 - 2")
     prelude = PRELUDE.pack(MAGIC, VERSION, flags, header.run)
     return prelude + varint(header.base) + varint(client) + varint(header.examples)

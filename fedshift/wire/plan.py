@@ -61,15 +61,15 @@ class FramePlan:
     @cached_property
     def buffers(self) -> list[Buffer]:
         """Buffers in the order of their first tensors."""
-        shared: dict[Codec, list[int]] = {}
+        shared: dict[bytes, list[int]] = {}  # by what a decoder knows of the codec
         sizes: list[int | None] = []
         for i, (_, codec, _, _, count, levels, _, _) in enumerate(self.places):
             sizes.append(codec.coder.size(count, levels) if count else 0)
             if sizes[i] is None and count < SMALL:
-                shared.setdefault(codec, []).append(i)
+                shared.setdefault(codec_bytes(codec), []).append(i)
         found = []
         for i, place in enumerate(self.places):
-            together = shared.get(place.codec, []) if sizes[i] is None and place.total < SMALL else [i]
+            together = shared[codec_bytes(place.codec)] if sizes[i] is None and 0 < place.total < SMALL else [i]
             if together[0] != i or not place.total:
                 continue
             count, levels = sum(self.places[j].total for j in together), max(self.places[j].levels for j in together)

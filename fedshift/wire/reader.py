@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, Side, chunks, ends
+from fedshift.codecs.base import CHUNK, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
@@ -122,7 +122,7 @@ class Reader:
         self.like = like
         self.layout = describe(layout(like))
         self.digest = digest(self.layout)
-        self.known: dict[tuple[bytes, bytes], FramePlan] = {}
+        self.known: dict[tuple[bytes, bool, bytes], FramePlan] = {}
 
     def open(
         self, data: bytes | memoryview, codecs: Mapping[str, Codec] | None = None
@@ -153,7 +153,7 @@ class Reader:
         return frame.header, parts
 
     def _plan(self, frame: ParsedFrame) -> FramePlan:
-        key = frame.digest, frame.coding
+        key = frame.digest, frame.described is not None, frame.coding
         if key in self.known:
             return self.known[key]
         names = [*self.like] if frame.digest == self.digest else self._names(frame)
@@ -248,10 +248,10 @@ def _open(plan: FramePlan, buffer: Buffer, data: memoryview, sides: list[memoryv
 
 
 def _one_full_row(tensor: Place) -> bool:
-    """True if the tensor is one row whose codes of b bits are all valid, so that they need no check."""
+    """True if the tensor is one row with a table of 2^b values, so that its codes of b bits need no check."""
     segments = tensor.codec.segments(tensor.shape)
     single = len(segments) == 1 and segments[0][0] == 1 and tensor.codec.transform is None
-    return single and tensor.levels == 1 << bits_for(tensor.levels)
+    return single and isinstance(tensor.codec.quantizer, Lookup) and tensor.levels == 1 << bits_for(tensor.levels)
 
 
 def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
@@ -266,11 +266,19 @@ def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
             numbers = torch.from_numpy(np.frombuffer(side[tensor.seeds :], "<f4").copy())
             part = Part(codec, dtype, shape, _sides(tensor, numbers), seeds if tensor.seeds else None, codes, stored)
             part = part._replace(reach=part.largest() if tensor.total else 0.0)
-        if not part.reach <= (torch.finfo(dtype).max if dtype.is_floating_point else LARGEST):
+        if not part.reach <= _most(tensor):
             raise ValueError(f"contains NaN, infinity or a number too large for {dtype}")
     except ValueError as error:
         raise WireError(f"{tensor.name}: {error}") from None
     return part
+
+
+def _most(tensor: Place) -> float:
+    """Largest magnitude of decoded values: that of the dtype and, unless they are exact, of float32."""
+    if not tensor.dtype.is_floating_point:
+        return LARGEST
+    own = torch.finfo(tensor.dtype).max
+    return min(own, torch.finfo(torch.float32).max) if tensor.codec.quantizer.lossy else own
 
 
 def _few(tensor: Place, codes: Codes) -> Part:
@@ -286,14 +294,17 @@ def _sides(tensor: Place, numbers: Tensor) -> list[Side]:
         return []
     segments = tensor.codec.segments(tensor.shape)
     widths = [rows * tensor.codec.quantizer.width(n) for rows, n in segments]
-    return [part.view(rows, -1) for part, (rows, _) in zip(torch.split(numbers, widths), segments, strict=True)]
+    return [
+        part.view(rows, width // rows)
+        for part, width, (rows, _) in zip(torch.split(numbers, widths), widths, segments, strict=True)
+    ]
 
 
 def _check_codes(tensor: Place, codes: Codes, stored: int) -> None:
     """Raise ValueError for a code outside its table, or a boolean other than 0 and 1."""
     quantizer, start = tensor.codec.quantizer, 0
     if quantizer.plain:
-        if tensor.dtype == torch.bool and codes.max(initial=0) > 1:
+        if quantizer.stored(tensor.dtype) == torch.bool and codes.max(initial=0) > 1:
             raise ValueError("contains a boolean other than 0 and 1")
         return
     if stored < 8 or tensor.levels == 256:

@@ -97,4 +97,6 @@ def _read_part(reader: Cursor, kind: type[Numbered]) -> Any:
             raise ValueError(f"{part} does not have the parameters {parameters.hex()}")
     except ValueError as error:
         raise WireError(str(error)) from None
+    except Exception as error:  # of a user's class, which need not foresee every sequence of bytes
+        raise WireError(f"{found.__name__} cannot read the parameters {parameters.hex()}: {error!r}") from None
     return part

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import Cast, Codec, Identity, KMeans, PerBlock, PerChannel, PerTensor, Stochastic, Uniform
+from fedshift import Cast, Codec, Identity, KMeans, PerBlock, PerChannel, PerTensor, Stochastic, Ternary, Uniform
+from fedshift.codecs.codec import counts, counts_by_lanes
 
 SHAPES = st.lists(st.integers(0, 7), min_size=0, max_size=4)
 GROUPS = st.one_of(st.just(PerTensor()), st.just(PerChannel()), st.integers(1, 20).map(PerBlock))
@@ -42,6 +43,30 @@ def test_a_stack_decodes_to_the_same_values_as_its_clients_alone(
         assert torch.equal(stacked[i], alone[0])
     if not quantizer.lossy:
         assert torch.equal(stacked, x)
+
+
+def test_encoding_gives_codes_and_side_data_of_each_segment() -> None:
+    """Blocks of 4 of nine values: two full ones, and one of a single value, for each of two clients."""
+    x = torch.arange(18.0).view(2, 3, 3)
+    coded = Codec(Ternary(keep=0.5), groups=PerBlock(4)).encode(x)
+    assert coded.seeds is None
+    assert [(tuple(codes.shape), tuple(side.shape)) for codes, side in coded.parts] == [
+        ((4, 4), (4, 2)),
+        ((2, 1), (2, 2)),
+    ]
+    assert coded.parts[1][1].tolist() == [[8.0, 0.0], [17.0, 0.0]]
+
+
+@given(st.integers(1, 4), st.integers(1, 256), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), min_size=1))
+def test_counts_are_those_of_each_stacked_tensor(stack: int, levels: int, segments: list[tuple[int, int]]) -> None:
+    g = torch.Generator().manual_seed(0)
+    parts = [torch.randint(0, levels, (stack * rows, n), generator=g, dtype=torch.uint8) for rows, n in segments]
+    found = counts(parts, stack, levels)
+    assert (found.dtype, found.shape) == (torch.int64, (stack, levels))
+    for k in range(stack):
+        mine = torch.cat([part.view(stack, -1)[k] for part in parts])
+        assert torch.equal(found[k], torch.bincount(mine, minlength=levels))
+    assert torch.equal(found, sum(counts_by_lanes(part.view(stack, -1), levels) for part in parts))
 
 
 def test_biases_and_integers_are_sent_exactly_by_default() -> None:

@@ -1,0 +1,254 @@
+"""Users' own parts of codecs: their numbers, their parameters, and frames that are coded with them."""
+
+import subprocess
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import (
+    BitPack,
+    Codec,
+    Identity,
+    KMeans,
+    Mean,
+    Params,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    Range,
+    Uniform,
+    WireError,
+    Zstd,
+    pack,
+    size,
+    unpack,
+)
+from fedshift.codecs.base import Coder, Groups, Lookup, Quantizer, Transform
+from fedshift.core import rng
+from fedshift.wire.registry import codec_bytes
+from tests.fuzz import mend
+from tests.own_codecs import Ends, Mirror, Pairs, Plain, Whole
+
+KEY = rng.key(0, "own")
+
+
+@pytest.mark.parametrize("quantizer", [Ends(), Ends(300), Whole(16), Whole(1), Whole(11), Whole(256), Uniform(3)])
+@pytest.mark.parametrize("coder", [BitPack(), Zstd(), Range(), Plain()])
+@pytest.mark.parametrize("groups", [PerTensor(), PerBlock(4), Pairs()])
+@pytest.mark.parametrize("transform", [None, Mirror()])
+def test_frames_of_own_parts_are_decoded_as_by_the_codec(
+    quantizer: Quantizer, coder: Coder, groups: Groups, transform: Transform | None
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    params = {"a": 9 * torch.rand(3, 5, generator=g), "b": 9 * torch.rand(4, 3, generator=g), "c": torch.zeros(0, 2)}
+    codec = Codec(quantizer, coder, groups, transform)
+    frame = pack(codec, params, key=KEY)
+    mean = Mean(params)
+    mean.add(frame)
+    decoded, averaged = unpack(frame, params), mean.result()
+    for name, x in params.items():
+        key = rng.fold(KEY, zlib.crc32(name.encode()))[None]
+        expected = codec.decode(codec.encode(x[None], key), 1, x.shape)[0]
+        assert torch.equal(decoded[name], expected)
+        assert torch.equal(averaged[name], expected)
+    if type(coder) is BitPack:
+        assert len(frame) == size(codec, params)
+
+
+def test_a_seed_travels_before_the_side_data() -> None:
+    params = {"x": torch.arange(6.0).view(2, 3)}
+    plain, turned = (pack(Codec(Ends(), transform=t), params, key=KEY) for t in (None, Mirror()))
+    assert len(turned) - len(plain) == 4 + 2  # a seed, and number and length of the transform
+    flipped = bytearray(turned)
+    flipped[-4 - 1 - 8 - 4] ^= 1  # before side data, codes and checksum
+    assert torch.equal(unpack(mend(bytes(flipped)), params)["x"], -unpack(turned, params)["x"])
+
+
+def test_a_codec_is_described_by_numbers_and_parameters_of_its_parts() -> None:
+    codec = Codec(Ends(300), Plain(), Pairs(), Mirror())
+    assert codec_bytes(codec).hex(" ") == "c8 02 2c 01 c8 00 03 c8 00 c8 00"
+    assert codec_bytes(Codec(Ends(300), Plain(), PerTensor(), Mirror())).hex(" ") == "c8 02 2c 01 c8 00 02 c8 00"
+    assert codec_bytes(Codec(Identity(), groups=PerChannel())) == codec_bytes(Codec(Identity()))
+
+
+def test_a_subclass_without_a_number_cannot_be_packed() -> None:
+    @dataclass(frozen=True)
+    class Finer(Uniform):
+        pass
+
+    params = {"w": torch.zeros(2, 2)}
+    with pytest.raises(
+        ValueError,
+        match=r"w: .*Finer\(bits=3\) has no number in the wire format: define it as class Finer\(..., number=N\)",
+    ):
+        pack(Codec(Finer(3)), params)
+    assert torch.equal(unpack(pack(Codec(Uniform(3)), params), params)["w"], params["w"])
+
+
+@pytest.mark.parametrize("number", [-1, 0, 1, 5, 127, 256, 1000])
+@pytest.mark.parametrize("base", [Quantizer, Lookup, Uniform, Coder, Groups, Transform])
+def test_only_numbers_from_128_to_255_are_for_users(base: type[Any], number: int) -> None:
+    known = dict(base.known)
+    with pytest.raises(ValueError, match=f"Mine: number {number} must be between 128 and 255"):
+        type("Mine", (base,), {"__module__": __name__}, number=number)
+    assert base.known == known
+
+
+def test_a_number_belongs_to_one_class_of_a_kind() -> None:
+    with pytest.raises(
+        ValueError, match=r"Other: quantizer 200 is already tests\.own_codecs\.Ends; take another number"
+    ):
+        type("Other", (Lookup,), {"__module__": __name__}, number=200)
+    with pytest.raises(ValueError, match=r"Other: coder 200 is already tests\.own_codecs\.Plain"):
+        type("Other", (Coder,), {"__module__": __name__}, number=200)
+    assert Quantizer.known[200] is Ends
+    assert Coder.known[200] is Plain
+
+
+def test_a_class_that_is_defined_again_replaces_the_first() -> None:
+    """As in a notebook, or when a module is loaded again."""
+    one, two = (type("Again", (Lookup,), {"__module__": __name__}, number=255) for _ in range(2))
+    assert Quantizer.known.pop(255) is two is not one
+
+
+def coding_of(parts: str) -> bytes:
+    """A frame of one float32 tensor of 2 x 2 values whose codec is these bytes; side data and codes are zeros."""
+    frame = pack(Codec(Uniform(8)), {"w": torch.zeros(2, 2)})
+    usual, other = bytes.fromhex("0901 010108 0000 00 0101"), bytes.fromhex(parts)
+    assert frame.count(usual) == 1
+    return mend(frame.replace(usual, bytes([len(other) + 3, 1]) + other + b"\x01\x01"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ("63 00 00 00 00", "quantizer 99 is not known here"),
+        ("05 00 00 00 00", "quantizer 5 is not known here"),
+        ("01 01 08 02 00 00", "coder 2 is not known here"),
+        ("fb 00 00 00 00", "quantizer 251 is not known here; import the module that defines it"),
+        ("01 01 08 fb 00 00", "coder 251 is not known here; import the module that defines it"),
+        ("01 01 08 00 00 01 fb 00", "groups 251 is not known here; import the module that defines it"),
+        ("01 01 08 00 00 02 fb 00", "transform 251 is not known here; import the module that defines it"),
+        ("01 01 08 00 00 04", "a codec has the unknown flags 0x04"),
+        ("01 01 09 00 00 00", r"Uniform\(bits=9\): bits must be between 1 and 8"),
+        ("01 00 00 00 00", "Uniform has 0 bytes of parameters instead of 1"),
+        ("01 02 08 08 00 00 00", "Uniform has 2 bytes of parameters instead of 1"),
+        ("06 01 01 00 00 00", r"Step\(bits=1\): bits must be between 2 and 8"),
+        ("07 01 03 00 00 00", r"Ternary\(bits=3\): bits must be 2"),
+        ("04 01 02 00 00 00", "Cast has the parameters 02 instead of 00 or 01"),
+        ("00 01 08 03 00 00", "Identity has no parameters, but 1 bytes of them were sent"),
+        ("01 01 08 03 01 03 00", "Range has no parameters, but 1 bytes of them were sent"),
+        ("01 01 08 00 00 01 02 04 00 00 00 00", r"PerBlock\(n=0\): n must be between 1 and 2\^32 - 1"),
+        ("01 01 08 00 00 01 02 02 01 00", "PerBlock has 2 bytes of parameters instead of 4"),
+        ("01 01 08 00 00 01 00 00", r"Uniform\(bits=8\) is sent with PerTensor\(\), which no encoder writes"),
+        ("00 00 03 00 01 01 00", r"Identity\(\) is sent with PerChannel\(\), which no encoder writes"),
+        ("01 01 08 00 00 03 01 00 c8 00", "a transform mixes the values of a tensor"),
+        ("00 00 03 00 02 c8 00", "a transform mixes the values of a tensor"),
+        ("c9 02 0f 00 00 00 00", r"Whole\(limit=16\) does not have the parameters 0f00"),
+        ("c9 00 00 00 00", "Whole cannot read the parameters : IndexError"),
+        ("c8 01 00 00 00 00", "Ends cannot read the parameters 00: error"),
+        ("01 ff 08 00 00 00", "the codecs extends beyond the frame"),
+    ],
+)
+def test_invalid_parts_are_refused_in_a_sentence(parts: str, why: str) -> None:
+    with pytest.raises(WireError, match=rf"^[^\n]*{why}[^\n]*$"):
+        unpack(coding_of(parts), {"w": torch.zeros(2, 2)})
+
+
+@pytest.mark.parametrize(
+    ("coding", "why"),
+    [
+        ("01 010108 0000 00 0201", "the codecs of 2 tensors after the first 0 of 1 are invalid"),
+        ("01 010108 0000 00 0001", "the codecs of 0 tensors"),
+        ("01 010108 0000 00 0102", "the codecs of 1 tensors"),
+        ("01 010108 0000 00 0100", "codecs that no tensor uses, or further bytes after them"),
+        ("01 010108 0000 00 0101 00", "codecs that no tensor uses, or further bytes after them"),
+        ("02 010108 0000 00 010107 0000 00 0101", "the frame has 2 codecs for 1 tensors"),
+        ("01 0000 0000 00 0101", "the frame lists a codec twice"),
+        ("00", "a number of the codecs is truncated"),
+        ("", "a number of the codecs is truncated"),
+        ("81 00 010108 0000 00 0101", "not in its shortest form"),
+    ],
+)
+def test_invalid_lists_of_codecs_are_refused_in_a_sentence(coding: str, why: str) -> None:
+    params = {"w": torch.zeros(2, 2)}
+    usual, other = bytes.fromhex("0901 010108 0000 00 0101"), bytes.fromhex(coding)
+    frame = mend(pack(Codec(Uniform(8)), params).replace(usual, bytes([len(other)]) + other))
+    with pytest.raises(WireError, match=rf"^[^\n]*({why})[^\n]*$"):
+        unpack(frame, params)
+
+
+@pytest.mark.parametrize("runs", ["0101 0102 0101 0100", "0102 0101 0201", "0101 0101 0202", "0101 0102 0202"])
+def test_runs_and_the_order_of_codecs_are_canonical(runs: str) -> None:
+    """Runs of the same codec that follow each other, and codecs that are not listed in the order of first use."""
+    params = {name: torch.zeros(2, 2) for name in "abcd"}
+    chosen = {"a": Codec(Uniform(8)), "b": Codec(Uniform(7)), "c": Codec(Uniform(8))}
+    frame = pack(chosen, params)
+    usual = bytes.fromhex("0101 0102 0101 0100")
+    assert frame.count(usual) == 1
+    if bytes.fromhex(runs) == usual:
+        assert unpack(frame, params).keys() == params.keys()
+        return
+    other = bytes.fromhex(runs)
+    at = frame.index(usual)
+    begin = frame.index(bytes.fromhex("02 010108 0000 00 010107 0000 00")) - 1
+    changed = bytearray(frame[:at] + other + frame[at + len(usual) :])
+    changed[begin] += len(other) - len(usual)
+    with pytest.raises(WireError, match=r"the codecs of . tensors after the first . of 4 are invalid"):
+        unpack(mend(bytes(changed)), params)
+
+
+def test_an_unknown_number_is_named_by_a_program_that_has_not_imported_its_module(tmp_path: Path) -> None:
+    params: Params = {"w": torch.ones(2, 2)}
+    path = tmp_path / "frame"
+    path.write_bytes(pack(Codec(Ends()), params))
+    program = (
+        "import sys, torch; from fedshift import unpack\n"
+        "unpack(open(sys.argv[1], 'rb').read(), {'w': torch.ones(2, 2)})"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "fedshift.wire.frame.WireError: quantizer 200 is not known here; import the module that defines it"
+    )
+    assert torch.equal(unpack(path.read_bytes(), params)["w"], params["w"])
+
+
+def test_a_transform_that_multiplies_the_values_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Huge(Mirror, number=254):
+        def length(self, n: int) -> int:
+            return 3 * n + 1000
+
+    params = {"w": torch.ones(2, 2)}
+    frame = pack(Codec(Ends(), transform=Mirror()), params, key=KEY)
+    other = frame.replace(bytes.fromhex("02 c8 00"), bytes.fromhex("02 fe 00"))
+    try:
+        with pytest.raises(WireError, match=r"w: .*Huge\(\) turns 4 values into 1012"):
+            unpack(mend(other), params)
+    finally:
+        del Transform.known[254]
+
+
+def test_parameters_of_more_than_255_bytes_cannot_be_packed() -> None:
+    class Long(Ends, number=253):
+        def parameters(self) -> bytes:
+            return bytes(256)
+
+    del Quantizer.known[253]
+    with pytest.raises(ValueError, match=r"^w: .* has 256 bytes of parameters; at most 255 are allowed$"):
+        pack(Codec(Long()), {"w": torch.ones(2, 2)})
+
+
+def test_the_expected_codec_can_have_own_parts(params: Params) -> None:
+    codec = Codec(Ends(2), Plain(), Pairs())
+    frame = pack(codec, params)
+    assert unpack(frame, params, codec).keys() == params.keys()
+    with pytest.raises(WireError, match=r"coded by Ends\(times=2\), Plain\(\), Pairs\(\) instead of KMeans"):
+        unpack(frame, params, Codec(KMeans(4)))
+    with pytest.raises(WireError, match=r"coded by Ends\(times=2\), .* instead of Ends\(times=3\)"):
+        unpack(frame, params, Codec(Ends(3), Plain(), Pairs()))

@@ -1,0 +1,111 @@
+"""docs/wire.md is complete: a reader written from it alone decodes every frame as unpack does."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fedshift import (
+    BitPack,
+    Cast,
+    Codec,
+    Identity,
+    KMeans,
+    Params,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    Range,
+    Step,
+    Stochastic,
+    Ternary,
+    Uniform,
+    Zstd,
+    header,
+    pack,
+    unpack,
+)
+from fedshift.codecs.base import Coder, Groups, Quantizer
+from fedshift.core import rng
+from fedshift.wire.plan import layout
+from tests import page_reader
+
+KEY = rng.key(0, "page")
+QUANTIZERS: list[Quantizer] = [
+    Identity(),
+    *(Uniform(bits) for bits in (1, 3, 8)),
+    *(KMeans(bits) for bits in (1, 4, 6)),
+    *(Stochastic(bits) for bits in (2, 5)),
+    Cast("float16"),
+    Cast("bfloat16"),
+    *(Step(2), Step(5, step=0.5), Step(rate=0.6)),
+    *(Ternary(), Ternary(keep=0.4)),
+]
+CODERS: list[Coder] = [BitPack(), Zstd(), Range()]
+GROUPS: list[Groups] = [PerTensor(), PerChannel(), PerBlock(7)]
+
+
+@pytest.fixture
+def model() -> Params:
+    """Every dtype, tensors without values, small ones, and one with a buffer of its own."""
+    g = torch.Generator().manual_seed(0)
+    return {
+        "large": torch.randn(41, 100, generator=g),
+        "small": torch.randn(9, 11, generator=g),
+        "empty": torch.zeros(3, 0),
+        "bias": torch.randn(6, generator=g),
+        "number": torch.tensor(2.5),
+        "half": torch.randn(5, 7, generator=g).half(),
+        "brain": torch.randn(5, 7, generator=g).bfloat16(),
+        "wide": torch.randn(5, 7, generator=g).double(),
+        "ints": torch.randint(-100, 100, (4, 5), generator=g),
+        "bytes": torch.randint(0, 200, (4, 5), generator=g).to(torch.uint8),
+        "shorts": torch.randint(-100, 100, (4, 5), generator=g).to(torch.int16),
+        "mask": torch.tensor([[True, False, True]]),
+        "very long name, über": torch.randn(2, 3, 4, generator=g),
+    }
+
+
+def as_numpy(x: torch.Tensor) -> NDArray[np.generic]:
+    found: NDArray[np.generic] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    return found
+
+
+def check(frame: bytes, model: Params) -> None:
+    read = page_reader.read(frame, [page_reader.Tensor(*tensor) for tensor in layout(model)])
+    expected = unpack(frame, model)
+    assert sorted(read.tensors) == sorted(model)
+    for name, x in expected.items():
+        mine, ours = read.tensors[name], as_numpy(x)
+        assert (mine.dtype, mine.shape) == (ours.dtype, ours.shape), name
+        assert mine.tobytes() == ours.tobytes(), name
+    found = header(frame)
+    assert (read.update, read.reset, read.lossy) == (found.update, found.reset, found.lossy)
+    assert (read.run, read.base, read.client, read.examples) == (found.run, found.base, found.client, found.examples)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("coder", CODERS)
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_frames_of_every_codec_are_decoded_as_by_unpack(
+    quantizer: Quantizer, coder: Coder, groups: Groups, model: Params
+) -> None:
+    weights, everything = Codec(quantizer, coder, groups), Codec(quantizer, coder, groups, min_axes=0, integers=True)
+    check(pack(weights, model, update=True, client=200, described=True, key=KEY), model)
+    check(pack(everything, model, reset=True, base=300, examples=1 << 40, run=1 << 63, key=KEY), model)
+
+
+def test_frames_of_many_codecs_are_decoded_as_by_unpack(model: Params) -> None:
+    """Several runs of codecs, and buffers that are shared by tensors which do not follow each other."""
+    step, means = Codec(Step(rate=0.8), Range(), min_axes=0), Codec(KMeans(3), Zstd(), min_axes=0)
+    exact = Codec(Identity(), Range())
+    chosen = {"large": means, "small": step, "bias": step, "half": means, "brain": step, "wide": exact}
+    for described in (False, True):
+        check(pack(chosen, model, client=0, described=described), model)
+    backwards = dict(reversed(model.items()))
+    check(pack(chosen, backwards, described=True), model)
+
+
+def test_a_frame_without_tensors(model: Params) -> None:
+    check(pack(Codec(Identity()), {}), {})
+    check(pack(Codec(Uniform(3)), {"empty": model["empty"]}, described=True), {"empty": model["empty"]})

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import Codec, Dataset, KMeans, dataset, shift, size
-from fedshift.rounds.loop import DivergedError
 from fedshift.codecs.exact import EXACT
+from fedshift.rounds.loop import DivergedError
 from tests.federations import federation, points, same, settings, train
 
 

@@ -20,7 +20,7 @@ from fedshift.codecs.base import finite
 from fedshift.codecs.codec import Codec
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.wire.frame import TensorLayout, WireError, parse, read_layout
+from fedshift.wire.frame import ParsedFrame, TensorLayout, WireError, parse, read_layout
 from fedshift.wire.registry import DTYPES
 from fedshift.wire.writer import pack, unpack
 
@@ -112,15 +112,14 @@ def quantizable(params: Params, exact: Sequence[str] = BUFFERS) -> list[str]:
 
 def layout(frame: bytes) -> Params:
     """Empty tensors with the names, shapes and dtypes of a trusted frame."""
-    return {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, dtype, shape in _tensors(frame)}
+    return {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, dtype, shape in tensors(parse(frame))}
 
 
-def _tensors(frame: bytes) -> list[TensorLayout]:
+def tensors(frame: ParsedFrame) -> list[TensorLayout]:
     """Layout of a frame, which must contain it: nodes may return some tensors only, or in other dtypes."""
-    described = parse(frame).described
-    if described is None:
+    if frame.described is None:
         raise WireError("the frame does not contain its layout")
-    return read_layout(described)
+    return read_layout(frame.described)
 
 
 def only(message: Message, kind: type[Record]) -> tuple[str, Record]:
@@ -171,7 +170,7 @@ def as_model(params: Params, model: Params) -> Params:
 
 def described(frame: bytes, model: Params) -> Params:
     """Return the model's tensors that a frame contains, in the floating dtypes of the frame."""
-    found = _tensors(frame)
+    found = tensors(parse(frame))
     unknown = [tensor.name for tensor in found if tensor.name not in model]
     if unknown or not found:
         raise WireError(f"the frame's tensors do not match the model: {_unexpected(unknown)}")

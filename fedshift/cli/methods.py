@@ -2,13 +2,14 @@
 
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 import typer
 from rich.console import Console
 
 from fedshift.algorithms.table import ALGORITHMS, described
-from fedshift.codecs.named import CODERS, QUANTIZERS, WIDTH
+from fedshift.codecs.named import CODECS, CODERS, QUANTIZERS, WIDTH
 from fedshift.core.tables import Listing
 
 
@@ -21,7 +22,9 @@ def methods(as_json: bool) -> None:
     console = Console()
     for listing in listings(found):
         console.print(listing.drawn())
-    console.print("Settings: algorithm.name, uplink.quantizer and uplink.coder; arguments go into the same table.")
+    console.print(
+        "Settings: algorithm.name, uplink.quantizer, uplink.codec.name and uplink.coder; arguments go into the same table."
+    )
 
 
 def catalog() -> dict[str, list[dict[str, Any]]]:
@@ -32,11 +35,27 @@ def catalog() -> dict[str, list[dict[str, Any]]]:
             {"name": name, "line": quantizer.line, "settings": {"bits": WIDTH.get(name), **quantizer.sizes}}
             for name, quantizer in QUANTIZERS.items()
         ],
-        "coders": [
-            {"name": name, "line": inspect.cleandoc(coder.__doc__ or "").partition("\n")[0], "settings": {}}
-            for name, coder in CODERS.items()
+        "codecs": [
+            {
+                "name": name,
+                "line": _line(make),
+                "settings": _arguments(make),
+                "reference": _line(inspect.getmodule(make)),
+            }
+            for name, make in CODECS.items()
         ],
+        "coders": [{"name": name, "line": _line(coder), "settings": {}} for name, coder in CODERS.items()],
     }
+
+
+def _line(thing: object) -> str:
+    """First line of a docstring."""
+    return inspect.cleandoc(thing.__doc__ or "").partition("\n")[0]
+
+
+def _arguments(make: Callable[..., Any]) -> dict[str, Any]:
+    """Arguments of a function and their defaults."""
+    return {name: found.default for name, found in inspect.signature(make).parameters.items()}
 
 
 def listings(found: dict[str, list[dict[str, Any]]]) -> list[Listing]:

@@ -11,8 +11,12 @@ from fedshift.codecs.codec import Codec, PerBlock, PerChannel, PerTensor
 from fedshift.codecs.entropy import Range, Zstd
 from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans
-from fedshift.codecs.step import Step
-from fedshift.codecs.ternary import Ternary
+from fedshift.codecs.normal import eden, fixed
+from fedshift.codecs.qsgd import qsgd
+from fedshift.codecs.sign import sign
+from fedshift.codecs.sparse import fedzip, qsparse
+from fedshift.codecs.step import Step, common_step
+from fedshift.codecs.ternary import Ternary, topk
 from fedshift.codecs.uniform import Stochastic, Uniform
 
 
@@ -41,7 +45,16 @@ QUANTIZERS = {
     ),
 }
 # codecs with arguments of their own: `codec = {name = "...", ...}`
-CODECS: dict[str, Callable[..., Codec]] = {}
+CODECS: dict[str, Callable[..., Codec]] = {
+    "qsgd": qsgd,
+    "sign": sign,
+    "eden": eden,
+    "fixed": fixed,
+    "fedzip": fedzip,
+    "qsparse": qsparse,
+    "topk": topk,
+    "common-step": common_step,
+}
 CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits per code before the coder; most codes are zero

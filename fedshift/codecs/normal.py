@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, chunks, finite
+from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.codec import Codec
+from fedshift.codecs.entropy import Range
+from fedshift.codecs.rotation import Hadamard
 
 FRACTION = 1 << 16  # levels are multiples of 1 / FRACTION, so that every machine has the same
 STEPS = 8  # of Newton's method; after 5, levels change by less than 1e-12
@@ -159,3 +163,13 @@ def _positive(count: int, zero: bool) -> tuple[float, ...]:
 
 def _tensor(levels: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(levels, dtype=torch.float32, device=like.device)
+
+
+def eden(bits: int = 1) -> Codec:
+    """EDEN: a random rotation, then the levels of a normal distribution, without bias."""
+    return Codec(Normal(bits), Range() if bits > 1 else BitPack(), transform=Hadamard())
+
+
+def fixed(bits: int = 2) -> Codec:
+    """Fixed levels for standardised messages, such as those of the algorithm fedwsq."""
+    return Codec(FixedCode(bits), Range() if bits > 1 else BitPack())

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks, finite
+from fedshift.codecs.codec import Codec, PerBlock, PerTensor
+from fedshift.codecs.entropy import Range
 from fedshift.core import rng
 
 MOST = 127  # levels per sign
@@ -69,7 +71,8 @@ class QSGD(Lookup, number=8):
 
     def _norm(self, x: Tensor) -> Tensor:
         """Norm of each row, float64 (rows,)."""
-        return torch.linalg.vector_norm(x, 2 if self.norm == "l2" else torch.inf, dim=1, dtype=torch.float64)
+        p = 2 if self.norm == "l2" else torch.inf
+        return torch.as_tensor(torch.linalg.vector_norm(x, p, dim=1, dtype=torch.float64))
 
     def table(self, side: Side) -> Tensor:
         return self._values(torch.arange(2 * self.s + 1, device=side.device), side)
@@ -105,3 +108,8 @@ class QSGD(Lookup, number=8):
             level += rng.uniform(key[r], exact.shape[1], c.start) < exact - level
             codes[r, c] = torch.where(x[r, c] > 0, 2 * level - 1, 2 * level).clamp_(min=0).to(torch.uint8)
         return codes, side
+
+
+def qsgd(s: int = 1, norm: Literal["l2", "max"] = "l2", whole: bool = False, bucket: int = 0) -> Codec:
+    """QSGD with s levels per sign, range-coded; per tensor, over all tensors (whole) or per bucket of values."""
+    return Codec(QSGD(s, norm, whole), Range(), PerBlock(bucket) if bucket else PerTensor())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks, finite
+from fedshift.codecs.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,8 @@ class Sign(Lookup, number=9):
         for r, c in chunks(x):
             total[r] += x[r, c].abs().sum(1, keepdim=True, dtype=torch.float64)
         return (x < 0).to(torch.uint8), (total / x.shape[1]).float()
+
+
+def sign() -> Codec:
+    """Signs times the mean magnitude of the tensor: one bit per value."""
+    return Codec(Sign())

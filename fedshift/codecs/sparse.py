@@ -10,7 +10,7 @@ Qsparse-local-SGD (Basu et al. 2019).
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from fedshift.codecs.base import (
     kept,
     kth_largest,
 )
+from fedshift.codecs.codec import Codec
+from fedshift.codecs.entropy import Range
+from fedshift.codecs.kmeans import KMeans
+from fedshift.codecs.qsgd import QSGD
 
 LONG = 1 << 16  # values of a row that is long enough for all codes
 
@@ -136,3 +140,13 @@ class TopK(Quantizer, number=12):
             rank = equal.cumsum(1, dtype=torch.int32)
         chosen = above | (equal & (rank <= k - above.sum(1, keepdim=True)))
         return chosen.nonzero()[:, 1].view(len(x), k)
+
+
+def fedzip(keep: float = 0.01, bits: int = 2) -> Codec:
+    """FedZip: the largest values as 2^bits means, all others zero."""
+    return Codec(TopK(KMeans(bits), keep), Range())
+
+
+def qsparse(keep: float = 0.01, s: int = 1, norm: Literal["l2", "max"] = "max") -> Codec:
+    """Qsparse: the largest values in QSGD's levels, all others zero; meant for feedback."""
+    return Codec(TopK(QSGD(s, norm), keep), Range())

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, kept, kth_largest
+from fedshift.codecs.codec import Codec
+from fedshift.codecs.entropy import Range
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,8 @@ class Ternary(FixedWidth, number=7):
         signs = large & (x > 0), large & (x < 0)
         means = [torch.where(sign, x, 0.0).double().sum(1) / sign.sum(1).clamp(min=1) for sign in signs]
         return signs[0] + 2 * signs[1].to(torch.uint8), torch.stack(means, dim=1).float()
+
+
+def topk(keep: float = 0.01) -> Codec:
+    """The largest values of all tensors together as two numbers per tensor, all others zero."""
+    return Codec(Ternary(keep=keep, common=True), Range())

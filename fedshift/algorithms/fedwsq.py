@@ -1,4 +1,4 @@
-"""FedWSQ: Federated Learning with Weight Standardization and Distribution-Aware Non-Uniform Quantization, 2025.
+"""FedWSQ: Kim et al., Efficient Federated Learning with Weight Standardization and ... Quantization, 2025.
 
     client:  sends m_k = (w_k - w_t) / sigma for each weight, and its own sigma_k = rms(w_k - w_t), exactly
     server:  w = w_t + sigma sum_k p_k m_k

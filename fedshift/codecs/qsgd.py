@@ -69,7 +69,8 @@ class QSGD(Lookup, number=8):
 
     def _norm(self, x: Tensor) -> Tensor:
         """Norm of each row, float64 (rows,)."""
-        return torch.linalg.vector_norm(x, 2 if self.norm == "l2" else torch.inf, dim=1, dtype=torch.float64)
+        norm: Tensor = torch.linalg.vector_norm(x, 2 if self.norm == "l2" else torch.inf, dim=1, dtype=torch.float64)
+        return norm
 
     def table(self, side: Side) -> Tensor:
         return self._values(torch.arange(2 * self.s + 1, device=side.device), side)

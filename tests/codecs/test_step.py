@@ -1,6 +1,7 @@
 """Step: hand-worked levels, the requested rate, bounded errors, the same codes alone and in a stack."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_signs_count_in_the_rate() -> None:
 
 @given(ROWS, st.sampled_from([{"step": 1.0}, {"step": 30.0}, {"rate": 0.5}, {"rate": 3.0}]), st.integers(4, 8))
 def test_no_value_is_further_from_its_level_than_the_dead_zone_or_a_step(
-    row: np.ndarray, how: dict[str, float], bits: int
+    row: np.ndarray, how: dict[str, Any], bits: int
 ) -> None:
     x = torch.from_numpy(row)
     quantizer = Step(bits, **how)

@@ -70,7 +70,7 @@ def test_hand_worked_steps_of_sigma() -> None:
         sent, seen = Broadcast(start, control), []
         for number, locals_ in ((1, [3.0, 5.0]), (2, [1.0])):
             for k, local in enumerate(locals_):
-                upload = DecodedUpload(k, {}, {"w": torch.tensor(local)}, TRAVEL, 1, False, 0.0)
+                upload = DecodedUpload(k, {}, {"w": torch.tensor([local])}, TRAVEL, 1, False, 0.0)
                 state, _ = rule.take(upload, sent, state, {})
             zero = {name: torch.zeros_like(x) for name, x in start.items()}
             rnd = Round(number, len(locals_), 9, sent, start, 0.0, model=start, message=zero)
@@ -80,14 +80,14 @@ def test_hand_worked_steps_of_sigma() -> None:
 
 
 def test_only_weights_with_two_or_more_axes_are_standardised() -> None:
-    sent = Broadcast(weights(), {"sigma/conv": torch.tensor(0.5), "sigma/fc": torch.tensor(4.0)})
+    sent = Broadcast(weights(), {"sigma/conv": torch.tensor([0.5]), "sigma/fc": torch.tensor([4.0])})
     w = trained(sent.params, 1)
     message = Standardised().message(w, sent, {}, TRAVEL)
     for name, sigma in (("conv", 0.5), ("fc", 4.0), ("bias", 1.0)):
         assert torch.allclose(message[name], (w[name] - sent.params[name]) / sigma)
     second = Standardised().second(w, sent, {}, TRAVEL)
     assert second.keys() == {"conv", "fc"}
-    assert all(x.shape == () for x in second.values())
+    assert all(x.shape == (1,) for x in second.values())
     assert float(second["fc"]) == pytest.approx((w["fc"] - sent.params["fc"]).square().mean().sqrt().item(), rel=1e-6)
 
 

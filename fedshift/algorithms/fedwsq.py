@@ -1,4 +1,4 @@
-"""FedWSQ: Federated Learning with Weight Standardization and Distribution-Aware Non-Uniform Quantization, 2025.
+"""FedWSQ: Kim et al., Efficient Federated Learning with Weight Standardization and ... Quantization, 2025.
 
     client:  sends m_k = (w_k - w_t) / sigma for each weight, and its own sigma_k = rms(w_k - w_t), exactly
     server:  w = w_t + sigma sum_k p_k m_k
@@ -37,10 +37,10 @@ LEAST = 1e-12  # smallest sigma, of weights that do not change; in half precisio
 class Standardised(ClientRule):
     """(w_k - w_t) / sigma, and sigma_k as a second upload.
 
-    >>> sent = Broadcast({"w": torch.ones(1, 2)}, {"sigma/w": torch.tensor(2.0)})
+    >>> sent = Broadcast({"w": torch.ones(1, 2)}, {"sigma/w": torch.tensor([2.0])})
     >>> w, travel = {"w": torch.tensor([[4.0, 5.0]])}, torch.tensor(1.0)
     >>> Standardised().message(w, sent, {}, travel), Standardised().second(w, sent, {}, travel)
-    ({'w': tensor([[1.5000, 2.0000]])}, {'w': tensor(3.5355)})
+    ({'w': tensor([[1.5000, 2.0000]])}, {'w': tensor([3.5355])})
     """
 
     def message(self, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
@@ -85,15 +85,15 @@ def fedwsq(beta: float = 0.9) -> Algorithm:
 
     The example above:
 
-    >>> sent = Broadcast({"w": torch.ones(1, 2)}, {"sigma/w": torch.tensor(2.0)})
+    >>> sent = Broadcast({"w": torch.ones(1, 2)}, {"sigma/w": torch.tensor([2.0])})
     >>> m, travel = {"w": torch.tensor([[1.5, 2.0]])}, torch.tensor(1.0)
-    >>> upload = DecodedUpload(0, m, {"w": torch.tensor(12.5).sqrt()}, travel, 1, False, 0.0)
+    >>> upload = DecodedUpload(0, m, {"w": torch.tensor([12.5]).sqrt()}, travel, 1, False, 0.0)
     >>> rnd = Round(2, 1, 1, sent, sent.params, 0.0, model=sent.params, message=m)
     >>> rule = fedwsq().server.rules[1]
     >>> state, _ = rule.take(upload, sent, {"started": torch.tensor(1.0)}, {})
     >>> out, state = rule.apply(sent, state, rnd)
     >>> out.params, out.control
-    ({'w': tensor([[4., 5.]])}, {'sigma/w': tensor(2.1536)})
+    ({'w': tensor([[4., 5.]])}, {'sigma/w': tensor([2.1536])})
     """
     if not 0 <= beta < 1:
         raise ValueError(f"fedwsq(beta={beta}): beta must be 0 or more and less than 1")
@@ -101,8 +101,8 @@ def fedwsq(beta: float = 0.9) -> Algorithm:
 
 
 def _rms(x: Tensor, axes: int) -> Tensor:
-    """Root mean square over the last axes, in float64."""
-    return x.flatten(-axes).double().square().mean(-1).sqrt()
+    """Root mean square over the last axes, in float64: (1,), or (K, 1) if stacked."""
+    return x.flatten(-axes).double().square().mean(-1, keepdim=True).sqrt()
 
 
 def _positive(sigma: Tensor, like: Tensor) -> Tensor:

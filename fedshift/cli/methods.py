@@ -22,9 +22,8 @@ def methods(as_json: bool) -> None:
     console = Console()
     for listing in listings(found):
         console.print(listing.drawn())
-    console.print(
-        "Settings: algorithm.name, uplink.quantizer, uplink.codec.name and uplink.coder; arguments go into the same table."
-    )
+    names = "algorithm.name, uplink.quantizer, uplink.codec.name and uplink.coder"
+    console.print(f"Settings: {names}; arguments go into the same table.")
 
 
 def catalog() -> dict[str, list[dict[str, Any]]]:

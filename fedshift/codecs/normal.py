@@ -4,7 +4,7 @@
 
 `Normal` are these levels with a scale per row, for rotated values: EDEN (Vargaftik et al., EDEN:
 Communication-Efficient and Robust Distributed Mean Estimation, 2022). `FixedCode` are levels of which one is zero,
-without a scale, for values that the algorithm has standardised: FedWSQ (2025).
+without a scale, for values that the algorithm has standardised: FedWSQ (Kim et al. 2025).
 """
 
 import math

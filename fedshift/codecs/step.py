@@ -106,21 +106,11 @@ class Step(FixedWidth, number=6):
 
     def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
         """The common step, else the rate."""
-        stack, total = len(tensors[0]), sum(x.shape[1] for x in tensors)
+        rate = torch.full((len(tensors[0]),), self.rate or 0.0, dtype=torch.float64, device=tensors[0].device)
         if not self.common:
-            return torch.full((stack,), self.rate or 0.0, dtype=torch.float64, device=tensors[0].device)
-        rms = torch.stack([_norm(x) for x in tensors]).norm(dim=0) / math.sqrt(total)
+            return rate
         largest = torch.stack([_largest(x) for x in tensors]).amax(0)
-        if self.rate is None:
-            step = rms * self.step
-        else:
-            rate = torch.full_like(rms, self.rate)
-            parts = [
-                steps_for(reduce(torch.add, (_tails(x[r], rms[r]) for x in tensors)), total, rate[r], self.top)
-                for r in (slice(at, at + ROWS) for at in range(0, stack, ROWS))
-            ]
-            step = rms * torch.cat(parts)
-        return torch.maximum(step, largest / (self.top + DEAD))
+        return torch.maximum(self._steps(tensors, rate), largest / (self.top + DEAD))
 
     def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         step = self._step(x, scale)
@@ -136,20 +126,29 @@ class Step(FixedWidth, number=6):
         largest = _largest(x)
         if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
             raise ValueError(NOT_FINITE if not largest.isfinite().all() else "contains a number beyond 2^120")
-        step = scale if self.common and scale is not None else self._own_step(x, scale)
+        if self.common and scale is not None:
+            step = scale
+        else:
+            rate = torch.full_like(largest, self.rate or 0.0) if scale is None else scale
+            step = self._steps([x], rate)
         step = torch.maximum(step, largest / (self.top + DEAD))
         step = torch.where(step < LEAST, 0.0, step)
         mantissa, exponent = torch.frexp(step)
         return torch.ldexp((mantissa * 4096).ceil() / 4096, exponent).float()
 
-    def _own_step(self, x: Tensor, rates: Tensor | None) -> Tensor:
-        """Step of each row from its own values and rate, float64 (rows,)."""
-        rms = _norm(x) / math.sqrt(x.shape[1])
+    def _steps(self, tensors: Sequence[Tensor], rate: Tensor) -> Tensor:
+        """One step for all tensors (K, n_i) of a client: float64 (K,); `rate` is used unless `self.rate` is None."""
+        total = sum(x.shape[1] for x in tensors)
+        norms = torch.stack([_norm(x) for x in tensors])
+        rms: Tensor = torch.linalg.vector_norm(norms, dim=0) / math.sqrt(total)
         if self.rate is None:
             return rms * self.step
-        rates = torch.full_like(rms, self.rate) if rates is None else rates
-        parts = zip(*(torch.split(part, ROWS) for part in (x, rms, rates)), strict=True)
-        return rms * torch.cat([steps_for(_tails(y, r), x.shape[1], rate, self.top) for y, r, rate in parts])
+        found = []
+        for at in range(0, len(rms), ROWS):
+            r = slice(at, at + ROWS)
+            tails = reduce(torch.add, (_tails(x[r], rms[r]) for x in tensors))
+            found.append(steps_for(tails, total, rate[r], self.top))
+        return rms * torch.cat(found)
 
 
 def common_step(rate: float = 0.8) -> Codec:

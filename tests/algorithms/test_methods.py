@@ -100,6 +100,11 @@ def test_lossless_ef21_with_all_clients_is_fedavg() -> None:
     close(params(made("ef21", ALL)), params(made("fedavg", ALL)))
 
 
+def test_lossless_fedwsq_is_fedavg() -> None:
+    ours, theirs = params(made("fedwsq")), params(made("fedavg"))
+    assert norm(x - theirs[name] for name, x in ours.items()) <= 1e-6 * norm(theirs.values())
+
+
 def test_lossless_scallion_is_scaffold() -> None:
     """Within 1e-6 of the norm; clients have equally many examples, and so the same travel."""
     (scallion, *_), (scaffold, *_) = train(made("scallion", alpha=1.0)), train(made("scaffold"))

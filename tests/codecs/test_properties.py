@@ -403,7 +403,7 @@ def test_what_is_lost_is_less_than_the_row(name: str) -> None:
         for tensor in ("conv", "fc"):
             x = model(5, scale)[tensor]
             rows = [row for rows, n in codec.segments(x.shape) for row in [n] * rows]
-            parts = zip(*(t.flatten().double().split(rows) for t in (x, decoded(codec, x, KEY))), strict=True)
+            parts = zip(*(torch.split(t.flatten().double(), rows) for t in (x, decoded(codec, x, KEY))), strict=True)
             for row, sent in parts:
                 delta = float(row.abs().mean() ** 2 / row.square().mean())
                 if isinstance(quantizer, TopK | Ternary):

@@ -1,6 +1,7 @@
 """Step: hand-worked levels, the requested rate, bounded errors, the same codes alone and in a stack."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_signs_count_in_the_rate() -> None:
 
 @given(ROWS, st.sampled_from([{"step": 1.0}, {"step": 30.0}, {"rate": 0.5}, {"rate": 3.0}]), st.integers(4, 8))
 def test_no_value_is_further_from_its_level_than_the_dead_zone_or_a_step(
-    row: np.ndarray, how: dict[str, float], bits: int
+    row: np.ndarray, how: dict[str, Any], bits: int
 ) -> None:
     x = torch.from_numpy(row)
     quantizer = Step(bits, **how)
@@ -175,3 +176,35 @@ def test_in_half_precision_only_the_codes_in_use_must_fit() -> None:
     decoded = unpack(pack(Codec(Step(rate=0.6), Range()), params), like=params)
     assert decoded["w"].dtype == torch.float16
     assert (decoded["w"].float() - params["w"].float()).norm() < params["w"].float().norm()
+
+
+def test_a_common_step_is_that_of_the_values_of_all_tensors() -> None:
+    tensors = [sample("laplace", 60_000, 11), 10 * sample("gauss", 20_000, 12)]
+    together = torch.cat(tensors, dim=1)
+    for own, common in ((Step(step=1.5), Step(step=1.5, common=True)), (Step(rate=0.8), Step(rate=0.8, common=True))):
+        step = common.prepare(tensors)
+        sides = [common.encode(x, None, step)[1] for x in tensors]
+        assert sides[0][0, 0] == sides[1][0, 0] == own.encode(together)[1][0, 0]
+        codes = torch.cat([common.encode(x, None, step)[0] for x in tensors], dim=1)
+        assert torch.equal(codes, own.encode(together)[0])
+
+
+def test_a_common_step_has_a_smaller_error_than_one_rate_for_tensors_of_different_size() -> None:
+    params = {"small": sample("laplace", 50_000, 13).view(100, -1), "large": 30 * sample("laplace", 50_000, 14)}
+    errors, sizes = [], []
+    for quantizer in (Step(rate=1.0), Step(rate=1.0, common=True)):
+        frame = pack(Codec(quantizer, Range()), params)
+        decoded = unpack(frame, like=params)
+        errors.append(sum(float((decoded[name] - x).square().sum()) for name, x in params.items()))
+        sizes.append(len(frame))
+    assert errors[1] < 0.7 * errors[0]
+    assert sizes[1] < sizes[0] * 1.01
+
+
+def test_an_outlier_of_one_tensor_increases_the_common_step() -> None:
+    tensors = [torch.ones(1, 10), torch.tensor([[1000.0] + [0.0] * 999_999])]
+    quantizer = Step(4, step=0.01, common=True)
+    step = quantizer.prepare(tensors)
+    decoded = [quantizer.decode(*quantizer.encode(x, None, step)) for x in tensors]
+    assert decoded[1][0, 0].item() == pytest.approx(1000, rel=2**-9)
+    assert not decoded[0].any()

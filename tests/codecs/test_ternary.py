@@ -64,3 +64,22 @@ def test_invalid_settings_are_refused() -> None:
     for bad in (math.nan, math.inf):
         with pytest.raises(ValueError, match="NaN or infinity"):
             Ternary().encode(torch.tensor([[1.0, bad]]))
+
+
+def test_a_common_threshold_keeps_the_largest_of_all_tensors() -> None:
+    """A third of nine values is three: 9, 8 and -7, all of one tensor."""
+    tensors = [torch.tensor([[9.0, 8.0, -7.0]]), torch.tensor([[6.0, -5.0, 4.0, 3.0, 2.0, 1.0]])]
+    quantizer = Ternary(keep=1 / 3, common=True)
+    least = quantizer.prepare(tensors)
+    assert least.tolist() == [7.0]
+    (codes, side), (none, zero) = (quantizer.encode(x, None, least) for x in tensors)
+    assert (codes.tolist(), side.tolist()) == ([[1, 1, 2]], [[8.5, -7.0]])
+    assert (none.tolist(), zero.tolist()) == ([[0] * 6], [[0.0, 0.0]])
+
+
+def test_a_frame_with_a_common_threshold_keeps_the_fraction_of_all_values() -> None:
+    g = torch.Generator().manual_seed(1)
+    params = {"small": torch.randn(100, 100, generator=g), "large": 2 * torch.randn(100, 300, generator=g)}
+    decoded = unpack(pack(Codec(Ternary(keep=0.01, common=True), Range()), params), like=params)
+    assert sum(int((x != 0).sum()) for x in decoded.values()) == 400
+    assert int((decoded["small"] != 0).sum()) < 20

@@ -24,7 +24,7 @@ def check_stackable(rule: ClientRule, task: Task, control: Params) -> None:
     def drawn(like: Params, clients: int = 0) -> Params:
         shape = (clients,) if clients else ()
         return {
-            name: torch.randn(*shape, *x.shape, generator=generator).to(device) if x.is_floating_point() else x
+            name: torch.randn((*shape, *x.shape), generator=generator).to(device) if x.is_floating_point() else x
             for name, x in like.items()
         }
 

@@ -115,8 +115,7 @@ def frames() -> str:
         lambda: header(whole[:20]),
         lambda: header(b"GARBAGE" * 9),
         lambda: unpack(whole, like),
-        lambda: unpack(pack(Codec(Uniform(4)), {"w": torch.ones(3, 3)}, described=True), like),
-        lambda: header(whole[:4] + b"\3" + whole[5:]),
+        lambda: header(whole[:4] + b"\2" + whole[5:]),
     ]
     return "\n".join(message(one, WireError) for one in wrong)
 

@@ -7,11 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift import Dataset, Experiment, Params, dataset
+from fedshift import Dataset, Experiment, Params, dataset, header
+from fedshift.codecs.exact import EXACT
+from fedshift.core.types import Decoded
 from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
 from fedshift.experiment.build import build
 from fedshift.rounds.federation import Federation, Outcome, State
 from fedshift.rounds.loop import Ended, Ram, Training, run_rounds
+from fedshift.wire.writer import Choice, Writer
 
 
 def points(n: int = 240, tests: int = 60, features: int = 6, classes: int = 4) -> Dataset:
@@ -65,6 +68,14 @@ def train(fed: Federation, rounds: int = 3, engine: Engine | None = None) -> tup
             raise outcome.problem
         outcomes.append(outcome)
     return training.state, outcomes, memory
+
+
+def forged(
+    frame: bytes | Decoded, params: Params, codec: Choice = EXACT, *, described: bool = False, **changed: Any
+) -> bytes:
+    """Frame of other tensors, with the header of an honest frame except for the changed fields."""
+    assert isinstance(frame, bytes)
+    return Writer(codec, params, described).pack(params, header(frame)._replace(**changed))
 
 
 def same(a: Params, b: Params) -> bool:

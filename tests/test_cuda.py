@@ -76,10 +76,10 @@ def test_estimated_lengths_are_those_of_the_cpu_and_nothing_waits_for_the_gpu() 
     on_gpu = counts.cuda()
     coders: tuple[BitPack | Range, ...] = BitPack(), Range()
     with without_waiting():
-        estimates = [coder.estimate(on_gpu, 8) for coder in coders]
+        estimates = [coder.estimate(on_gpu) for coder in coders]
     for coder, estimate in zip(coders, estimates, strict=True):
         assert estimate.is_cuda
-        assert torch.allclose(estimate.cpu(), coder.estimate(counts, 8), rtol=1e-12)
+        assert torch.allclose(estimate.cpu(), coder.estimate(counts), rtol=1e-12)
 
 
 def test_nan_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift import Codec, Experiment, Uniform, WireError, header, pack, run, unpack
+from fedshift import Codec, Experiment, Header, Uniform, WireError, header, pack, run, unpack
 from fedshift.core.extras import needs
 from fedshift.core.files import Lock
 from tests.docs.blocks import ROOT, blocks
@@ -108,14 +108,19 @@ def training() -> str:
 
 
 def frames() -> str:
-    whole = pack(Codec(Uniform(4)), {"w": torch.ones(3, 3)})
+    w = {"w": torch.ones(3, 3)}
+    whole, described = pack(Codec(Uniform(4)), w), pack(Codec(Uniform(4)), w, described=True)
     like = {"w": torch.ones(3, 3), "b": torch.ones(3)}
     wrong: list[Callable[[], Any]] = [
         lambda: header(whole[:-1] + bytes([whole[-1] ^ 1])),
         lambda: header(whole[:20]),
         lambda: header(b"GARBAGE" * 9),
         lambda: unpack(whole, like),
-        lambda: header(whole[:4] + b"\2" + whole[5:]),
+        lambda: unpack(described, like),
+        lambda: header(whole[:4] + b"\1" + whole[5:]),
+        lambda: header(whole).check(run=7, base=0, client=None),
+        lambda: header(whole).check(run=0, base=2, client=None),
+        lambda: Header(client=1).check(run=0, base=0, client=2),
     ]
     return "\n".join(message(one, WireError) for one in wrong)
 

@@ -16,6 +16,7 @@ ONLY_PARSED = {
     "fedshift paper table1 --bits 4 8 --algorithms fedpaq fedef --seeds 1 --rounds 200": "eight runs of 200 rounds",
     "fedshift paper beyond --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper uplinks --estimate": "trains a round of every kind on CIFAR-10",
+    "fedshift paper rivals --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper all --seeds 3 --minutes 60": "an hour, by its own words",
     "fedshift paper all --records results --minutes 60": "the same",
 }

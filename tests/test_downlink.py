@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from fedshift import Experiment, resume, run
+from fedshift.codecs.exact import EXACT
 from fedshift.engines import Batched
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.downlink import broadcast
 from fedshift.rounds.federation import SEEN, TOTAL
-from fedshift.wire.writer import EXACT, size, unpack
+from fedshift.wire.writer import size, unpack
 from tests.federations import federation, points, processes, same, settings, train
 
 LINKS: dict[str, dict[str, Any]] = {

@@ -23,8 +23,7 @@ from fedshift.rounds.loop import DivergedError, OpenRound, Ram, run_rounds
 from fedshift.rounds.uplink import read
 from fedshift.runs.packs import Seat
 from fedshift.runs.run import Run, resume
-from fedshift.wire.writer import EXACT, pack
-from tests.federations import Normed, federation, points, processes, same, train
+from tests.federations import Normed, federation, forged, points, processes, same, train
 from tests.runs import DERIVED, checkpoints, digits, small
 
 Edit = Callable[[Upload, Federation], Upload]
@@ -55,7 +54,7 @@ def sends(change: Callable[[Params], Params]) -> Edit:
 
     def edit(upload: Upload, fed: Federation) -> Upload:
         assert isinstance(upload.frame, bytes)
-        return upload._replace(frame=pack(EXACT, change(read(upload.frame, fed.task.params))))
+        return upload._replace(frame=forged(upload.frame, change(read(upload.frame, fed.task.params))))
 
     return edit
 
@@ -131,10 +130,10 @@ def test_a_client_whose_update_is_huge_is_left_out_on_every_engine(engine: str, 
 
 def test_a_hostile_second_upload_is_left_out() -> None:
     fed = federation(algorithm={"name": "scaffold", "control": "sent"})
-    huge = pack(EXACT, {name: torch.full_like(x, 1e20) for name, x in fed.start().out.control.items()})
+    huge = {name: torch.full_like(x, 1e20) for name, x in fed.start().out.control.items()}
     expected, _, remembered = train(fed, 2, Edited(Sequential(fed.task), fed, absent))
     state, outcomes, memory = train(
-        fed, 2, Edited(Sequential(fed.task), fed, lambda upload, _: upload._replace(second=huge))
+        fed, 2, Edited(Sequential(fed.task), fed, lambda upload, _: upload._replace(second=forged(upload.second, huge)))
     )
     assert all("second upload norm" in why for outcome in outcomes for why in outcome.failed.values())
     assert [len(outcome.failed) for outcome in outcomes] == [1, 1]
@@ -167,7 +166,7 @@ def test_one_negative_variance_does_not_reach_the_mean(
         assert isinstance(upload.frame, bytes)
         w = read(upload.frame, fed.task.params) | {"norm.running_var": torch.full((8,), -30.0)}
         change = {name: x - fed.task.params[name] if x.is_floating_point() else x for name, x in w.items()}
-        return upload._replace(frame=pack(EXACT, change if uplink else w, update=bool(uplink)))
+        return upload._replace(frame=forged(upload.frame, change if uplink else w))
 
     state, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, negative))
     assert list(outcome.failed.values()) == ["norm.running_var: contains a negative variance"]

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedshift import Codec, Dataset, KMeans, dataset, shift, size
+from fedshift.codecs.exact import EXACT
 from fedshift.rounds.loop import DivergedError
-from fedshift.wire.writer import EXACT
 from tests.federations import federation, points, same, settings, train
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
+from fedshift import unpack
 from fedshift.core.types import Decoded, Params
 from fedshift.engines import Job, Sequential, Upload
 from fedshift.rounds.federation import Federation
-from fedshift.wire.writer import EXACT, pack
-from tests.federations import federation, same, train
+from tests.federations import federation, forged, same, train
 
 Edit = Callable[[Upload, Federation], Upload]
 
@@ -28,13 +28,21 @@ class Edited(Sequential):
         ]
 
 
-def full(like: Params, value: float) -> bytes:
-    return pack(EXACT, {name: torch.full_like(x, value) for name, x in like.items()})
+def full(like: Params, value: float) -> Params:
+    return {name: torch.full_like(x, value) for name, x in like.items()}
 
 
 def raw(frame: bytes | Decoded) -> bytes:
     assert isinstance(frame, bytes)
     return frame
+
+
+def weights(upload: Upload, fed: Federation) -> Params:
+    return unpack(raw(upload.frame), fed.task.params)
+
+
+def control(upload: Upload, fed: Federation) -> Params:
+    return unpack(raw(upload.second), fed.second)
 
 
 def flipped(frame: bytes) -> bytes:
@@ -43,7 +51,7 @@ def flipped(frame: bytes) -> bytes:
 
 HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "no control": ("sent", lambda u, fed: u._replace(second=b""), "0 bytes are too few for a frame"),
-    "cut control": ("sent", lambda u, fed: u._replace(second=raw(u.second)[:-3]), "the length in its header"),
+    "cut control": ("sent", lambda u, fed: u._replace(second=raw(u.second)[:-3]), "is incomplete"),
     "damaged control": (
         "sent",
         lambda u, fed: u._replace(second=flipped(raw(u.second))),
@@ -51,15 +59,45 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
     ),
     "control of another model": (
         "sent",
-        lambda u, fed: u._replace(second=pack(EXACT, {"w": torch.zeros(2)})),
-        "the frame has 1 tensors",
+        lambda u, fed: u._replace(second=forged(u.second, {"w": torch.zeros(2)})),
+        "names, shapes or dtypes of their tensors differ",
     ),
     "derived control beyond float32": (
         "derived",
-        lambda u, fed: u._replace(frame=full(fed.task.params, 3e38)),
+        lambda u, fed: u._replace(frame=forged(u.frame, full(fed.task.params, 3e38))),
         "the server's state computed from the upload is NaN or infinite",
     ),
-    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "the length in its header"),
+    "weights of another run": (
+        "derived",
+        lambda u, fed: u._replace(frame=forged(u.frame, weights(u, fed), run=7)),
+        "belongs to run 0000000000000007, not ",
+    ),
+    "weights of another round": (
+        "derived",
+        lambda u, fed: u._replace(frame=forged(u.frame, weights(u, fed), base=9)),
+        "belongs to round 9, not ",
+    ),
+    "weights of another client": (
+        "derived",
+        lambda u, fed: u._replace(frame=forged(u.frame, weights(u, fed), client=99)),
+        "belongs to client 99, not client ",
+    ),
+    "control of another run": (
+        "sent",
+        lambda u, fed: u._replace(second=forged(u.second, control(u, fed), run=7)),
+        "belongs to run 0000000000000007, not ",
+    ),
+    "control of another round": (
+        "sent",
+        lambda u, fed: u._replace(second=forged(u.second, control(u, fed), base=9)),
+        "belongs to round 9, not ",
+    ),
+    "control of another client": (
+        "sent",
+        lambda u, fed: u._replace(second=forged(u.second, control(u, fed), client=99)),
+        "belongs to client 99, not client ",
+    ),
+    "cut weights": ("derived", lambda u, fed: u._replace(frame=raw(u.frame)[:-3]), "is incomplete"),
 }
 
 
@@ -82,7 +120,8 @@ def test_a_hostile_upload_fails_and_has_no_effect(name: str) -> None:
 def test_controls_are_refused_if_their_sum_would_be_infinite() -> None:
     fed = federation(algorithm={"name": "scaffold", "control": "sent"})
     huge = full(fed.start().out.control, 3e38)
-    state, (outcome,), _ = train(fed, 1, Edited(fed, lambda u, _: u._replace(second=huge), all_of_them=True))
+    hostile = Edited(fed, lambda u, _: u._replace(second=forged(u.second, huge)), all_of_them=True)
+    state, (outcome,), _ = train(fed, 1, hostile)
     assert outcome.arrived == 1
     assert all("NaN or infinite" in why for why in outcome.failed.values())
     assert all(bool(x.isfinite().all()) for x in state.out.control.values())

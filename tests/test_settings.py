@@ -35,7 +35,7 @@ from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, 
 from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import uplink_label
-from fedshift.wire.writer import EXACT
+from fedshift.codecs.exact import EXACT
 from tests.federations import points
 from tests.runs import fedshift
 
@@ -151,7 +151,7 @@ def test_codecs_by_name() -> None:
         Stochastic(2), Range(), PerChannel()
     )
     assert groups(bits=5, per=64, quantizer="kmeans")[0]["5 bit"].codec == Codec(KMeans(5), groups=PerBlock(64))
-    assert groups(bits=16)[0]["16 bit"].codec.quantizer.bits == 16
+    assert groups(bits=16)[0]["16 bit"].codec.bits == 16
     assert groups(rate=0.5)[0]["8 bit"].codec == Codec(Step(rate=0.5), Range())
     assert groups(step=4.0, bits=6)[0]["6 bit"].codec == Codec(Step(6, step=4.0), Range())
     assert groups(keep=0.01, coder="zstd")[0]["2 bit"].codec == Codec(Ternary(keep=0.01), Zstd())

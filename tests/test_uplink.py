@@ -10,6 +10,7 @@ from fedshift.core import rng
 from fedshift.core.tree import same, take
 from fedshift.rounds.uplink import Sent, join_memory, lost, message, read, received, send, split_memory
 from fedshift.rounds.upload_stats import drift, relative_error, stacked_relative_errors
+from fedshift.wire.frame import Header
 
 
 def model(seed: int, like: Params) -> Params:
@@ -21,7 +22,7 @@ def model(seed: int, like: Params) -> Params:
 
 def upload(uplink: Uplink, w: Params, start: Params, error: Params | None = None) -> Sent:
     trained = [name for name, x in w.items() if x.is_floating_point() and "running" not in name]
-    return send(uplink, w, start, error or {}, trained, number=3, examples=7, key=rng.key(0, "upload"))
+    return send(uplink, w, start, error or {}, trained, Header(uplink.update, 3, 7), rng.key(0, "upload"))
 
 
 def test_exact_weights_are_decoded_exactly(params: Params) -> None:
@@ -50,7 +51,7 @@ def test_an_update_is_the_change_and_integers_are_sent_exactly(params: Params) -
 
 
 def test_only_trained_tensors_are_quantized(params: Params) -> None:
-    sent = send(Uplink(Codec(KMeans(1))), params, params, {}, ["fc.weight"], number=1, examples=1, key=rng.key(0, "u"))
+    sent = send(Uplink(Codec(KMeans(1))), params, params, {}, ["fc.weight"], Header(base=1), rng.key(0, "u"))
     assert list(sent.error) == ["fc.weight"]
     assert torch.equal(sent.decoded["conv.weight"], params["conv.weight"])
 

@@ -17,6 +17,7 @@ from fedshift.algorithms.fedhq import fedhq
 from fedshift.algorithms.fedopt import fedadagrad, fedadam, fedyogi
 from fedshift.algorithms.fedprox import fedprox
 from fedshift.algorithms.fedvarp import fedvarp
+from fedshift.algorithms.fedwsq import fedwsq
 from fedshift.algorithms.grouped import grouped
 from fedshift.algorithms.ldawa import ldawa
 from fedshift.algorithms.scaffold import scaffold
@@ -45,6 +46,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "grouped": grouped,
     "ldawa": ldawa,
     "cmfl": cmfl,
+    "fedwsq": fedwsq,
 }
 
 

@@ -95,7 +95,7 @@ def encode(quantizer: Quantizer, params: Params) -> list[tuple[Tensor, Tensor]]:
 
 
 def packed(tensors: list[Tensor], bits: int) -> list[bytes]:
-    return [BitPack().encode(codes, bits) for codes in tensors]
+    return [BitPack().encode(codes, 1 << bits) for codes in tensors]
 
 
 def stepped(params: Params, step: float) -> list[Tensor]:
@@ -110,11 +110,11 @@ def entropy(codes: Tensor) -> float:
 
 
 def ranged(tensors: list[Tensor]) -> list[bytes]:
-    return [Range().encode(codes, 8) for codes in tensors]
+    return [Range().encode(codes, 256) for codes in tensors]
 
 
 def unranged(coded: list[bytes], like: list[Tensor]) -> list[Tensor]:
-    return [Range().decode(data, len(codes), 8) for data, codes in zip(coded, like, strict=True)]
+    return [Range().decode(data, len(codes), 256) for data, codes in zip(coded, like, strict=True)]
 
 
 def stacked(coded: list[tuple[Tensor, Tensor]]) -> list[Tensor]:

@@ -10,10 +10,11 @@ import torch
 from fedshift.algorithms.fedshift import Shift, shift
 from fedshift.bench.codecs import Target
 from fedshift.codecs import Codec, KMeans
+from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Params
 from fedshift.flower.testing.bench import CLIENTS, Work, on_grid
 from fedshift.wire.measure import Job, medians
-from fedshift.wire.writer import EXACT, pack, unpack
+from fedshift.wire.writer import pack, unpack
 
 CODECS = {4: Codec(KMeans(4)), 32: EXACT}
 Tick = Callable[[str], None]

@@ -126,7 +126,8 @@ for name, about in {
     "ablations": "Ablations beyond the paper: other shares, no quantization, quantization only, updates.",
     "beyond": "Filter centring, compared with no shift and with the paper's shift.",
     "uplinks": "Uplinks lean and extreme, and random K-means codes, compared with full precision.",
-    "all": "Tables 1 and 2, ablations, filter centring and uplinks, in order of importance.",
+    "rivals": "FedHQ, agreement mask, grouped averaging, each with and without a shift; server optimizers.",
+    "all": "Tables 1 and 2, ablations, filter centring, uplinks and rivals, in order of importance.",
 }.items():
     paper.command(
         name,

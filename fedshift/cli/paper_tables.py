@@ -44,7 +44,8 @@ class Request(NamedTuple):
     @property
     def tables(self) -> dict[str, list[Cell]]:
         """Cells of each requested table."""
-        names = ("table1", "ablations", "beyond", "uplinks", "table2") if self.table == "all" else (self.table,)
+        every = ("table1", "ablations", "beyond", "uplinks", "rivals", "table2")
+        names = every if self.table == "all" else (self.table,)
         tables = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not tables:
             raise SettingsError(f"paper {self.table}: no cell matches these --bits, --algorithms and --shift")
@@ -137,6 +138,10 @@ def show_tables(request: Request, results: Results, out: Path | None, as_json: b
             listings.append(beyond.centring_listing(experiments.contrasts(request.choice), results))
         elif name == "uplinks":
             listings.append(beyond.uplinks_listing(experiments.compressed(request.choice), results))
+        elif name == "rivals":
+            rules, optimizers = experiments.rivals_contrasts(request.choice), experiments.optimizers(request.choice)
+            listings += [beyond.rivals_listing(rules, results)] if rules else []
+            listings += [beyond.optimizers_listing(optimizers, results)] if optimizers else []
         else:
             listings.append(listing(name, cells, results, request.rounds))
     if as_json:

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -118,6 +118,15 @@ class Quantizer(Numbered, ABC):
         """True if `encode` expects the result of `prepare`."""
         return type(self).prepare is not Quantizer.prepare
 
+    def with_bits(self, bits: int) -> "Quantizer":
+        """The same quantizer with another number of bits; ValueError if it is not determined by a number of bits."""
+        raise ValueError(f"{self} cannot have {bits} bits")
+
+    @property
+    def encoders(self) -> "tuple[Quantizer, ...]":
+        """Quantizers that may have made a frame of this one: encoder-only parameters are not sent."""
+        return (self,)
+
     @property
     def stack(self) -> Hashable:
         """Key of quantizers that encode alike if they get the results of their own `prepare`."""
@@ -163,6 +172,9 @@ class FixedWidth(Lookup):
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
             raise ValueError(f"{type(self).__name__}(bits={self.bits}): bits must be between 1 and 8")
+
+    def with_bits(self, bits: int) -> "FixedWidth":
+        return replace(self, bits=bits)
 
     def parameters(self) -> bytes:
         return bytes([self.bits])
@@ -274,6 +286,17 @@ def any_order() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def kth_largest(x: Tensor, k: int) -> Tensor:
+    """The k-th largest value of each row, (rows, n) -> (rows, 1)."""
+    with any_order():  # which of several equal values is found may vary, but not the value
+        return x.kthvalue(x.shape[1] + 1 - k, dim=1, keepdim=True).values
+
+
+def kept(keep: float, n: int) -> int:
+    """Number of values that a fraction `keep` of n values is: at least one."""
+    return max(1, round(keep * n))
 
 
 def finite(x: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -119,6 +119,11 @@ class Codec:
         if self.quantizer.plain:
             return 8 * self.quantizer.stored(torch.float32).itemsize
         return bits_for(self.quantizer.levels(LONG))
+
+    @property
+    def stack(self) -> Hashable:
+        """Key of codecs that encode stacked tensors alike, given the results of their own `prepare`."""
+        return self.quantizer.stack, self.coder, self.groups, self.transform, self.min_axes, self.integers
 
     def covers(self, x: Tensor) -> bool:
         """True if x is quantized rather than sent exactly."""

@@ -40,6 +40,8 @@ QUANTIZERS = {
         Ternary, "The fraction `keep` of largest values as two numbers, all others zero (STC).", {"keep": Ternary.keep}
     ),
 }
+# codecs with arguments of their own: `codec = {name = "...", ...}`
+CODECS: dict[str, Callable[..., Codec]] = {}
 CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
 WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits per code before the coder; most codes are zero

@@ -8,7 +8,9 @@ optimal for codes of equal length (Gish and Pierce 1968). The offsets move each 
 """
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -31,6 +33,9 @@ class Step(FixedWidth, number=6):
     The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
     has at most 2^bits - 1 levels, and its step is increased if its largest value would need more.
 
+    common: one step for all tensors of a client, from the root mean square or the entropy over all of them. At equal
+    entropy, it has the smallest error of all tensors together.
+
     >>> codes, side = Step(step=1.0).encode(torch.tensor([[1.0, -1.0, 2.0, 0.2]]))
     >>> codes.tolist()
     [[1, 2, 1, 0]]
@@ -39,6 +44,7 @@ class Step(FixedWidth, number=6):
     bits: int = 8
     step: float = 2.0
     rate: float | None = None
+    common: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +59,9 @@ class Step(FixedWidth, number=6):
     def top(self) -> int:
         """The largest k."""
         return int(2 ** (self.bits - 1) - 1)
+
+    def with_bits(self, bits: int) -> FixedWidth:
+        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by its rate
 
     def width(self, n: int) -> int:
         return 3
@@ -80,13 +89,42 @@ class Step(FixedWidth, number=6):
         size = (k - torch.where(k == 1, first, further)).mul_(step)
         return torch.where(k == 0, 0.0, torch.where(codes & 1 == 1, size, -size))
 
+    @property
+    def prepares(self) -> bool:
+        return self.common or self.rate is not None
+
+    @property
+    def stack(self) -> Hashable:
+        return (type(self), self.bits, self.common) if self.prepares else self
+
+    def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The common step, else the rate."""
+        stack, total = len(tensors[0]), sum(x.shape[1] for x in tensors)
+        if not self.common:
+            return torch.full((stack,), self.rate or 0.0, dtype=torch.float64, device=tensors[0].device)
+        norms, largest = (
+            torch.stack([torch.linalg.vector_norm(x, p, dim=1, dtype=torch.float64) for x in tensors]).norm(p, dim=0)
+            for p in (2, torch.inf)
+        )
+        rms = norms / math.sqrt(total)
+        if self.rate is None:
+            step = rms * self.step
+        else:
+            rate = torch.full_like(rms, self.rate)
+            parts = [
+                steps_for(reduce(torch.add, (_tails(x[r], rms[r]) for x in tensors)), total, rate[r], self.top)
+                for r in (slice(at, at + ROWS) for at in range(0, stack, ROWS))
+            ]
+            step = rms * torch.cat(parts)
+        return torch.maximum(step, largest / (self.top + DEAD))
+
     def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
-        step = self._step(x)
+        step = self._step(x, scale)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         sums = torch.zeros(4, len(x), dtype=torch.float64, device=x.device)
-        scale = torch.where(step > 0, 1 / step, 0.0)
+        inverse = torch.where(step > 0, 1 / step, 0.0)
         for r, c in chunks(x):
-            size = x[r, c].abs().mul_(scale[r, None])
+            size = x[r, c].abs().mul_(inverse[r, None])
             k = (size + (1 - DEAD)).floor_().clamp_(max=self.top)
             first, more = k == 1, k > 1
             part = first.sum(1), (size * first).sum(1), more.sum(1), ((k - size) * more).sum(1)
@@ -97,37 +135,41 @@ class Step(FixedWidth, number=6):
         offsets = torch.where(torch.stack([ones, further]) > 0, (offsets * 4096).round() / 4096, 0.0)
         return codes, torch.stack([step, *offsets.float()], dim=1)
 
-    def _step(self, x: Tensor) -> Tensor:
+    def _step(self, x: Tensor, scale: Tensor | None) -> Tensor:
         """Step of each row, float32 (rows,), rounded so that it does not depend on the order of summation."""
-        rms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
         largest = torch.linalg.vector_norm(x, torch.inf, dim=1).double()
         if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
             raise ValueError(NOT_FINITE if not largest.isfinite().all() else "contains a number beyond 2^120")
-        if self.rate is None:
-            step = rms * self.step
-        else:
-            parts = zip(torch.split(x, ROWS), torch.split(rms, ROWS), strict=True)
-            step = rms * torch.cat([steps_for(rows, scale, self.rate, self.top) for rows, scale in parts])
+        step = scale if self.common and scale is not None else self._own_step(x, scale)
         step = torch.maximum(step, largest / (self.top + DEAD))
         step = torch.where(step < LEAST, 0.0, step)
         mantissa, exponent = torch.frexp(step)
         return torch.ldexp((mantissa * 4096).ceil() / 4096, exponent).float()
 
+    def _own_step(self, x: Tensor, rates: Tensor | None) -> Tensor:
+        """Step of each row from its own values and rate, float64 (rows,)."""
+        rms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
+        if self.rate is None:
+            return rms * self.step
+        rates = torch.full_like(rms, self.rate) if rates is None else rates
+        parts = zip(*(torch.split(part, ROWS) for part in (x, rms, rates)), strict=True)
+        return rms * torch.cat([steps_for(_tails(y, r), x.shape[1], rate, self.top) for y, r, rate in parts])
 
-def steps_for(x: Tensor, rms: Tensor, rate: float, top: int) -> Tensor:
-    """Step divided by rms at which the codes of a row have an entropy of `rate` bits: float64 (rows,).
+
+def steps_for(tails: Tensor, n: int, rate: Tensor, top: int) -> Tensor:
+    """Step divided by rms at which the codes of n values have an entropy of `rate` bits, (rows,): float64 (rows,).
 
     The entropy is computed from a histogram of magnitudes, so that values are read only once.
     """
-    tails, n = _tails(x, rms), x.shape[1]
-    levels = torch.arange(top, device=x.device, dtype=torch.float64) + DEAD  # where k = 1, 2, ... begin
-    parts = torch.arange(PARTS + 1, device=x.device, dtype=torch.float64)
-    low, width = torch.full_like(rms, LOW + 8), float(HIGH - LOW - 8)  # octaves
+    device = tails.device
+    levels = torch.arange(top, device=device, dtype=torch.float64) + DEAD  # where k = 1, 2, ... begin
+    parts = torch.arange(PARTS + 1, device=device, dtype=torch.float64)
+    low, width = torch.full_like(rate, LOW + 8), float(HIGH - LOW - 8)  # octaves
     for _ in range(PASSES):
         width /= PARTS
         steps = (low[:, None] + width * parts).exp2()
         bits = _entropy(tails, steps[:, :, None] * levels, n)
-        last = torch.where(bits > rate, parts, 0.0).amax(1, keepdim=True)  # the largest step with a higher rate
+        last = torch.where(bits > rate[:, None], parts, 0.0).amax(1, keepdim=True)  # the largest with a higher rate
         place = (last.long() + 1).clamp(1, PARTS)
         low = low + width * (place[:, 0] - 1)
     more, less = bits.gather(1, place - 1)[:, 0], bits.gather(1, place)[:, 0]

@@ -1,11 +1,12 @@
 """Sparse ternary compression (Sattler et al. 2019): the largest values become their mean, all others zero."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, kept, kth_largest
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,8 @@ class Ternary(FixedWidth, number=7):
     """Replace the fraction `keep` of largest magnitudes in a row by the mean of those with the same sign.
 
     At least one value of a row is kept; zeros are never kept. Ties with the smallest kept magnitude are kept as well.
+    common: keep the fraction of the values of all tensors of a client, so that a row may have none.
+
     Intended for updates with error feedback and a range coder: keeping 1 % takes about 0.09 bits per value.
 
     >>> codes, side = Ternary(keep=0.5).encode(torch.tensor([[0.1, -4.0, 3.0, 1.0, 5.0, -0.5]]))
@@ -22,12 +25,16 @@ class Ternary(FixedWidth, number=7):
 
     bits: int = 2
     keep: float = 0.02
+    common: bool = False
 
     def __post_init__(self) -> None:
         if self.bits != 2:
             raise ValueError(f"Ternary(bits={self.bits}): bits must be 2")
         if not 0 < self.keep <= 1:
             raise ValueError(f"Ternary(keep={self.keep}): keep must be above 0 and at most 1")
+
+    def with_bits(self, bits: int) -> FixedWidth:
+        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by the fraction it keeps
 
     def width(self, n: int) -> int:
         return 2
@@ -39,13 +46,25 @@ class Ternary(FixedWidth, number=7):
         """zero, mean of positive values, mean of negative values"""
         return torch.nn.functional.pad(side, (1, 0))
 
+    @property
+    def prepares(self) -> bool:
+        return self.common
+
+    @property
+    def stack(self) -> Hashable:
+        return (type(self), "common") if self.common else self
+
+    def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Smallest kept magnitude of all tensors."""
+        size = torch.cat([x.abs() for x in tensors], dim=1)
+        return kth_largest(size, kept(self.keep, size.shape[1]))[:, 0].double()
+
     def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
         size = x.abs()
         if not torch.linalg.vector_norm(size, torch.inf).isfinite():
             raise ValueError(NOT_FINITE)
-        n = x.shape[1]
-        least = size.kthvalue(n + 1 - max(1, round(self.keep * n)), dim=1, keepdim=True).values
-        kept = (size >= least) & (size > 0)
-        signs = kept & (x > 0), kept & (x < 0)
+        least = kth_largest(size, kept(self.keep, x.shape[1])) if scale is None else scale[:, None].float()
+        large = (size >= least) & (size > 0)
+        signs = large & (x > 0), large & (x < 0)
         means = [torch.where(sign, x, 0.0).double().sum(1) / sign.sum(1).clamp(min=1) for sign in signs]
         return signs[0] + 2 * signs[1].to(torch.uint8), torch.stack(means, dim=1).float()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import defines, uses_travel
 from fedshift.codecs.base import finite
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.tree import same, take, tmap
 from fedshift.core.types import Broadcast, Params
@@ -19,7 +20,7 @@ from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send, split_memory
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
-from fedshift.wire.writer import EXACT, Writer, pack
+from fedshift.wire.writer import Writer
 
 NOWHERE = torch.zeros(())
 
@@ -98,7 +99,7 @@ class Client:
             return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), silent=True)
         start, second = base_of(rule, sent.params, self.trained), b""
         try:
-            key = rng.fold(plan.key[0], ROUNDING) if uplink.codec.quantizer.random else None
+            key = rng.fold(plan.key[0], ROUNDING) if uplink.codec.random else None
             if uplink not in self.writers:
                 self.writers[uplink] = Writer(quantized(uplink, self.trained), w)
             coded = send(
@@ -107,17 +108,15 @@ class Client:
                 start,
                 error,
                 self.trained,
-                number=job.number,
-                examples=job.examples[i],
-                key=key,
-                writer=self.writers[uplink],
-                reset=reset,
+                job.header(i, reset),
+                key,
+                self.writers[uplink],
             )
             if defines(rule, "second"):
                 with training(job, client):
                     further = rule.second(weights, sent, rule_memory, distance)
                 check_finite(further, "second upload")
-                second = pack(EXACT, further)
+                second = Writer(EXACT, further).pack(further, job.header(i)._replace(update=False))
             if defines(rule, "remember"):
                 with training(job, client):
                     decoded = take(coded.decoded, self.trained)

@@ -23,12 +23,13 @@ from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
 from fedshift.experiment.links import bandwidth, downlink, links
-from fedshift.experiment.settings import Experiment
+from fedshift.experiment.settings import Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.rounds.engine import describe, duplicate
 from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
 from fedshift.rounds.federation import Federation, shift_of
+from fedshift.rounds.uplink import Uplink
 
 
 def build(
@@ -39,6 +40,7 @@ def build(
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
+    uplink: Uplink | None = None,
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
@@ -70,7 +72,7 @@ def build(
         batched(experiment, task)
     with setting("data.partition"):
         clients = partition or split(experiment, data)
-    groups, group = links(experiment)
+    groups, group = links(experiment, uplink)
     with setting("train.cohort"):
         if train.selection == "stratified":
             drawn = cohorts.stratified(clients, group, train.cohort, experiment.seed, train.dropout)
@@ -93,6 +95,7 @@ def build(
         patience=train.patience,
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
+        run=run_number(experiment),
     )
     with setting("algorithm"):
         fed.start()

@@ -13,34 +13,44 @@ from fedshift.rounds.federation import Group
 from fedshift.rounds.uplink import Uplink
 
 
-def links(experiment: Experiment) -> tuple[list[Group], Tensor]:
-    """Groups of clients with the same uplink, and the group of each client (N,)."""
+def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Group], Tensor]:
+    """Groups of clients with the same uplink, and the group of each client (N,).
+
+    A given `uplink` replaces that of clients with 8 bits or fewer.
+    """
     config, clients = experiment.uplink, experiment.data.clients
-    common = config.model_dump(include=set(CodingSettings.model_fields))
+    common = config.model_dump(include=set(CodingSettings.model_fields), exclude_unset=True)
 
     def link(bits: Bits, name: str) -> Group:
+        coding = common if bits <= 8 else {key: value for key, value in common.items() if key != "codec"}
         rate = config.bandwidth.get(bits) if isinstance(config.bandwidth, dict) else config.bandwidth
-        return group_of(name, LinkSettings(**common, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
+        if uplink is not None and bits <= 8:
+            return Group(name, uplink, None if isinstance(rate, tuple) else rate)
+        return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
+
+    def kind(bits: Bits) -> str:
+        """Name of clients with these bits."""
+        return f"{bits} bit" if config.codec is None or bits > 8 else config.codec.name.rpartition(":")[2]
 
     if isinstance(config.bits, tuple):
         kinds = sorted(set(config.bits), reverse=True)
-        return [link(bits, f"{bits} bit") for bits in kinds], torch.tensor([kinds.index(bits) for bits in config.bits])
+        return [link(bits, kind(bits)) for bits in kinds], torch.tensor([kinds.index(bits) for bits in config.bits])
     if isinstance(config.bits, dict):
-        groups = [link(bits, f"{bits} bit") for bits in config.bits]
+        groups = [link(bits, kind(bits)) for bits in config.bits]
         return groups, _populated(groups, interleave(list(config.bits.values()), clients), "uplink.bits")
     if isinstance(config.bits, str):
         parts = [cast(Bits, int(bits)) for bits in config.bits.split("+")]
-        groups = [link(bits, f"{bits} bit{f' ({i})' * (parts.count(bits) > 1)}") for i, bits in enumerate(parts, 1)]
+        groups = [link(bits, f"{kind(bits)}{f' ({i})' * (parts.count(bits) > 1)}") for i, bits in enumerate(parts, 1)]
         return groups, _populated(groups, torch.arange(clients) % len(parts), "uplink.bits")
     if not config.group:
-        return [link(config.bits, f"{config.bits} bit")], torch.zeros(clients, dtype=torch.int64)
+        return [link(config.bits, kind(config.bits))], torch.zeros(clients, dtype=torch.int64)
     return named_groups(experiment, link)
 
 
 def downlink(experiment: Experiment) -> Uplink:
     """Codec and message of the broadcast."""
     config = experiment.downlink
-    return Uplink(config.codec(config.bits), config.send == "updates", config.feedback)
+    return _uplink("downlink", config, config.bits)
 
 
 def named_groups(experiment: Experiment, link: Callable[[Bits, str], Group]) -> tuple[list[Group], Tensor]:
@@ -89,7 +99,15 @@ def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:
 
 
 def group_of(name: str, link: LinkSettings) -> Group:
-    return Group(name, Uplink(link.codec(link.bits), link.send == "updates", link.feedback), link.bandwidth)
+    return Group(name, _uplink("uplink", link, link.bits), link.bandwidth)
+
+
+def _uplink(table: str, coding: CodingSettings, bits: int) -> Uplink:
+    try:
+        codec = coding.codec_for(bits)
+    except ValueError as problem:
+        raise SettingsError(f"{table}.{problem}") from None
+    return Uplink(codec, coding.send == "updates", coding.feedback)
 
 
 def interleave(shares: Sequence[float], n: int) -> Tensor:

@@ -1,7 +1,10 @@
 """Settings of an experiment, their validation, and error messages for invalid ones."""
 
+import hashlib
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -12,19 +15,23 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from fedshift.algorithms.bounds import BOUND, CAP
 from fedshift.algorithms.table import ALGORITHMS, arguments
 from fedshift.codecs import Codec, Step, Ternary
-from fedshift.codecs.named import WIDTH, make_codec
-from fedshift.core.names import suggest
+from fedshift.codecs.named import CODECS, WIDTH, make_codec
+from fedshift.core.names import named, suggest
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
 from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
+
+REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # by a codec
 
 
 def _rate(value: Any) -> Any:
@@ -210,12 +217,52 @@ class BoundsSettings(SettingsTable):
         return self
 
 
+class CodecSettings(SettingsTable):
+    """Name of a codec, and as further settings the arguments of the function that makes it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str  # one of `fedshift methods`, or module:function
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in CODECS and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(CODECS)}, or module:function")
+        return name
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+    def made(self) -> Codec:
+        """The codec; ValueError if its function does not accept the arguments."""
+        try:
+            make = CODECS.get(self.name) or named(self.name)
+            codec = make(**self.args)
+        except Exception as problem:  # of a user's function
+            why = " ".join(str(problem).split()) or type(problem).__name__
+            raise ValueError(f"codec = {self.name!r}{f' with {self.args}' if self.args else ''}: {why}") from problem
+        if not isinstance(codec, Codec):
+            raise ValueError(f"codec = {self.name!r}: returns {type(codec).__name__}, but must return a Codec")
+        return codec
+
+
+def _table(value: Any) -> Any:
+    """{"name": text} for a text: `codec = "sign"` is short for `codec = {name = "sign"}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class CodingSettings(SettingsTable):
     """Quantizer, coder and kind of upload of a client, except for its bits.
 
     The default quantizer is K-means, with nearest codes if there is feedback, and randomly rounded codes otherwise. A
     `step` or `rate` without a quantizer implies step, and `keep` implies ternary; both set `bits` unless it is given.
+    A `codec` replaces quantizer, coder and groups of all clients with 8 bits or fewer, and sets `bits` to 8 unless it
+    is given.
     """
+
+    codec: Annotated[CodecSettings | None, BeforeValidator(_table)] = None
 
     quantizer: Literal["kmeans", "kmeans-random", "uniform", "stochastic", "step", "ternary"] = "kmeans"
     step: Annotated[float, Field(ge=0.01, le=1000)] | None = None  # for step, in units of the root mean square
@@ -231,6 +278,12 @@ class CodingSettings(SettingsTable):
     def _filled_in(self) -> Self:
         """Fill in defaults without marking them as set, so that `changed` computes them again."""
         given = self.model_fields_set
+        if self.codec is not None:
+            if unused := [name for name in given if name in REPLACED and getattr(self, name) is not None]:
+                raise ValueError(f"{unused[0]}: has no effect with codec = {self.codec.name!r}, which replaces it")
+            if "bits" not in given:
+                object.__setattr__(self, "bits", 8)
+            return self
         if "quantizer" not in given:
             quantizer = "step" if {"step", "rate"} & given else "ternary" if "keep" in given else ""
             object.__setattr__(self, "quantizer", quantizer or ("kmeans" if self.feedback else "kmeans-random"))
@@ -247,8 +300,17 @@ class CodingSettings(SettingsTable):
             object.__setattr__(self, "bits", WIDTH[self.quantizer])
         return self
 
-    def codec(self, bits: int) -> Codec:
+    @model_serializer(mode="wrap")
+    def _without_replaced(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings without those that a codec replaces."""
+        found: dict[str, Any] = dump(self)
+        return found if self.codec is None else {key: x for key, x in found.items() if key not in REPLACED}
+
+    def codec_for(self, bits: int) -> Codec:
         """Codec of a client with these bits; ValueError if they do not fit the other settings."""
+        if self.codec is not None and bits <= 8:
+            made = self.codec.made()
+            return replace(made, min_axes=1) if self.biases else made
         sizes = {"step": self.step, "rate": self.rate, "keep": self.keep}
         return make_codec(self.quantizer, bits, **sizes, coder=self.coder, per=self.per, biases=self.biases)
 
@@ -336,10 +398,16 @@ def quantizes(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> bool:
 
 
 def check_codable(coding: UplinkSettings | LinkSettings | DownlinkSettings) -> None:
-    """Refuse bits that the quantizer does not support."""
+    """Refuse bits that the quantizer does not support; a user's codec is made later."""
+    if coding.codec is not None and not quantizes(coding):
+        raise ValueError(f"codec = {coding.codec.name!r}: has no effect with bits = {coding.bits!r}")
+    if coding.codec is not None:
+        if ":" not in coding.codec.name:
+            coding.codec.made()
+        return
     for bits in sorted(widths(coding)):
         try:
-            coding.codec(bits)
+            coding.codec_for(bits)
         except ValueError as problem:
             raise ValueError(f"quantizer = {coding.quantizer!r} with bits = {bits}: {problem}") from None
 
@@ -601,3 +669,16 @@ def _unknown(parts: Sequence[str]) -> str:
 
 def _fields(table: Any) -> list[str]:
     return list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
+
+
+def run_number(experiment: Experiment) -> int:
+    """Number of a run in its frames: a hash of the settings that server and clients share.
+
+    Settings of engine and record, the number of rounds, and names of a user's objects are left out.
+    """
+    settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
+    settings["data"].pop("name")
+    for key in ("rounds", "loss", "metric", "goal"):
+        settings["train"].pop(key, None)
+    content = json.dumps(settings, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

@@ -1,5 +1,5 @@
 """Results beyond the paper, on its task: filter centring compared with no shift and with the paper's shift per layer,
-and uplinks compared with full precision.
+uplinks compared with full precision, and other aggregation rules and server optimizers compared with FedAvg.
 """
 
 import statistics
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedshift.core.tables import Listing
-from fedshift.paper.experiments import ROUNDS, Cell, Compressed, Contrast, all_quantized, mixed
+from fedshift.paper.experiments import RIVALS, ROUNDS, TITLES, Cell, Compressed, Contrast, all_quantized, mixed
 from fedshift.paper.records import FinishedRun, Results
 from fedshift.paper.tables import NOT_RUN
 from fedshift.runs import summary
@@ -31,6 +31,28 @@ UPLINKS_COLUMNS = (
     *("uplink", "shift", "seeds", "accuracy", "against the same rule", "95 % interval", "against FedAvg"),
     *("GB up", "times fewer bytes", "GB up and down"),
 )
+RIVALS_TITLE = "Beyond the paper: other aggregation rules"
+RIVALS_NOTE = (
+    f"Scores are means of the last ten of {ROUNDS} rounds. Every line has FedPAQ's uploads; only the server's rule and "
+    "the shift differ. What a shift adds is the difference from the same rule without a shift, with single seeds in "
+    "brackets. Against FedAvg: difference from FedAvg's mean with the same shift, without shift / per layer / per "
+    "filter, mean over seeds. Both are in points, over the seeds that both settings have. With one seed, differences "
+    "of less than two points may be noise. "
+    "Half of the uploads of a round are quantized, so grouped averaging with equal groups is FedAvg; here "
+    f"full-precision uploads have the weight {RIVALS['grouped']['exact']:g}. FedHQ weighs an upload by its "
+    "quantization error relative to the update, not to the weights that are sent."
+)
+RIVALS_COLUMNS = (
+    *("rule", "bits", "seeds", "no shift", "per layer", "per filter"),
+    *("per layer adds", "per filter adds", "against FedAvg"),
+)
+OPTIMIZERS_TITLE = "Beyond the paper: server optimizers"
+OPTIMIZERS_NOTE = (
+    "Server optimizers, in full precision and without a shift, with settings that were not tuned on this task. The "
+    "difference from FedAvg is in points, over the seeds that both have; rounds to a score are counted as in the "
+    "section on filter centring:"
+)
+OPTIMIZERS_COLUMNS = ("optimizer", "bits", "seeds", "accuracy", "against FedAvg", f"rounds to {REACHED:g} %")
 
 
 class SeedGains(NamedTuple):
@@ -39,12 +61,15 @@ class SeedGains(NamedTuple):
     gains: list[float]
 
     @property
+    def mean(self) -> str:
+        """Mean difference; empty without seeds."""
+        return f"{statistics.fmean(self.gains):+.1f}" if self.gains else ""
+
+    @property
     def text(self) -> str:
         """Mean difference, with that of each seed if there are several."""
-        if not self.gains:
-            return ""
         each = f" ({', '.join(f'{gain:+.1f}' for gain in self.gains)})" if len(self.gains) > 1 else ""
-        return f"{statistics.fmean(self.gains):+.1f}{each}"
+        return f"{self.mean}{each}"
 
 
 def paired(ours: Cell, theirs: Cell, results: Results) -> SeedGains:
@@ -88,15 +113,61 @@ def centring_listing(contrasts: Sequence[Contrast], results: Results) -> Listing
 
 
 def _centring_line(contrast: Contrast, results: Results) -> tuple[str, ...]:
-    cells = (contrast.plain, contrast.layer, contrast.filter)
-    seeds = [str(len(results.of(cell))) for cell in cells]
     return (
         *contrast.label,
-        seeds[0] if len(set(seeds)) == 1 else "/".join(seeds),
-        *(score(cell, results) for cell in cells),
+        *_seeds_and_scores(contrast, results),
         *(paired(contrast.filter, other, results).text for other in (contrast.plain, contrast.layer)),
-        " / ".join(reached(cell, results) for cell in cells),
+        " / ".join(reached(cell, results) for cell in contrast.cells),
     )
+
+
+def _seeds_and_scores(contrast: Contrast, results: Results) -> list[str]:
+    """Number of seeds, then the score of each cell."""
+    seeds = [str(len(results.of(cell))) for cell in contrast.cells]
+    return [
+        seeds[0] if len(set(seeds)) == 1 else "/".join(seeds),
+        *(score(cell, results) for cell in contrast.cells),
+    ]
+
+
+def rivals_listing(contrasts: Sequence[Contrast], results: Results) -> Listing:
+    """Table with one line per rule and bits: scores, the gain of each shift, and differences from FedAvg's mean."""
+    means = {contrast.bits: contrast for contrast in contrasts if contrast.label[0] == TITLES["fedavg"]}
+    lines = [_rival_line(contrast, means[contrast.bits], results) for contrast in contrasts]
+    return Listing(RIVALS_TITLE, RIVALS_COLUMNS, lines, 2)
+
+
+def _rival_line(contrast: Contrast, mean: Contrast, results: Results) -> tuple[str, ...]:
+    return (
+        contrast.label[0],
+        contrast.bits,
+        *_seeds_and_scores(contrast, results),
+        *(paired(shifted, contrast.plain, results).text for shifted in (contrast.layer, contrast.filter)),
+        " / ".join(paired(*pair, results).mean or NOT_RUN for pair in zip(contrast.cells, mean.cells, strict=True))
+        if contrast != mean
+        else "",
+    )
+
+
+def optimizers_listing(cells: Sequence[Cell], results: Results) -> Listing:
+    """Table with one line per server optimizer: score, difference from FedAvg, and rounds to a score."""
+    fedavg = mixed("fedavg", 32, False)
+    lines = [
+        (
+            *cell.label[:2],
+            str(len(results.of(cell))),
+            score(cell, results),
+            _against(cell, fedavg, results),
+            reached(cell, results),
+        )
+        for cell in cells
+    ]
+    return Listing(OPTIMIZERS_TITLE, OPTIMIZERS_COLUMNS, lines, 2)
+
+
+def _against(ours: Cell, theirs: Cell, results: Results) -> str:
+    """Paired difference of two cells; empty for a cell against itself."""
+    return paired(ours, theirs, results).text if ours != theirs else ""
 
 
 def score(cell: Cell, results: Results) -> str:
@@ -116,9 +187,7 @@ def uplinks_listing(uplinks: Sequence[Compressed], results: Results) -> Listing:
 def _uplink_line(uplink: Compressed, results: Results) -> tuple[str, ...]:
     records = results.of(uplink.cell).values()
     fedavg = mixed("fedavg", 32, False)
-    gains = [
-        paired(uplink.cell, other, results).text if uplink.cell != other else "" for other in (uplink.exact, fedavg)
-    ]
+    gains = [_against(uplink.cell, other, results) for other in (uplink.exact, fedavg)]
     line = *uplink.label, str(len(records)), score(uplink.cell, results)
     if not records:
         return *line, *gains[:1], "", *gains[1:], "", "", ""

@@ -31,7 +31,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "agreement": {"name": "agreement"},
     "grouped": {"name": "grouped", "exact": 0.75},
 }
-# settings of the server for CIFAR-10 in the code of FedExP (Jhunjhunwala et al., 2023)
+# settings of the server for CIFAR-10 in the code of FedExP (Jhunjhunwala et al., 2023); FedYogi has those of FedAdam
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "fedadam": {"name": "fedadam", "lr": 0.1, "tau": 0.01},
     "fedyogi": {"name": "fedyogi", "lr": 0.1, "tau": 0.01},
@@ -165,6 +165,14 @@ class Contrast(NamedTuple):
     plain: Cell
     layer: Cell
     filter: Cell
+
+    @property
+    def bits(self) -> str:
+        return self.label[2]
+
+    @property
+    def cells(self) -> tuple[Cell, Cell, Cell]:
+        return self.plain, self.layer, self.filter
 
 
 def contrasts(choice: CellChoice = EVERYTHING) -> list[Contrast]:

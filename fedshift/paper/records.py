@@ -152,7 +152,10 @@ def finished_runs(runs: Sequence[tuple[Cell, int, Path]]) -> Results:
 
 
 def identity(experiment: Experiment) -> str:
-    """Settings that affect results, except the seed; name, engine and recording are left out."""
-    flat = dotted(experiment.model_dump())
+    """Settings that affect results, except the seed; name, engine and recording are left out.
+
+    Arguments of the algorithm are complete, as in a record.
+    """
+    flat = dotted(experiment.model_dump() | {"algorithm": experiment.algorithm.complete.model_dump()})
     kept = {key: value for key, value in flat.items() if not key.startswith(("name", "seed", "engine.", "record."))}
     return str(sorted(kept.items()))

@@ -44,7 +44,7 @@ class PaperReport(NamedTuple):
 
 def report(folder: Path) -> PaperReport:
     """Report from the records in a folder; it depends on nothing else."""
-    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks")}
+    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks", "rivals")}
     results, others = published(folder, [cell for table in cells.values() for cell in table])
     uploads, measured_on = codecs(folder)
     sections: list[tuple[str, list[str | Listing]]] = [("Runs", _runs(results, others))]
@@ -62,6 +62,9 @@ def report(folder: Path) -> PaperReport:
     sections.append(
         (beyond.UPLINKS_TITLE, [beyond.UPLINKS_NOTE, beyond.uplinks_listing(experiments.compressed(), results)])
     )
+    rules = beyond.rivals_listing(experiments.rivals_contrasts(), results)
+    optimizers = beyond.optimizers_listing(experiments.optimizers(), results)
+    sections.append((beyond.RIVALS_TITLE, [beyond.RIVALS_NOTE, rules, beyond.OPTIMIZERS_NOTE, optimizers]))
     if uploads:
         at = rate(PAPER_RATE)
         usable = [upload for upload in uploads if upload.trains]

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import torch
 
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.tree import part, prefixed, tmap
 from fedshift.core.types import CPU, Broadcast, Params
 from fedshift.rounds.federation import FEEDBACK, HELD, SEEN, TOTAL, Federation, State
 from fedshift.rounds.uplink import send
-from fedshift.wire.writer import EXACT, size
+from fedshift.wire.frame import Header
+from fedshift.wire.writer import size
 
 
 class Sending(NamedTuple):
@@ -32,15 +34,16 @@ class Sending(NamedTuple):
 def broadcast(fed: Federation, state: State, clients: Sequence[int]) -> Sending:
     """Encode the model for the clients of the next round."""
     link, model, control = fed.downlink, state.out.params, state.out.control
-    full = size(EXACT, model)
-    extra = len(clients) * (size(EXACT, control) if control else 0)
+    header = Header(update=link.update, base=state.number + 1, run=fed.run)
+    full = size(EXACT, model, header)
+    extra = len(clients) * (size(EXACT, control, header) if control else 0)
     if not link.lossy:
         return Sending(state.out, state.down, len(clients) * full + extra, None)
     home, number = next(iter(model.values())).device, state.number + 1
     down = tmap(lambda x: x.to(CPU), state.down)
     w, held, error = tmap(lambda x: x.to(CPU), model), part(HELD, down), part(FEEDBACK, down)
-    key = rng.key(fed.seed, "downlink", number) if link.codec.quantizer.random else None
-    made = send(link, w, held or w, error, fed.task.trained, number=number, examples=0, key=key)
+    key = rng.key(fed.seed, "downlink", number) if link.codec.random else None
+    made = send(link, w, held or w, error, fed.task.trained, header, key)
     sent = Broadcast(tmap(lambda x: x.to(home), made.decoded), control)
     if not link.update:
         kept = prefixed(FEEDBACK, made.error) if link.feedback else {}

@@ -24,6 +24,7 @@ from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.rounds.evaluate import Loss, Metric, Score
 from fedshift.rounds.uplink import Uplink
+from fedshift.wire.frame import Header
 from fedshift.wire.registry import DTYPES
 
 # magnitudes up to which uploads can be averaged: neither a base plus an update nor a sum over many clients overflows
@@ -181,6 +182,12 @@ class Job(NamedTuple):
     histograms: bool = False  # compute histograms of weights before and after the quantizer
     frames: bool = True  # make real frames even if the coder can estimate their lengths
     broadcast: bytes | None = None  # the encoded broadcast; None for an exact downlink
+    run: int = 0  # number of the run, in the headers of its frames
+
+    def header(self, i: int, reset: bool = False) -> Header:
+        """Header of the frame of the i-th client."""
+        update, examples = self.uplinks[i].update, self.examples[i]
+        return Header(update, self.number, examples, reset, self.uplinks[i].lossy, self.run, self.clients[i])
 
 
 class Histogram(NamedTuple):

@@ -17,7 +17,7 @@ from fedshift.data.partition import Partition
 from fedshift.rounds.engine import Histogram, Task
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import Uplink, quantized
-from fedshift.wire.writer import choose, known
+from fedshift.wire.writer import FrameSize, choose
 
 # names in the state of a lossy downlink: the tensors that clients hold, and the error that is fed back
 HELD, FEEDBACK = "held/", "error/"
@@ -57,6 +57,7 @@ class Federation:
     patience: int = 5  # rounds without a usable upload before the run stops
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
     cap: float = CAP  # largest weight, as a multiple of the median; 0 for no limit
+    run: int = 0  # number of the run, in the headers of its frames
     layers: list[str] = field(init=False)  # weights and shifted tensors: the record has columns for them
     filters: dict[str, Filters] = field(init=False)  # of the model's weights
 
@@ -88,7 +89,7 @@ class Federation:
     def variable(self) -> bool:
         """True if the length of the uploads of some group depends on their values."""
         choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
-        return any(known(choice, self.task.params)[1] for choice in choices)
+        return any(FrameSize(choice, self.task.params).variable for choice in choices)
 
     @cached_property
     def uplinks(self) -> list[Uplink]:

@@ -102,6 +102,7 @@ class OpenRound:
                 layers=fed.layers,
                 histograms=histograms,
                 frames=frames,
+                run=fed.run,
             )
         self.clock.lap("draw")
 

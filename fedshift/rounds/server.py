@@ -11,6 +11,7 @@ from torch import Tensor
 from fedshift.algorithms.base import defines
 from fedshift.algorithms.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
 from fedshift.codecs.base import CHUNK, finite
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng, tree
 from fedshift.core.names import printable
 from fedshift.core.tree import norm
@@ -23,7 +24,7 @@ from fedshift.rounds.statistics import Statistics
 from fedshift.rounds.uplink import Uplink, base_of, code, join_server, quantized, read, split_server
 from fedshift.wire.frame import WireError
 from fedshift.wire.mean import Frame, Mean, Ruler, UploadNorms
-from fedshift.wire.writer import EXACT, Choice, unpack
+from fedshift.wire.writer import Choice, header, unpack
 
 SMALL = CHUNK  # size of a model up to which decoded uploads are stored; larger ones are decoded twice
 TINY, HUGE = 1e-9, 1e9  # limits of factors of weights
@@ -88,7 +89,7 @@ class RoundUploads:
         second: Params | None = None
         norms: dict[str, float] = {}
         if self.fed.second:
-            norms[SECOND], second = self._second(upload.second)
+            norms[SECOND], second = self._second(upload.second, job, i)
         if isinstance(upload.frame, Decoded):
             frame, measured = None, self._decoded(upload.frame)
         else:
@@ -100,10 +101,12 @@ class RoundUploads:
             frame = second = None
         return CheckedUpload(upload, i, norms, measured.integers, frame, second)
 
-    def _second(self, second: bytes | Decoded) -> tuple[float, Params | None]:
+    def _second(self, second: bytes | Decoded, job: Job, i: int) -> tuple[float, Params | None]:
         """Norm of a second upload, and its content."""
         if isinstance(second, Decoded) and second.norms is not None:
             return second.norms[0], None
+        if not isinstance(second, Decoded):
+            header(second).check(job.run, job.number, job.clients[i])
         content = self._read_second(second)
         return norm(content.values()), content
 
@@ -224,7 +227,7 @@ class RoundUploads:
             self._mix(group, checked, job, weight, factor)
         if "uploads" in rule.needs:
             self.kept.append(received)
-        self.stats.count(upload, job, uplink)
+        self.stats.count(upload, job, checked.place)
         self.memory[upload.client] = join_server(upload.memory, theirs)
         return True
 
@@ -284,7 +287,9 @@ class RoundUploads:
 
     def _open(self, upload: Upload, job: Job, i: int) -> Frame:
         assert isinstance(upload.frame, bytes)
-        return self.mean.open(upload.frame, self._codec(job.uplinks[i]))
+        frame = self.mean.open(upload.frame, self._codec(job.uplinks[i]))
+        frame.header.check(job.run, job.number, job.clients[i])
+        return frame
 
     def _codec(self, uplink: Uplink) -> Choice:
         """Codec of each tensor; uploads with another codec, which may be much slower to decode, are left out."""

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from fedshift.algorithms import Filters, Shift
 from fedshift.algorithms.fedshift import shortening
+from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Broadcast, Decoded, Params, Round
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, shift_of
 from fedshift.rounds.uplink import Uplink, quantized
-from fedshift.wire.writer import EXACT, fixed
+from fedshift.wire.frame import head
+from fedshift.wire.writer import FrameSize
 
 
 class Statistics:
@@ -24,7 +26,7 @@ class Statistics:
         self.bytes_up = [0, 0, 0]  # codes, side data, header
         self.estimated: int | None = None  # bytes; None without uploads of estimated length
         self.framed = False  # True if such uploads were also framed to check the estimate
-        self.fixed: dict[Uplink, tuple[int, int]] = {}
+        self.sizes: dict[Uplink, FrameSize] = {}
         self.errors: list[float] = []
         self.train = self.encode = 0.0  # seconds, of all uploads
         self.slowest: float | None = None  # seconds of encoding and transfer
@@ -33,31 +35,33 @@ class Statistics:
         """Add the time of an upload, used or not."""
         self.train, self.encode = self.train + upload.seconds[0], self.encode + upload.seconds[1]
 
-    def count(self, upload: Upload, job: Job, uplink: Uplink) -> None:
-        """Add an upload that is used in the mean."""
+    def count(self, upload: Upload, job: Job, i: int) -> None:
+        """Add the upload of the i-th client, which is used in the mean."""
+        uplink = job.uplinks[i]
         self.used.append(upload._replace(frame=b"", second=b"", memory={}))
-        self._count_bytes(upload, job, uplink)
+        self._count_bytes(upload, job, i)
         if uplink.lossy:
             self.errors.append(upload.error)
         if self.fed.bandwidth is not None:
             sent = (len(upload.frame) + len(upload.second)) / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
 
-    def _count_bytes(self, upload: Upload, job: Job, uplink: Uplink) -> None:
+    def _count_bytes(self, upload: Upload, job: Job, i: int) -> None:
         """Count bytes of codes, side data and header, and the total with estimates."""
         before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
         if self.estimated is not None or estimate is not None:
             length = len(upload.frame) if estimate is None else estimate
             self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.second)
             self.framed = job.frames
-        if uplink not in self.fixed:
-            self.fixed[uplink] = fixed(quantized(uplink, self.fed.task.trained), self.sent.params)
-        header, side = self.fixed[uplink]
+        uplink, start = job.uplinks[i], len(head(job.header(i)))
+        if uplink not in self.sizes:
+            self.sizes[uplink] = FrameSize(quantized(uplink, self.fed.task.trained), self.sent.params)
+        header, side = self.sizes[uplink].overhead + start, self.sizes[uplink].side
         self.bytes_up[0] += len(upload.frame) - header - side
         self.bytes_up[1] += side
         self.bytes_up[2] += header
         if upload.second:
-            header, _ = fixed(EXACT, self.fed.second)
+            header = FrameSize(EXACT, self.fed.second).overhead + start
             self.bytes_up[0] += len(upload.second) - header
             self.bytes_up[2] += header
 

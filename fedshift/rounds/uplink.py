@@ -15,14 +15,15 @@ from torch import Tensor
 
 from fedshift.algorithms.base import ClientRule, defines
 from fedshift.codecs.codec import Codec
-from fedshift.codecs.exact import Identity
+from fedshift.codecs.exact import EXACT
 from fedshift.codecs.named import WIDTH, make_codec
 from fedshift.core.tree import part, prefixed, take, tmap, zeros
 from fedshift.core.types import Decoded, Params
 from fedshift.rounds.uplinks import expanded
 from fedshift.wire.frame import Header
 from fedshift.wire.reader import as_dtype
-from fedshift.wire.writer import EXACT, Choice, Writer, choose, header, tensor_key, unpack
+from fedshift.wire.writer import Choice, Writer, chosen, prepared, tensor_key, unpack
+from fedshift.wire.writer import header as header_of
 
 ERROR = "error/"  # prefix of the uplink's part of a client's memory
 NODE = "flower/"  # prefix of what a run keeps of a client whose memory is on a node of Flower
@@ -84,24 +85,21 @@ def send(
     start: Params,
     error: Params,
     trained: Iterable[str],
-    *,
-    number: int,
-    examples: int,
+    header: Header,
     key: Tensor | None,
     writer: Writer | None = None,
-    reset: bool = False,
 ) -> Sent:
     """Encode the upload of a client that started from `start` and trained to w.
 
-    `writer`: for this uplink and model; saves time. `reset`: the client lost its memory, and `error` was reset.
+    `writer`: for this uplink and model; saves time.
     """
     u = message(uplink, w, start, error)
     writer = writer or Writer(quantized(uplink, trained), u)
-    frame = writer.pack(u, Header(uplink.update, number, examples, reset), key)
+    frame = writer.pack(u, header, key)
     if not uplink.lossy:
         return Sent(frame, u, received(uplink.update, u, start), {})
     arrived = unpack(frame, like=u)
-    lossy = [name for name in trained if choose(uplink.codec, name, u[name]).quantizer.lossy]
+    lossy = [name for name in trained if writer.codecs[name].quantizer.lossy]
     return Sent(frame, u, received(uplink.update, arrived, start), lost(u, take(arrived, lossy)))
 
 
@@ -165,24 +163,26 @@ def quantized(uplink: Uplink, trained: Iterable[str]) -> Choice:
 
 def code(uplink: Uplink, u: Params, trained: Iterable[str], key: Tensor | None) -> Params:
     """Decoded values of each tensor that the codec quantizes, for K stacked clients: u (K, ...), key (K,)."""
-    arrived = {}
-    for name in trained:
-        codec = choose(uplink.codec, name, u[name][0])
+    arrived, codecs = {}, chosen(quantized(uplink, trained), tmap(lambda x: x[0], take(u, trained)))
+    scales = prepared(codecs, u)
+    for name, codec in codecs.items():
         if codec.quantizer.lossy and u[name].numel():
-            arrived[name], _ = code_tensor(codec, name, u[name], key)
+            arrived[name], _ = code_tensor(codec, name, u[name], key, scales.get(codec))
     return arrived
 
 
-def code_tensor(codec: Codec, name: str, u: Tensor, key: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+def code_tensor(
+    codec: Codec, name: str, u: Tensor, key: Tensor | None, scale: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """Encode and decode one tensor of K stacked clients: the decoded values (K, ...), and the codes of each segment.
 
-    An exact tensor is returned unchanged, and its codes are its bytes.
+    An exact tensor is returned unchanged, and its codes are its bytes. `scale`: from `prepared`.
     """
-    if isinstance(codec.quantizer, Identity):
+    if not codec.quantizer.lossy:
         return u, [u.contiguous().view(len(u), -1).view(torch.uint8)]
-    parts = codec.encode(u, tensor_key(codec, name, key))
-    values = as_dtype(codec.decode(parts, len(u), u.shape[1:]), u.dtype).to(u.dtype)
-    return values, [codes for codes, _ in parts]
+    coded = codec.encode(u, tensor_key(codec, name, key), scale)
+    values = as_dtype(codec.decode(coded, len(u), u.shape[1:]), u.dtype).to(u.dtype)
+    return values, [codes for codes, _ in coded.parts]
 
 
 def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> Params:
@@ -190,7 +190,7 @@ def read(frame: bytes | Decoded, start: Params, codec: Choice | None = None) -> 
     if isinstance(frame, Decoded):
         return frame.params
     arrived = unpack(frame, like=start, codec=codec)
-    return received(header(frame).update, arrived, start)
+    return received(header_of(frame).update, arrived, start)
 
 
 def _difference(w: Tensor, start: Tensor) -> Tensor:

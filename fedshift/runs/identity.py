@@ -25,6 +25,7 @@ OBJECTS = {  # arguments of `run`, and the settings they replace
     "metric": ("train.metric",),
     "algorithm": ("algorithm.name",),
     "partition": (),
+    "uplink": ("uplink.codec.name",),
 }
 
 

@@ -9,23 +9,25 @@ from torch import nn
 
 from fedshift.algorithms import Algorithm, Average, Chain, Plain, Shift
 from fedshift.algorithms.weights import FAN_IN
+from fedshift.codecs import Codec
 from fedshift.core.files import LOCK, RunError
 from fedshift.core.names import named
 from fedshift.core.types import Params
 from fedshift.data.datasets import Dataset
 from fedshift.data.partition import Partition
 from fedshift.experiment.build import build, check_algorithm, engine, require_goal
-from fedshift.experiment.settings import Experiment, check_used
+from fedshift.experiment.settings import Experiment, check_used, quantizes
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Engine, duplicate
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
+from fedshift.rounds.uplink import Uplink
 from fedshift.runs.journal import Journal, require
 from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
 
 
-def _check_types(experiment: Any, model: Any, data: Any) -> None:
+def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None) -> None:
     """Raise TypeError for arguments of a wrong type."""
     if not isinstance(experiment, Experiment):
         raise TypeError(
@@ -33,6 +35,8 @@ def _check_types(experiment: Any, model: Any, data: Any) -> None:
         )
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r}: must be an instance of torch.nn.Module")
+    if uplink is not None and not isinstance(uplink, Uplink | Codec):
+        raise TypeError(f"uplink={uplink!r}: must be an Uplink(codec, update, feedback) or a Codec")
     if data is not None and not isinstance(data, Dataset):
         raise TypeError(
             f"data: must be a Dataset, as returned by dataset(x, y, test_x, test_y), not {type(data).__name__}"
@@ -47,6 +51,7 @@ def named_after(
     metric: Metric | None,
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
+    uplink: Uplink | None = None,
     goal: Literal["min", "max"] | None = None,
 ) -> Experiment:
     """Experiment with the names of the objects that replace those of its settings, for the record."""
@@ -59,6 +64,12 @@ def named_after(
         names |= {"algorithm.name": f"{kind.__module__}:{kind.__qualname__}", "algorithm.rules": repr(algorithm)}
     if partition is not None:
         names["data.clients"] = partition.clients
+    if uplink is not None:
+        kind = type(uplink.codec.quantizer)
+        names["uplink.codec"] = {"name": f"{kind.__module__}:{kind.__qualname__}", "object": repr(uplink.codec)}
+        names |= {"uplink.send": "updates" if uplink.update else "weights", "uplink.feedback": uplink.feedback}
+        if not quantizes(experiment.uplink):
+            names["uplink.bits"] = 8  # all clients
     if goal is not None:
         names["train.goal"] = goal
     if model is not None:
@@ -104,6 +115,7 @@ class Run(Training):
         metric: Metric | None = None,
         algorithm: Algorithm | None = None,
         partition: Partition | None = None,
+        uplink: Uplink | Codec | None = None,
         goal: Literal["min", "max"] | None = None,
         again: bool = False,
         cores: int | None = None,
@@ -118,9 +130,10 @@ class Run(Training):
         when the rest of the run is built. `like` is a run whose data are shared instead of loaded again. `latest` is
         the last round to resume from.
         """
-        _check_types(experiment, model, data)
+        _check_types(experiment, model, data, uplink)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
+        link = Uplink(uplink) if isinstance(uplink, Codec) else uplink
         objects = {
             "model": model,
             "data": data,
@@ -128,9 +141,10 @@ class Run(Training):
             "metric": metric,
             "algorithm": algorithm,
             "partition": partition,
+            "uplink": link,
         }
         passed = [name for name, value in objects.items() if value is not None]
-        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, goal)
+        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, link, goal)
         if again and out is not None:
             require(Path(out), experiment, passed)
         given = [name for name in passed if not _rebuilt(experiment, name, objects[name])]
@@ -140,7 +154,7 @@ class Run(Training):
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
-        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition)
+        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link)
         if experiment.shift.on and not fed.shifted:
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
@@ -257,14 +271,16 @@ def run(
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
+    uplink: Uplink | Codec | None = None,
     goal: Literal["min", "max"] | None = None,
 ) -> Run:
     """Start a run; iterate over the result to train. With `out`, the run is recorded in that folder and can be resumed.
 
     `model`, `data`, `loss` (outputs, targets -> mean), `metric` (one number per example), `algorithm` and `partition`
     replace those named in the settings. A loss without a metric is also the score. The shift of the settings is added
-    to an `algorithm` that has no shift. `goal` is `train.goal`: whether a lower ("min") or a higher
-    ("max") metric is better, required unless it follows from the name of the metric.
+    to an `algorithm` that has no shift. `uplink`, or a codec of weights, is that of all clients or, if the settings
+    have clients with 8 bits or fewer, of these. `goal` is `train.goal`: whether a lower ("min") or a higher ("max")
+    metric is better, required unless it follows from the name of the metric.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
@@ -280,6 +296,7 @@ def run(
         metric=metric,
         algorithm=algorithm,
         partition=partition,
+        uplink=uplink,
         goal=goal,
     )
 
@@ -293,6 +310,7 @@ def resume(
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
+    uplink: Uplink | Codec | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
     """Resume the run in a folder, with bit-identical results; pass the same objects as to `run`.
@@ -318,6 +336,7 @@ def resume(
         metric=metric,
         algorithm=algorithm,
         partition=partition,
+        uplink=uplink,
         again=True,
         tell=tell,
     )

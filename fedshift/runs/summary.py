@@ -19,6 +19,7 @@ from fedshift.core.names import printable
 from fedshift.core.tables import titled
 from fedshift.core.units import megabytes
 from fedshift.experiment.settings import (
+    REPLACED,
     DownlinkSettings,
     Experiment,
     LinkSettings,
@@ -39,7 +40,8 @@ WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by s
 # settings of the computation and the record, which change scores only by rounding
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings that are newer than the checksums in folder names, which leave them out at these values
-LATER = {"record.frames": 50, "uplink.step": None, "uplink.rate": None, "uplink.keep": None, "uplink.biases": False}
+LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False}
+LATER |= dict.fromkeys(("uplink.step", "uplink.rate", "uplink.keep", "uplink.codec"))
 LATER |= {f"downlink.{name}": value for name, value in DownlinkSettings().model_dump().items()}
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
 NO = "no"  # value of SHIFT without the shift
@@ -244,7 +246,12 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
             flat = {key: x for key, x in flat.items() if key not in scope or key.removeprefix(prefix) in EXACT}
         elif not quantizes(coding):
             flat = {key: x for key, x in flat.items() if key not in {f"{prefix}{name}" for name in QUANTIZED}}
-        if all(coding.coder == default_coder(coding.quantizer, bits) for bits in widths(coding)):
+        if coding.codec is not None:
+            replaced = {f"{prefix}{name}" for name in REPLACED} | (
+                {f"{prefix}bits"} if widths(coding) == {8} else set()
+            )
+            flat = {key: x for key, x in flat.items() if key not in replaced}
+        elif all(coding.coder == default_coder(coding.quantizer, bits) for bits in widths(coding)):
             flat[f"{prefix}coder"] = "auto"
     return flat
 
@@ -324,7 +331,13 @@ def _scope_label(settings: Mapping[str, Any], kind: type[UplinkSettings] | type[
     usual = kind(feedback=settings.get("feedback", False)).model_dump() | {"feedback": False}
     send, named = settings.get("send", usual["send"]), {"bits", "send", "share", "clients"}
     amount = f"{shown(settings.get('bits'))} bit"
-    if isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
+    if "codec.name" in settings:
+        codec = {key.removeprefix("codec."): value for key, value in settings.items() if key.startswith("codec.")}
+        args = ", ".join(f"{key}={shown(value)}" for key, value in codec.items() if key not in ("name", "object"))
+        which = f"{codec['name'].rpartition(':')[2]}({args})" if args else codec["name"].rpartition(":")[2]
+        amount = which if "bits" not in settings else f"{amount}, {which}"
+        named |= {f"codec.{key}" for key in codec}
+    elif isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
         amount, named = f"{settings['rate']:g} bit", named | {"rate"}
     elif isinstance(settings.get("bits"), int) and settings.get("keep") is not None:
         amount, named = f"top {100 * settings['keep']:g} %", named | {"keep"}

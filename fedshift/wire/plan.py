@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 
 from fedshift.codecs.codec import Codec
+from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Params
 from fedshift.wire.frame import Cursor, TensorLayout, WireError, varint
-from fedshift.wire.registry import EXACT, codec_bytes, dtype_number, read_codec
+from fedshift.wire.registry import codec_bytes, dtype_number, read_codec
 
 SMALL = 4096  # codes: tensors with fewer share a buffer
 SEED = 4  # bytes

@@ -16,10 +16,11 @@ from torch import Tensor
 from fedshift.codecs.base import CHUNK, Lookup, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
+from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Params
 from fedshift.wire.frame import Cursor, Header, ParsedFrame, WireError, describe, digest, parse, read_layout
 from fedshift.wire.plan import Buffer, FramePlan, Place, layout, place, read_codecs
-from fedshift.wire.registry import DTYPES, EXACT, codec_bytes
+from fedshift.wire.registry import DTYPES, codec_bytes
 
 LARGEST = 2.0**24  # float32 represents every integer up to this one
 FLOATS = (torch.float32, torch.float64)

@@ -11,7 +11,6 @@ import torch
 
 from fedshift.codecs.base import MOST_PARAMETERS, USERS, Coder, Groups, Numbered, Quantizer, Transform
 from fedshift.codecs.codec import Codec, PerTensor
-from fedshift.codecs.exact import Identity
 from fedshift.wire.frame import Cursor, WireError
 
 DTYPES = {
@@ -28,7 +27,6 @@ DTYPES = {
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 GROUPED, TRANSFORMED = 1, 2  # flags of a codec: groups other than per tensor, and a transform, follow
-EXACT = Codec(Identity())
 
 
 def dtype_number(dtype: torch.dtype) -> int:

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from fedshift.codecs.base import finite
 from fedshift.codecs.codec import Codec
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.wire.frame import CRC, DIGEST, Header, build, describe, head, parse, varint
 from fedshift.wire.plan import FramePlan, layout, plan
 from fedshift.wire.reader import LARGEST, Reader, as_dtype
-from fedshift.wire.registry import EXACT, codec_bytes
+from fedshift.wire.registry import codec_bytes
 
 Choice = Codec | Mapping[str, Codec]  # one codec, or {name or pattern: codec}: the name itself, else the first match
 NO_HEADER = Header()
@@ -137,10 +138,10 @@ class FrameSize:
         coding = self.plan.coding
         self.overhead = DIGEST + len(varint(len(coding))) + len(coding) + CRC.size
         self.fixed = self.overhead + self.side + sum(buffer.size or 0 for buffer in self.plan.buffers)
-        # tensors of each buffer whose size depends on the values
-        self.variable = [
-            [self.plan.places[i].name for i in buffer.places] for buffer in self.plan.buffers if buffer.size is None
-        ]
+        variable = [buffer for buffer in self.plan.buffers if buffer.size is None]
+        # tensors of each buffer whose size depends on the values, and the levels of their codes
+        self.variable = [[self.plan.places[i].name for i in buffer.places] for buffer in variable]
+        self.levels = [buffer.levels for buffer in variable]
 
 
 def header(data: bytes | memoryview) -> Header:

@@ -172,6 +172,58 @@ def test_fedhq_with_equal_errors_is_fedavg_and_prefers_exact_uploads() -> None:
     assert 0 < shares[0] < shares[1]
 
 
+def test_fedhq_relates_the_error_of_weights_to_the_update() -> None:
+    """Weights from [3, 0] to [3, 4], error 0.8 of |w| = 5: it is 4, as long as the update, so p = 1 / (1 + 1).
+
+    Sent as an update, the same relative error has p = 1 / (1 + 0.64); full precision has p = 1.
+    """
+    rule, sent = ALGORITHMS["fedhq"]().server, Broadcast({"w": torch.tensor([3.0, 0.0])}, {})
+    sent_weights = upload({"w": torch.tensor([3.0, 4.0])}, lossy=True, error=0.8, update=False)
+    assert rule.weigh(sent_weights, sent) == pytest.approx(0.5)
+    assert rule.weigh(sent_weights._replace(update=True), sent) == pytest.approx(1 / 1.64)
+    assert rule.weigh(sent_weights._replace(error=0.0), sent) == 1.0
+    unmoved = sent_weights._replace(decoded=sent.params)
+    assert rule.weigh(unmoved, sent) == pytest.approx(1 / 1.64)
+
+
+class Kept(ServerRule):
+    """Keeps the uploads of the last round."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"uploads"})
+
+    def apply(self, out: Broadcast, state: Params, rnd: Round) -> tuple[Broadcast, Params]:
+        self.uploads, self.sent = rnd.uploads, rnd.start.params
+        return out, state
+
+
+@pytest.mark.parametrize("send", ["weights", "updates"])
+def test_fedhq_has_the_same_weights_on_one_client_and_on_a_stack(send: str) -> None:
+    """p_k = 1 / (1 + (e_k |u_k| / |w_k - w_t|)^2) with the reported error e_k and decoded u_k, w_k."""
+    fed = made(
+        "fedhq", {"cohort": 6, "selection": "stratified"}, {"bits": "32+4", "quantizer": "uniform", "send": send}
+    )
+    results = []
+    for engine in (Sequential(fed.task), Batched(fed.task, "fp32")):
+        kept = Kept()
+        both = replace(fed, algorithm=Algorithm(Plain(), chain(fed.algorithm.server, kept)))
+        state, (outcome,), _ = train(both, 1, engine)
+        assert [upload.update for upload in kept.uploads] == [send == "updates"] * 6
+        p = []
+        for upload in kept.uploads:
+            moved = norm(x - kept.sent[name] for name, x in upload.decoded.items())
+            whole = moved if upload.update else norm(upload.decoded.values())
+            p.append(1 / (1 + (upload.error * whole / moved) ** 2))
+        lossy = sum(x for x, upload in zip(p, kept.uploads, strict=True) if upload.lossy)
+        assert 0 < lossy < 3  # of three quantized uploads
+        assert outcome.share == pytest.approx(lossy / (3 + lossy))
+        shares = torch.tensor(p, dtype=torch.float32) / sum(p)
+        stacked = {name: torch.stack([upload.decoded[name] for upload in kept.uploads]) for name in kept.sent}
+        mean = {name: torch.tensordot(shares, x, 1) for name, x in stacked.items()}
+        close(state.out.params, mean)
+        results.append(state.out.params)
+    close(results[1], results[0], 1e-4)
+
+
 def test_an_upload_with_an_invalid_weight_is_left_out() -> None:
     """As of a client that reports an infinite quantization error to FedHQ."""
 

@@ -134,7 +134,7 @@ def test_codes_are_counted_without_synchronization(bits: int) -> None:
     codes = torch.randint(0, 2**bits, (20, 5000), dtype=torch.uint8)
     on_device = codes.cuda()
     with without_waiting():
-        counted = counts([on_device], 20, bits)
-        estimate = Range().estimate(counted, bits)
+        counted = counts([on_device], 20, 2**bits)
+        estimate = Range().estimate(counted)
     assert estimate is not None
-    assert torch.equal(counted.cpu(), counts([codes], 20, bits))
+    assert torch.equal(counted.cpu(), counts([codes], 20, 2**bits))

@@ -55,15 +55,15 @@ def test_an_estimate_is_the_length_of_the_encoded_codes(coder: Coder, bits: int)
     g = torch.Generator().manual_seed(bits)
     rows = [(torch.rand(n, generator=g) ** 3 * 2**bits).to(torch.uint8) for n in (1, 10, 640, 4096, 50_000)]
     for row in rows:
-        estimate = coder.estimate(counts([row[None]], 1, bits), bits)
+        estimate = coder.estimate(counts([row[None]], 1, 2**bits))
         assert estimate is not None
         assert (estimate.dtype, estimate.shape) == (torch.float64, (1,))
-        assert abs(len(coder.encode(row, bits)) - float(estimate)) <= (8 if coder == Range() else 0)
+        assert abs(len(coder.encode(row, 2**bits)) - float(estimate)) <= (8 if coder == Range() else 0)
 
 
 def test_zstd_has_no_estimate() -> None:
     coder: Coder = Zstd()
-    assert coder.estimate(torch.tensor([[999, 1]]), 1) is None
+    assert coder.estimate(torch.tensor([[999, 1]])) is None
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -74,13 +74,13 @@ def test_counting_as_on_a_gpu_gives_the_same_counts(bits: int, deterministic: bo
     with arithmetic("fp32", deterministic):
         for n in (1, 63, 1000):
             rows = torch.randint(0, 2**bits, (5, n), generator=g).to(torch.uint8)
-            assert torch.equal(counts_by_lanes(rows, 2**bits), counts([rows], 5, bits))
+            assert torch.equal(counts_by_lanes(rows, 2**bits), counts([rows], 5, 2**bits))
 
 
 def test_counts_of_stacked_tensors_add_up_rows_and_segments() -> None:
     g = torch.Generator().manual_seed(0)
     segments = [torch.randint(0, 8, shape, generator=g).to(torch.uint8) for shape in ((12, 5), (4, 3))]
-    found = counts(segments, stack=4, bits=3)
+    found = counts(segments, stack=4, levels=8)
     for k in range(4):
         codes = torch.cat([segments[0][3 * k : 3 * k + 3].flatten(), segments[1][k]])
         assert found[k].tolist() == [int((codes == q).sum()) for q in range(8)]

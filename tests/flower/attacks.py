@@ -10,10 +10,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from fedshift import Codec, Identity, pack
 from fedshift.flower import QuantizeMod
 from fedshift.flower.addon.arrays import KEY, enclose, to_params
 from fedshift.flower.testing import LocalGrid
+from tests.federations import forged
 from tests.flower.apps import client_app, model
 
 BAD = 3  # partition of the hostile node
@@ -38,13 +38,8 @@ def arrays(edit: Callable[[dict[str, Array]], dict[str, Array]]) -> Edit:
 
 
 def params(edit: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], **header: Any) -> Edit:
-    """A valid frame with other content."""
-
-    def change(content: RecordDict) -> None:
-        packed = pack(Codec(Identity()), edit(to_params(model())), **({"base": 1} | header))
-        content["arrays"] = ArrayRecord({KEY: enclose(packed)})
-
-    return change
+    """A valid frame with other content, or with other fields in its header."""
+    return frame(lambda data: forged(data, edit(to_params(model())), described=True, **header))
 
 
 def metrics(values: dict[str, Any]) -> Edit:
@@ -89,16 +84,21 @@ HEADERS = (
     b"{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,)}",
 )
 ATTACKS: dict[str, tuple[Edit, str]] = {
-    "truncated": (frame(lambda data: data[:-100]), "the length in its header"),
+    "truncated": (frame(lambda data: data[:-100]), "is incomplete"),
     "empty": (frame(lambda data: b""), "0 bytes are too few"),
     "flipped": (frame(lambda data: data[:90] + bytes([data[90] ^ 1]) + data[91:]), "checksum does not match"),
-    "another version": (frame(lambda data: data[:4] + b"\x02\x00" + data[6:]), "version 2"),
+    "another version": (frame(lambda data: data[:4] + b"\x01" + data[5:]), "version 1"),
     "no version": (frame(lambda data: b"GARB" + data[4:]), "begins with"),
-    "oversized": (frame(lambda data: data + bytes(10_000_000)), "the length in its header"),
+    "oversized": (frame(lambda data: data + bytes(10_000_000)), "checksum does not match"),
+    "another run": (params(lambda w: w, run=7), "belongs to run 0000000000000007, not "),
     "another round": (params(lambda w: w, base=7), "belongs to round 7, not 1"),
+    "another node": (params(lambda w: w, client=7), "belongs to client 7, not client "),
+    "no node": (params(lambda w: w, client=None), "belongs to no client, not client "),
+    "another layout": (frame(lambda data: forged(data, {"more": torch.zeros(1)})), "does not contain its layout"),
+    "no layout": (frame(lambda data: forged(data, to_params(model()))), "does not contain its layout"),
     "wrong shape": (params(lambda w: w | {"one.weight": torch.zeros(5, 8)}), "shape"),
     "wrong dtype": (params(lambda w: w | {"one.bias": torch.zeros(8, dtype=torch.int64)}), "dtype"),
-    "one tensor more": (params(lambda w: w | {"more": torch.zeros(1)}), "4 tensors, the model has 3"),
+    "one tensor more": (params(lambda w: w | {"more": torch.zeros(1)}), r"unexpected \['more'\]"),
     "another tensor": (params(lambda w: {"more": w["one.bias"]}), r"unexpected \['more'\]"),
     "plain, NaN": (arrays(lambda w: w | {"one.bias": raw([np.nan] * 8)}), "one.bias: contains NaN or infinity"),
     "plain, infinite": (arrays(lambda w: w | {"one.bias": raw([np.inf] * 8)}), "NaN or infinity"),

@@ -16,10 +16,10 @@ from tests.flower.left import alive
 pytestmark = pytest.mark.slow
 
 LIES = {  # in rounds 1, 2, ...: expected reasons
-    "truncated": "the length in its header",
+    "truncated": "the frame was damaged in transit or is incomplete",
     "nan": "one.bias: contains NaN or infinity",
     "wrong-shape": r"one.weight: shape \(30, 40\) instead of \(40, 30\)",
-    "oversized": "the frame has 50001232 bytes instead of ",
+    "oversized": "the checksum does not match",
     "unversioned": "the frame begins with b'GARB'",
     "huge": r"update norm \S+e\+\d+ is \S+ times the round's typical norm",
 }

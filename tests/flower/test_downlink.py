@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
+from fedshift.codecs.exact import EXACT
 from fedshift.flower.app.client_runner import HELD
-from fedshift.wire.writer import EXACT, size
+from fedshift.wire.writer import size
 from tests.federations import same, settings
 from tests.flower.experiments import grid_of, in_process, on_flower, plain
 from tests.test_downlink import LINKS, UP

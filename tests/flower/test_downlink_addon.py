@@ -8,11 +8,12 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from fedshift import Codec, Uniform
+from fedshift.codecs.exact import EXACT
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
 from fedshift.flower.addon.arrays import KEY, to_params
 from fedshift.flower.addon.outcome import NO_MOD
 from fedshift.flower.testing import LocalGrid
-from fedshift.wire.writer import EXACT, size
+from fedshift.wire.writer import size
 from tests.flower.apps import client_app, model, run
 from tests.flower.test_scaffold import controls, quadratic
 

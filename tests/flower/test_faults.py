@@ -16,8 +16,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.flower.addon.arrays import enclose
 from fedshift.flower.app.apps import client_app
 from fedshift.flower.testing import LocalGrid
-from fedshift.wire.writer import EXACT, pack
-from tests.federations import same, settings
+from tests.federations import forged, same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, on_flower, plain
 
 SENT = settings(algorithm={"name": "scaffold", "control": "sent"}, data={"clients": 5}, train={"rounds": 2})
@@ -64,32 +63,50 @@ def sealed(data: bytes) -> bytes:
     return data[:-4] + struct.pack("<I", zlib.crc32(data[:-4]))
 
 
-def of_round(number: int) -> Callable[[bytes], bytes]:
-    return lambda data: sealed(data[:24] + struct.pack("<I", number) + data[28:])
+def of_run(data: bytes) -> bytes:
+    return sealed(data[:6] + struct.pack("<Q", 7) + data[14:])
+
+
+def of_round(data: bytes) -> bytes:
+    return sealed(data[:14] + b"\x07" + data[15:])
+
+
+def of_client(data: bytes) -> bytes:
+    return sealed(data[:15] + b"\x03" + data[16:])  # a frame contains the number plus one
 
 
 def nan(data: bytes) -> bytes:
     return sealed(data[:-8] + struct.pack("<f", float("nan")) + data[-4:])
 
 
-def of_another_model(_: bytes) -> bytes:
-    return pack(EXACT, {"w": torch.zeros(3)}, base=1)
+def of_another_model(data: bytes) -> bytes:
+    return forged(data, {"w": torch.zeros(3)}, described=True)
+
+
+def of_another_layout(data: bytes) -> bytes:
+    return forged(data, {"w": torch.zeros(3)})
 
 
 def large(data: bytes) -> bytes:
-    return pack(EXACT, {f"w{i}": torch.zeros(10_000) for i in range(4)}, base=1)
+    return forged(data, {f"w{i}": torch.zeros(10_000) for i in range(4)}, described=True)
 
 
 HOSTILE: dict[str, tuple[Edit, str]] = {
-    "truncated": (frame(lambda data: data[:-9]), "the length in its header"),
+    "truncated": (frame(lambda data: data[:-9]), "is incomplete"),
     "empty": (frame(lambda data: b""), "too few for a frame"),
     "flipped": (frame(lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]), "the checksum does not match"),
     "not a number": (frame(nan), "contains NaN"),
-    "of another round": (frame(of_round(7)), "the upload belongs to round 7, not 1"),
-    "of another version": (frame(lambda data: sealed(data[:4] + b"\x09\x00" + data[6:])), "has version 9"),
+    "of another run": (frame(of_run), "the frame belongs to run 0000000000000007, not "),
+    "of another round": (frame(of_round), "the frame belongs to round 7, not 1"),
+    "of another client": (frame(of_client), "the frame belongs to client 2, not client 3"),
+    "of another version": (frame(lambda data: sealed(data[:4] + b"\x09" + data[5:])), "has version 9"),
+    "of another layout": (frame(of_another_layout), "names, shapes or dtypes of their tensors differ"),
     "of another model": (frame(of_another_model), "the frame has 1 tensors"),
     "oversized": (frame(large), "not the model's"),
-    "control truncated": (frame(lambda data: data[:50], f"{BAD}/second"), "the length in its header"),
+    "control truncated": (frame(lambda data: data[:50], f"{BAD}/second"), "is incomplete"),
+    "control of another run": (frame(of_run, f"{BAD}/second"), "the frame belongs to run 0000000000000007, not "),
+    "control of another round": (frame(of_round, f"{BAD}/second"), "the frame belongs to round 7, not 1"),
+    "control of another client": (frame(of_client, f"{BAD}/second"), "belongs to client 2, not client 3"),
     "control not a number": (frame(nan, f"{BAD}/second"), "contains NaN"),
     "control of another model": (frame(of_another_model, f"{BAD}/second"), "the frame has 1 tensors"),
     "plain array": (
@@ -140,14 +157,51 @@ def test_a_hostile_reply_does_not_change_the_result(name: str) -> None:
     assert same(run.state.out.control, reference.state.out.control)
 
 
+def recorded(experiment: Experiment) -> dict[str, dict[str, Array]]:
+    """Frames of an honest run by round, then by client."""
+    grid, seen = grid_of(experiment, experiment.data.clients), dict[str, dict[str, Array]]()
+
+    def watch(reply: Message) -> Message:
+        seen.setdefault(reply.metadata.group_id, {}).update(reply.content.array_records.get("frames", {}))
+        return reply
+
+    grid.tamper = watch
+    list(on_flower(experiment, grid))
+    return seen
+
+
+REPLAYS: dict[str, tuple[Experiment, int, str, str]] = {  # experiment, round and client of the frame, error
+    "run": (SENT.changed(seed=1), 2, str(BAD), "the frame belongs to run "),
+    "round": (SENT, 1, str(BAD), "the frame belongs to round 1, not 2"),
+    "client": (SENT, 2, "1", f"the frame belongs to client 1, not client {BAD}"),
+}
+
+
+@pytest.mark.parametrize("second", ["", "/second"], ids=["first", "second"])
+@pytest.mark.parametrize("other", REPLAYS)
+def test_a_replayed_frame_of_another_run_round_or_client_is_refused(other: str, second: str) -> None:
+    """Each is a valid frame of the same model."""
+    experiment, number, client, why = REPLAYS[other]
+    replayed = recorded(experiment)[str(number)][client + second].data
+    reference, expected = without(SENT, BAD, at=2)
+    run = on_flower(SENT, tampered(SENT, frame(lambda _: replayed, f"{BAD}{second}"), at=2))
+    outcomes = list(run)
+    assert [list(outcome.failed) for outcome in outcomes] == [[], [BAD]]
+    assert outcomes[1].failed[BAD].startswith(why)
+    assert [outcome._replace(failed={}) for outcome in plain(outcomes)] == expected
+    assert same(run.params, reference.params)
+    assert same(run.state.out.control, reference.state.out.control)
+
+
 def test_controls_that_add_up_to_infinity_are_refused() -> None:
     grid, control = grid_of(SENT, 5), in_process(SENT).state.out.control
-    huge = enclose(pack(EXACT, {name: torch.full(x.shape, 3e38) for name, x in control.items()}))
+    huge = {name: torch.full(x.shape, 3e38) for name, x in control.items()}
 
     def tamper(reply: Message) -> Message:
         if reply.metadata.group_id == "1":
-            arrays = dict(reply.content.array_records["frames"])
-            reply.content["frames"] = ArrayRecord({name: huge if "/" in name else x for name, x in arrays.items()})
+            frames = dict(reply.content.array_records["frames"])
+            seconds = {name: enclose(forged(x.data, huge)) for name, x in frames.items() if "/" in name}
+            reply.content["frames"] = ArrayRecord(frames | seconds)
         return reply
 
     grid.tamper = tamper

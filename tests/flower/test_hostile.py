@@ -12,12 +12,13 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from fedshift import Codec, KMeans, pack
+from fedshift import Codec, KMeans, header
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod
 from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
+from tests.federations import forged
 from tests.flower.apps import client_app, model, run, same
-from tests.flower.attacks import ATTACKS, BAD, Hostile, InOrder, edited, metrics, survivors
+from tests.flower.attacks import ATTACKS, BAD, Hostile, InOrder, edited, frame, in_order, metrics, survivors
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -29,6 +30,28 @@ def test_an_invalid_upload_is_left_out_and_logged_and_the_others_are_aggregated(
     assert re.search(why, strategy.rounds[0].failed[hostile.node]), strategy.rounds[0].failed
     assert f"the upload of node {hostile.node} is left out" in caplog.text
     assert same(after, survivors(FedShift(InOrder(fraction_evaluate=0.0)), None, rounds=1))
+
+
+@pytest.mark.parametrize("other", ["round", "node"])
+def test_a_replayed_frame_of_another_round_or_node_is_refused(other: str) -> None:
+    """Each is a valid frame of the same run, model and codec."""
+    seen: dict[tuple[int, int], bytes] = {}  # honest frames by round and node
+
+    def replay(reply: Message) -> Message:
+        node, data = reply.metadata.src_node_id, reply.content.array_records["arrays"][KEY].data
+        number = header(data).base
+        seen[number, node] = data
+        if (number, node) == (2, bad):
+            replayed = seen[(1, bad) if other == "round" else (2, first)]
+            reply.content["arrays"] = ArrayRecord({KEY: enclose(replayed)})
+        return reply
+
+    grid, strategy = LocalGrid(client_app([QuantizeMod(4)]), 6, seed=1), FedShift(InOrder(fraction_evaluate=0.0))
+    in_order(grid)
+    first, bad, grid.tamper = grid.node_of(0), grid.node_of(BAD), replay
+    strategy.start(grid, model(), num_rounds=2)
+    why = "round 1, not 2" if other == "round" else f"client {first}, not client {bad}"
+    assert [(x.used, x.failed) for x in strategy.rounds] == [(6, {}), (5, {bad: f"the frame belongs to {why}"})]
 
 
 def test_an_upload_that_is_lost_or_an_error_is_left_out_too() -> None:
@@ -104,11 +127,8 @@ def test_a_loss_that_is_a_weight_must_be_a_number(loss: float) -> None:
 def test_a_frame_of_a_bigger_codebook_or_other_codec_is_just_another_upload() -> None:
     """Clients choose their codec; the frame describes it."""
 
-    def change(content: RecordDict) -> None:
-        packed = pack(Codec(KMeans(2)), to_params(model()), base=1)
-        content["arrays"] = ArrayRecord({KEY: enclose(packed)})
-
     strategy = FedShift(InOrder(fraction_evaluate=0.0))
+    change = frame(lambda data: forged(data, to_params(model()), Codec(KMeans(2)), described=True))
     survivors(strategy, Hostile(edited(change)), rounds=1)
     assert strategy.rounds[0].failed == {}
     assert to_record(to_params(model())) == model()

@@ -13,12 +13,12 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from fedshift import Codec, Identity, pack
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod, correction
 from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
+from tests.federations import forged
 from tests.flower.apps import client_app, model, moved, run, same
-from tests.flower.attacks import BAD, Hostile, InOrder, edited, metrics, params, survivors
+from tests.flower.attacks import BAD, Hostile, InOrder, edited, frame, metrics, params, survivors
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
 
@@ -434,8 +434,10 @@ def test_what_a_reply_leaves_out_stays_as_it_was_sent(mods: Any) -> None:
 def test_what_cannot_be_cast_or_is_not_the_models_is_still_left_out(framed: bool, edit: Any, why: str) -> None:
     def change(content: RecordDict) -> None:
         w = edit(to_params(model()))
-        frame = {KEY: enclose(pack(Codec(Identity()), w, base=1))}
-        content["arrays"] = ArrayRecord(frame) if framed else to_record(w)
+        if framed:
+            frame(lambda data: forged(data, w, described=True))(content)
+        else:
+            content["arrays"] = to_record(w)
 
     strategy, hostile = FedShift(InOrder(fraction_evaluate=0.0)), Hostile(edited(change))
     survivors(strategy, hostile, rounds=1)

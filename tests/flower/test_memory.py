@@ -13,12 +13,13 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd
+from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd, header
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.addon.arrays import to_params, to_record
 from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
 from fedshift.flower.testing import LocalGrid
-from fedshift.rounds.uplink import named, send
+from fedshift.rounds.uplink import named, quantized, send
+from fedshift.wire.writer import Writer
 from tests.flower.apps import client_app, model, moved, run, same
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
@@ -135,8 +136,11 @@ def test_error_feedback_is_that_of_the_uplink(name: str, disk: bool, tmp_path: P
     start, error = to_params(model()), Params()
     for number in (1, 2, 3):
         w, _ = moved(start, 0, None)  # type: ignore[arg-type]
-        sent = send(uplink, w, start, error, list(w), number=number, examples=10, key=None)
-        assert sent.frame == seen[number - 1]
+        frame = seen[number - 1]
+        found, writer = header(frame), Writer(quantized(uplink, w), w, described=True)
+        assert (found.update, found.base, found.examples, found.reset, found.lossy) == (True, number, 10, False, True)
+        sent = send(uplink, w, start, error, list(w), found, None, writer)
+        assert sent.frame == frame
         start, error = sent.decoded, sent.error
 
 

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg
 
-from fedshift import Codec, Identity, pack
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod
-from fedshift.flower.addon.arrays import KEY, enclose, to_record
+from fedshift.flower.addon.arrays import to_record
 from fedshift.flower.testing import LocalGrid
+from tests.federations import forged
 from tests.flower.apps import client_app, model, run, same
-from tests.flower.attacks import BAD, Hostile, InOrder, edited, survivors
+from tests.flower.attacks import BAD, Hostile, InOrder, edited, frame, survivors
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -78,10 +78,8 @@ def test_an_update_that_becomes_infinite_on_its_base_is_left_out_alone() -> None
     def beyond(start: Any, client: int, context: Any) -> Any:
         return {"w": start["w"] + 1}, {"num-examples": 1}
 
-    def huge(content: RecordDict) -> None:
-        packed = pack(Codec(Identity()), {"w": torch.full((2, 2), 65504.0, dtype=torch.float16)}, base=1, update=True)
-        content["arrays"] = ArrayRecord({KEY: enclose(packed)})
-
+    largest = {"w": torch.full((2, 2), 65504.0, dtype=torch.float16)}
+    huge = frame(lambda data: forged(data, largest, described=True, update=True))
     strategy, hostile = FedShift(InOrder(fraction_evaluate=0.0)), Hostile(edited(huge))
     grid = LocalGrid(client_app([QuantizeMod(32, updates=True)], beyond), 6, seed=1, tamper=hostile)
     hostile.node = grid.node_of(BAD)

@@ -13,8 +13,8 @@ from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, Sca
 from fedshift.flower.addon.arrays import KEY, to_record
 from fedshift.flower.testing import LocalGrid
 from fedshift.rounds.uplink import named
-from fedshift.wire.frame import parse, records
-from fedshift.wire.registry import codec_of
+from fedshift.wire.frame import parse
+from fedshift.wire.plan import read_codecs
 from tests.flower.apps import client_app, moved, run
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 2}
@@ -39,7 +39,8 @@ def sent(
     strategy.start(grid, START, num_rounds=1, train_config=ConfigRecord(message or {}))
     assert strategy.rounds[0].used == 2
     opened = parse(seen[0])
-    return type(codec_of(records(opened, 1)[0][0]).quantizer), opened.header.update, len(seen[0])
+    (codec,) = read_codecs(opened.coding, 1)
+    return type(codec.quantizer), opened.header.update, len(seen[0])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Filter centring compared with no shift and the paper's shift, and uplinks on the paper's task, from records."""
+"""Filter centring, uplinks, other aggregation rules and server optimizers on the paper's task, from records."""
 
 from pathlib import Path
+from typing import Any
 
 from fedshift import Experiment
 from fedshift.experiment.toml import merge
@@ -8,9 +9,14 @@ from fedshift.paper import beyond
 from fedshift.paper.experiments import (
     BASE,
     EVERYTHING,
+    OPTIMIZERS,
+    RIVALS,
     Cell,
     all_quantized,
     contrasts,
+    optimizers,
+    rivals,
+    rivals_contrasts,
     settings,
     uplinks,
     with_uplink,
@@ -25,9 +31,8 @@ FEDAVG = contrasts()[0]
 
 
 def test_cells_of_a_contrast_differ_only_in_the_shift() -> None:
-    for contrast in contrasts():
-        cells = (contrast.plain, contrast.layer, contrast.filter)
-        experiments = [experiment(cell) for cell in cells]
+    for contrast in (*contrasts(), *rivals_contrasts()):
+        experiments = [experiment(cell) for cell in contrast.cells]
         shifts = [config.shift for config in experiments]
         assert [shift.on for shift in shifts] == [False, True, True]
         assert (shifts[1].per, shifts[2].per, shifts[2].share) == ("layer", "filter", 1.0)
@@ -114,3 +119,76 @@ def test_an_uplink_that_was_not_run_is_marked(tmp_path: Path) -> None:
     write(tmp_path, rows()[0].cell)
     line = beyond.uplinks_listing(rows()[2:3], read(tmp_path)).as_dicts()[0]
     assert (line["accuracy"], line["seeds"], line["GB up"]) == ("not run", "0", "")
+
+
+def test_rules_of_aggregation_differ_from_fedavg_only_in_the_algorithm() -> None:
+    found = rivals_contrasts()
+    assert [contrast.bits for contrast in found] == ["32+4"] * 4 + ["32+8"] * 4
+    for mean, *rules in (found[:4], found[4:]):
+        assert mean.label[0] == "FedAvg"
+        for (name, table), rule in zip(RIVALS.items(), rules, strict=True):
+            for ours, theirs in zip(rule.cells, mean.cells, strict=True):
+                check_algorithm(ours, theirs, name, table)
+
+
+def test_server_optimizers_differ_from_fedavg_only_in_the_algorithm() -> None:
+    fedavg, *others = optimizers()
+    assert experiment(fedavg).shift.on is False
+    for (name, table), cell in zip(OPTIMIZERS.items(), others, strict=True):
+        check_algorithm(cell, fedavg, name, table)
+
+
+def check_algorithm(ours: Cell, theirs: Cell, name: str, table: dict[str, Any]) -> None:
+    """Check that a cell has this algorithm, is named after it, and otherwise has the settings of another cell."""
+    cell, fedavg = experiment(ours), experiment(theirs)
+    assert cell.model_dump(exclude={"algorithm", "name"}) == fedavg.model_dump(exclude={"algorithm", "name"})
+    assert fedavg.algorithm.name == "fedavg"
+    assert {key: getattr(cell.algorithm, key) for key in table} == table
+    assert ours.name.partition("_")[::2] == (name, theirs.name.partition("_")[2])
+
+
+def test_only_the_selected_rules_and_optimizers_are_run() -> None:
+    def names(**changed: Any) -> list[str]:
+        return [cell.name for cell in rivals(EVERYTHING._replace(**changed))]
+
+    assert len(set(names())) == len(names()) == 3 * 2 * (1 + len(RIVALS)) + 1 + len(OPTIMIZERS)
+    assert names(bits=(8,), algorithms=("fedpaq",), shift="off") == [
+        "fedpaq_32+8",
+        "fedhq_32+8",
+        "agreement_32+8",
+        "grouped_32+8",
+    ]
+    assert names(algorithms=("fedavg",)) == ["fedavg_32+32", "fedadam_32+32", "fedyogi_32+32", "fedexp_32+32"]
+    assert names(bits=(5,), algorithms=("fedpaq",)) == names(algorithms=("fedavg",), shift="on") == []
+
+
+def test_a_rule_is_compared_with_itself_and_with_fedavg_with_the_same_shift(tmp_path: Path) -> None:
+    """Seeds 0 and 1 of FedAvg, seed 0 of FedHQ: only seed 0 is compared.
+
+    FedHQ gains 63 - 60 = 3 per layer; it is 60 - 58 = 2 above FedAvg without a shift, and 63 - 64 = -1 per layer.
+    """
+    mean, fedhq, *_ = rivals_contrasts()
+    for seed, (plain, layer) in enumerate([(0.58, 0.64), (0.70, 0.72)]):
+        write(tmp_path, mean.plain, plain, seed)
+        write(tmp_path, mean.layer, layer, seed)
+    write(tmp_path, fedhq.plain, 0.60)
+    write(tmp_path, fedhq.layer, 0.63)
+    table = beyond.rivals_listing(rivals_contrasts(), read(tmp_path))
+    start = ("FedAvg", "32+4", "2/2/0", "64.0 ± 8.5", "68.0 ± 5.7", "not run")
+    assert table.rows[0] == (*start, "+4.0 (+6.0, +2.0)", "", "")
+    start = ("FedHQ", "32+4", "1/1/0", "60.0", "63.0", "not run")
+    assert table.rows[1] == (*start, "+3.0", "", "+2.0 / -1.0 / not run")
+    start = ("FedHQ", "32+8", "0", "not run", "not run", "not run")
+    assert table.rows[5] == (*start, "", "", "not run / not run / not run")
+
+
+def test_server_optimizers_are_compared_with_fedavg(tmp_path: Path) -> None:
+    """FedAdam has 0.5 in rounds 1..20 and 0.72 afterwards: ten rounds reach 0.68 if nine have 0.72, at round 29."""
+    fedavg, fedadam, *_ = optimizers()
+    write(tmp_path, fedavg, 0.70)
+    write(tmp_path, fedavg, 0.60, 1)
+    write(tmp_path, fedadam, [0.5] * 20 + [0.72] * 780)
+    table = beyond.optimizers_listing(optimizers(), read(tmp_path))
+    assert table.rows[0] == ("FedAvg", "32+32", "2", "65.0 ± 7.1", "", "never")
+    assert table.rows[1] == ("FedAdam", "32+32", "1", "72.0", "+2.0", "29")
+    assert table.rows[2] == ("FedYogi", "32+32", "0", "not run", "", "not run")

@@ -1,5 +1,7 @@
 """Cells and their settings."""
 
+import tomllib
+
 import pytest
 
 from fedshift import Experiment
@@ -10,7 +12,6 @@ from fedshift.paper.experiments import (
     BASE,
     TABLES,
     CellChoice,
-    ablations,
     all_quantized,
     chosen,
     figures,
@@ -72,6 +73,9 @@ def test_cells_differ_from_the_preset_only_in_their_settings() -> None:
     assert experiment("fedpaq_4+4_filter").train.rounds == 200
     assert experiment("fedpaq_4+4_warmup").shift.warmup == 100
     assert experiment("fedpaq_32+4_updates").uplink.send == "updates"
+    assert experiment("grouped_32+4_filter").algorithm.args["exact"] == 0.75
+    fedyogi = experiment("fedyogi_32+32").algorithm
+    assert (fedyogi.name, fedyogi.args["lr"], fedyogi.args["tau"]) == ("fedyogi", 0.1, 0.01)
 
 
 def test_all_clients_of_fed_ef_have_feedback() -> None:
@@ -86,9 +90,16 @@ def test_feedback_changes_nothing_on_exact_uploads() -> None:
 
 
 def test_no_two_cells_are_the_same_experiment() -> None:
-    cells = {cell.name: cell for table in (table1, table2, ablations) for cell in table()}
+    cells = {cell.name: cell for table in TABLES.values() for cell in table()}
     assert len({identity(experiment(name)) for name in cells}) == len(cells)
     assert {cell.name for cell in figures()} < set(cells)
+
+
+def test_settings_of_a_record_identify_its_cell() -> None:
+    """A record has all arguments of its algorithm, a cell only those that it changes."""
+    for cell in {cell.name: cell for table in TABLES.values() for cell in table()}.values():
+        config = experiment(cell.name)
+        assert identity(Experiment(**tomllib.loads(config.toml()))) == identity(config), cell.name
 
 
 def test_names_of_runs_do_not_depend_on_other_runs() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.paper.experiments import mixed
+from fedshift.cli.paper_tables import Request
+from fedshift.paper.experiments import EVERYTHING, TABLES, mixed, rivals
 from fedshift.paper.publish import LAYER, publish, reduced
 from fedshift.paper.records import FinishedRun
 from tests.paper.written import write
@@ -90,6 +91,39 @@ def test_runs_with_a_published_record_are_skipped(tmp_path: Path) -> None:
     assert "Report: " not in done.stdout
 
 
+def test_rivals_are_printed_in_two_tables(tmp_path: Path) -> None:
+    """FedAvg's mean has 58 %, every other rule 60 %."""
+    mean, *others = rivals(EVERYTHING._replace(bits=(4,), shift="off"))
+    write(tmp_path, mean, 0.58)
+    for cell in others:
+        write(tmp_path, cell, 0.6)
+    flags = ["rivals", "--shift", "off", "--records", str(tmp_path)]
+    done = fedshift("paper", *flags, "--bits", "4")
+    assert done.exit_code == 0, done.output
+    titles = [line.strip() for line in done.stdout.splitlines() if "Beyond the paper: " in line]
+    assert titles == ["Beyond the paper: other aggregation rules", "Beyond the paper: server optimizers"]
+    assert "grouped averaging  32+4" in done.stdout
+    assert done.stdout.count("+2.0 / not run / not run") == 3
+    done = fedshift("paper", *flags, "--bits", "5")
+    assert done.exit_code == 0, done.output
+    assert "other aggregation rules" not in done.stdout
+    assert "FedExP" in done.stdout
+
+
+def test_an_estimate_of_rivals_trains_nothing(tmp_path: Path) -> None:
+    flags = ["--bits", "4", "--algorithms", "fedpaq", "--shift", "off", "--rounds", "2", "--estimate"]
+    done = fedshift("paper", "rivals", *flags, "--out", tmp_path / "runs", *SET)
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 runs are missing in " in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_tables_are_run_with_rivals_after_uplinks() -> None:
+    names = list(Request("all", EVERYTHING, 1, None).tables)
+    assert set(names) == set(TABLES)
+    assert names[names.index("uplinks") + 1] == "rivals"
+
+
 @pytest.mark.parametrize("flag", [("--rounds", "2"), ("--set", "train.lr=0.1")])
 def test_published_records_are_not_mixed_with_other_settings(tmp_path: Path, flag: tuple[str, str]) -> None:
     done = fedshift("paper", "table1", "--records", tmp_path, *flag)
@@ -117,6 +151,9 @@ def test_a_run_with_other_settings_is_rejected(ran: Path) -> None:
         (["table1", "--bits", "4", "9"], "--bits 9: must be among"),
         (["table1", "--algorithms", "fedsgd"], "--algorithms fedsgd: must be among"),
         (["table2", "--algorithms", "fedef"], "paper table2: no cell matches these"),
+        (["rivals", "--bits", "5", "--algorithms", "fedpaq"], "paper rivals: no cell matches these"),
+        (["rivals", "--algorithms", "fedhq"], "--algorithms fedhq: must be among fedavg, fedpaq"),
+        (["rivals", "--set", "algorithm.name=fedavg"], "--set algorithm.name: it is fixed by the table"),
         (["table1", "--set", "train.rounds=3"], "--set train.rounds: use --rounds instead"),
         (["table1", "--set", "shift.on=true"], "--set shift.on: it is fixed by the table"),
         (["table1", "--set", "sweep.seed=[3, 4]"], "--set sweep: the runs of a table of the paper are fixed"),

@@ -1,6 +1,6 @@
 """The paper's non-uniform quantizer (its Algorithm 1): a codebook of 2^bits means, and indices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ class KMeans(FixedWidth, number=2):
 
     exact: bool = False
     random: bool = False
+
+    @property
+    def encoders(self) -> tuple["KMeans", ...]:
+        return replace(self, random=True), replace(self, random=False)
 
     def width(self, n: int) -> int:
         return self.levels(n)

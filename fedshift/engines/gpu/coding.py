@@ -6,7 +6,6 @@ For the latter, and in rounds that check the estimate, frames are made to measur
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -15,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedshift.algorithms.base import defines, uses_travel
+from fedshift.algorithms.base import defines
 from fedshift.codecs.base import NOT_FINITE
 from fedshift.codecs.codec import Codec, counts
-from fedshift.codecs.exact import Cast
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.tree import over, take, tmap
 from fedshift.core.types import Decoded, Params
-from fedshift.data.cohorts import ROUNDING, travel
+from fedshift.data.cohorts import ROUNDING
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.uplink import (
     Uplink,
@@ -36,8 +35,8 @@ from fedshift.rounds.uplink import (
     split_memory,
 )
 from fedshift.rounds.upload_stats import drift, flat, histograms, stacked_relative_errors
-from fedshift.wire.reader import code_count
-from fedshift.wire.writer import EXACT, choose, known, pack, size
+from fedshift.wire.frame import Header, head
+from fedshift.wire.writer import FrameSize, Writer, chosen, prepared, size
 
 # statistics per client besides drifts: error, 1 if the change is finite, norms of update and of change, estimated bytes
 STATS = 5
@@ -58,12 +57,9 @@ class TrainedJob(NamedTuple):
         return base_of(self.job.rule, self.job.sent.params, task.trained)
 
 
-def trained_job(task: Task, job: Job, w: Params, memory: list[Params], rule_memory: Params) -> TrainedJob:
+def trained_job(job: Job, w: Params, memory: list[Params], rule_memory: Params, distance: Tensor) -> TrainedJob:
     """Messages of the clients of a job after training."""
     rule, sent = job.rule, job.sent
-    distance = torch.zeros(())
-    if uses_travel(rule):  # otherwise not computed: it waits for the device
-        distance = travel(job.plan, task.momentum).to(_device(w))
     upload = rule.message(w, sent, rule_memory, distance) if defines(rule, "message") else w
     sends = [True] * len(job.clients)
     if defines(rule, "sends"):
@@ -82,8 +78,8 @@ class CodedGroup(NamedTuple):
     arrived: Params  # decoded values of each quantized tensor
     failures: list[str]  # reason per client; '' if the message can be sent
     reach: list[dict[str, float]]  # largest magnitude of each tensor of u
-    length: int | None = None  # of each frame; None if it depends on the codes
-    estimate: Tensor | None = None  # (n,) estimated lengths, float64; None if the coder has no estimate
+    length: int | None = None  # of each frame, without its header; None if it depends on the codes
+    estimate: Tensor | None = None  # (n,) the same, estimated, float64; None if the coder has no estimate
 
 
 class DecodedJob(NamedTuple):
@@ -101,9 +97,9 @@ def uploads(task: Task, trained: Sequence[TrainedJob]) -> list[list[Upload]]:
     limits = torch.cat([_largest(part.u) for part in parts], dim=1).cpu()  # (tensors, clients)
     each = torch.split(limits, [len(part.rows) for part in parts], dim=1)
     parts = [_checked(task, part, part_limits) for part, part_limits in zip(parts, each, strict=True)]
-    for uplink in dict.fromkeys(part.uplink for part in parts):
-        places = [place for place, part in enumerate(parts) if part.uplink == uplink]
-        for place, coded in zip(places, _code(task, uplink, trained, [parts[place] for place in places]), strict=True):
+    for stack in dict.fromkeys(part.uplink.codec.stack for part in parts):
+        places = [place for place, part in enumerate(parts) if part.uplink.codec.stack == stack]
+        for place, coded in zip(places, _code(task, trained, [parts[place] for place in places]), strict=True):
             parts[place] = coded
     by_job = [[part for part in parts if part.owner == j] for j in range(len(trained))]
     arrived = [_arrived(task, stack, job_parts) for stack, job_parts in zip(trained, by_job, strict=True)]
@@ -147,9 +143,11 @@ def _errors(task: Task, w: Params, memories: Sequence[Params]) -> Params:
 def _checked(task: Task, part: CodedGroup, limits: Tensor) -> CodedGroup:
     """Record failures of clients whose message contains NaN or infinity, and replace the message by zeros."""
     failures = []
-    codecs = {name: choose(quantized(part.uplink, task.trained), name, x[0]) for name, x in part.u.items()}
+    codecs = chosen(quantized(part.uplink, task.trained), {name: x[0] for name, x in part.u.items()})
     for at, column in enumerate(limits.T.tolist()):
-        broken = (name for name, largest in zip(part.u, column, strict=True) if not largest <= _most(codecs[name]))
+        broken = (
+            name for name, largest in zip(part.u, column, strict=True) if not largest <= codecs[name].quantizer.most
+        )
         failures.append(next((f"{name}: {_refusal(codecs[name], part.u[name][at])}" for name in broken), ""))
     if any(failures):
         fine = torch.tensor([not failure for failure in failures], device=next(iter(part.u.values())).device)
@@ -170,12 +168,6 @@ def _largest(u: Params) -> Tensor:
     )
 
 
-def _most(codec: Codec) -> float:
-    """Largest magnitude that a codec accepts."""
-    quantizer = codec.quantizer
-    return torch.finfo(quantizer.dtype).max if isinstance(quantizer, Cast) else sys.float_info.max
-
-
 def _refusal(codec: Codec, x: Tensor) -> str:
     """Reason why the codec refuses a tensor."""
     if not codec.quantizer.lossy:
@@ -187,38 +179,49 @@ def _refusal(codec: Codec, x: Tensor) -> str:
     return NOT_FINITE
 
 
-def _code(task: Task, uplink: Uplink, trained: Sequence[TrainedJob], parts: Sequence[CodedGroup]) -> list[CodedGroup]:
-    """Encode and decode the messages of an uplink, of all jobs at once; set lengths of frames or their estimates."""
+def _code(task: Task, trained: Sequence[TrainedJob], parts: Sequence[CodedGroup]) -> list[CodedGroup]:
+    """Encode and decode messages whose codecs can be stacked, of all jobs at once; set lengths or their estimates."""
+    codecs = [chosen(quantized(part.uplink, task.trained), take(task.params, task.trained)) for part in parts]
+    scales = [prepared(chosen_codecs, part.u) for chosen_codecs, part in zip(codecs, parts, strict=True)]
     key = None
-    if uplink.codec.quantizer.random:
+    if parts[0].uplink.codec.random:
         key = torch.cat([rng.fold(trained[part.owner].job.plan.key[part.rows, 0], ROUNDING) for part in parts])
-    device, rows = parts[0].at.device, [len(part.rows) for part in parts]
-    key = None if key is None else key.to(device)
-    length, variable = known(quantized(uplink, task.trained), task.params)
-    estimate = torch.full((sum(rows),), float(length), dtype=torch.float64, device=device) if variable else None
+        key = key.to(parts[0].at.device)
+    sizes, rows = FrameSize(quantized(parts[0].uplink, task.trained), task.params), [len(part.rows) for part in parts]
+    buffers = {name: at for at, names in enumerate(sizes.variable) for name in names}
+    counted: dict[int, Tensor] = {}
     split: list[Params] = [{} for _ in parts]
-    for name in task.trained:  # one tensor at a time: its stack is large enough
-        x = task.params[name]
-        codec = choose(uplink.codec, name, x)
-        if not codec.quantizer.lossy and (estimate is None or name not in variable):
+    for name, codec in codecs[0].items():  # one tensor at a time: its stack is large enough
+        if not codec.quantizer.lossy and name not in buffers:
             continue
-        values, codes = code_tensor(codec, name, torch.cat([part.u[name] for part in parts]), key)
+        given = [found.get(own[name]) for found, own in zip(scales, codecs, strict=True)]
+        scale = None if given[0] is None else torch.cat([x for x in given if x is not None])
+        values, codes = code_tensor(codec, name, torch.cat([part.u[name] for part in parts]), key, scale)
         if codec.quantizer.lossy:
             for decoded, arrived in zip(split, torch.split(values, rows), strict=True):
                 decoded[name] = arrived
-        if estimate is not None and name in variable:
-            estimate = _longer(estimate, codec, codes, code_count(codec, x.dtype, x.shape)[1])
+        if name in buffers and task.params[name].numel():
+            at = buffers[name]
+            found = counts(codes, sum(rows), sizes.levels[at])
+            counted[at] = counted[at] + found if at in counted else found
+    estimate = _estimate(sizes, counted, sum(rows)) if sizes.variable else None
     each = [None] * len(parts) if estimate is None else torch.split(estimate, rows)
     return [
-        part._replace(arrived=arrived, length=None if variable else length, estimate=part_estimate)
+        part._replace(arrived=arrived, length=None if sizes.variable else sizes.fixed, estimate=part_estimate)
         for part, arrived, part_estimate in zip(parts, split, each, strict=True)
     ]
 
 
-def _longer(lengths: Tensor, codec: Codec, codes: Sequence[Tensor], bits: int) -> Tensor | None:
-    """Lengths (K,) of frames with the codes of one more tensor; None if the coder has no estimate."""
-    more = codec.coder.estimate(counts(codes, len(lengths), bits), bits)
-    return None if more is None else lengths + more
+def _estimate(sizes: FrameSize, counted: dict[int, Tensor], clients: int) -> Tensor | None:
+    """Estimated lengths (K,) of frames without their headers; None if a coder has no estimate."""
+    device = next(iter(counted.values())).device
+    total = torch.full((clients,), float(sizes.fixed), dtype=torch.float64, device=device)
+    for at, found in counted.items():
+        length = sizes.codecs[sizes.variable[at][0]].coder.estimate(found)
+        if length is None:
+            return None
+        total += length + 1 + sum((length >= 1 << bits).double() for bits in (7, 14, 21))  # the length as a varint
+    return total
 
 
 def _arrived(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> DecodedJob:
@@ -275,9 +278,7 @@ def _job(
                     norms=(update, 0.0),  # buffers do not change
                     estimate=estimate,
                 ),
-                second=Decoded(_row(arrived.second, i), size(EXACT, _row(arrived.second, i)), norms=(second, 0.0))
-                if arrived.second
-                else b"",
+                second=_second(_row(arrived.second, i), second, job.header(i)) if arrived.second else b"",
                 memory=join_memory(
                     tmap(torch.clone, _row(arrived.rule_memory, i)), errors if part.uplink.feedback else {}
                 ),
@@ -287,6 +288,10 @@ def _job(
                 histograms=histograms(u, errors, job.layers) if counted else (),
             )
     return [result[i] for i in range(len(job.clients))]
+
+
+def _second(content: Params, norm: float, header: Header) -> Decoded:
+    return Decoded(content, size(EXACT, content, header), norms=(norm, 0.0))
 
 
 def _decoded(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
@@ -317,14 +322,18 @@ def _row(params: Params, i: int) -> Params:
 
 def _lengths(task: Task, part: CodedGroup, job: Job, estimates: Sequence[int]) -> list[tuple[int, int | None]]:
     """Length of each frame, and its estimate or None; both are equal unless frames are made."""
+    headers = [job.header(i) for i in part.rows]
+    heads = [len(head(header)) for header in headers]
     if part.length is not None:
-        return [(part.length, None)] * len(part.rows)
+        return [(part.length + start, None) for start in heads]
+    estimates = [estimate + start for estimate, start in zip(estimates, heads, strict=True)]
     if part.estimate is not None and not job.frames:
         return [(estimate, estimate) for estimate in estimates]
-    codec, keys = quantized(part.uplink, task.trained), rng.fold(job.plan.key[part.rows, 0], ROUNDING).cpu()
+    keys = rng.fold(job.plan.key[part.rows, 0], ROUNDING).cpu()
+    writer = Writer(quantized(part.uplink, task.trained), tmap(lambda x: x[0], part.u))
 
     def framed(at: int) -> int:
-        return len(pack(codec, tmap(torch.Tensor.cpu, _row(part.u, at)), key=keys[at]))
+        return len(writer.pack(tmap(torch.Tensor.cpu, _row(part.u, at)), headers[at], keys[at]))
 
     with ThreadPoolExecutor(min(len(part.rows), os.cpu_count() or 1)) as pool:  # packing mostly releases the GIL
         lengths = list(pool.map(framed, range(len(part.rows))))

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from fedshift.algorithms.base import ClientRule, defines
+from fedshift.algorithms.base import ClientRule, defines, uses_travel
 from fedshift.core.tree import take
 from fedshift.core.types import Params
+from fedshift.data.cohorts import travel
 from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
 from fedshift.engines.gpu.stacked import stacked
 from fedshift.engines.gpu.steps import Steps
@@ -62,15 +64,19 @@ class Batched:
                 [self._rule_memory(job, memory) for memory in job_memories]
                 for job, job_memories in zip(alike, memories, strict=True)
             ]
+            distances = [self._travel(job) for job in alike]
             steps = self.steps.setdefault(rule, Steps(self.task, self.net, rule))
             try:
                 with torch.enable_grad():
                     weights = steps.train(alike, rule_memories)
             except Exception as problem:
                 raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
-            for place, job, w, memory, rows in zip(places, alike, weights, memories, rule_memories, strict=True):
-                stack = {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
-                trained[place] = trained_job(self.task, job, w, memory, stack)
+            stacks = [
+                {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
+                for rows in rule_memories
+            ]
+            for place, *job in zip(places, alike, weights, memories, stacks, distances, strict=True):
+                trained[place] = trained_job(*job)
         return [trained[place] for place in range(len(jobs))]
 
     def _uploads(self, trained: Sequence[TrainedJob], begin: float) -> list[list[Upload]]:
@@ -84,6 +90,10 @@ class Batched:
     def _wait(self) -> None:
         if self.home.type == "cuda":
             torch.cuda.synchronize()
+
+    def _travel(self, job: Job) -> Tensor:
+        """`travel` of each client (K,), or () without use; before training, because it waits for the device."""
+        return travel(job.plan, self.task.momentum).to(self.home) if uses_travel(job.rule) else torch.zeros(())
 
     def _rule_memory(self, job: Job, memory: Params) -> Params:
         """The rule's part of a client's memory, or its initial memory, after the broadcast was received."""

@@ -20,7 +20,7 @@ from fedshift.codecs.base import finite
 from fedshift.codecs.codec import Codec
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.wire.frame import WireError, parse, records
+from fedshift.wire.frame import ParsedFrame, TensorLayout, WireError, parse, read_layout
 from fedshift.wire.registry import DTYPES
 from fedshift.wire.writer import pack, unpack
 
@@ -88,7 +88,13 @@ def coded(record: ArrayRecord, codec: Codec, number: int) -> tuple[ArrayRecord, 
     ({'w': tensor([[0., 0., 1.]])}, ['fedshift'])
     """
     params = to_params(record)
-    frame = pack(dict.fromkeys(quantizable(params), codec), params, base=number, key=rng.key(0, "downlink", number))
+    frame = pack(
+        dict.fromkeys(quantizable(params), codec),
+        params,
+        base=number,
+        described=True,
+        key=rng.key(0, "downlink", number),
+    )
     content = ArrayRecord({KEY: enclose(frame)})
     return content, decoded(content)
 
@@ -106,9 +112,14 @@ def quantizable(params: Params, exact: Sequence[str] = BUFFERS) -> list[str]:
 
 def layout(frame: bytes) -> Params:
     """Empty tensors with the names, shapes and dtypes of a trusted frame."""
-    opened = parse(frame)
-    found, _ = records(opened, opened.tensors)
-    return {record.name: torch.empty(record.shape, dtype=DTYPES[record.dtype]) for record in found}
+    return {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, dtype, shape in tensors(parse(frame))}
+
+
+def tensors(frame: ParsedFrame) -> list[TensorLayout]:
+    """Layout of a frame, which must contain it: nodes may return some tensors only, or in other dtypes."""
+    if frame.described is None:
+        raise WireError("the frame does not contain its layout")
+    return read_layout(frame.described)
 
 
 def only(message: Message, kind: type[Record]) -> tuple[str, Record]:
@@ -159,12 +170,11 @@ def as_model(params: Params, model: Params) -> Params:
 
 def described(frame: bytes, model: Params) -> Params:
     """Return the model's tensors that a frame contains, in the floating dtypes of the frame."""
-    opened = parse(frame)
-    found, _ = records(opened, min(opened.tensors, len(model)))
-    unknown = [record.name for record in found if record.name not in model]
+    found = tensors(parse(frame))
+    unknown = [tensor.name for tensor in found if tensor.name not in model]
     if unknown or not found:
         raise WireError(f"the frame's tensors do not match the model: {_unexpected(unknown)}")
-    dtypes = {record.name: DTYPES.get(record.dtype, model[record.name].dtype) for record in found}
+    dtypes = {name: DTYPES.get(dtype, model[name].dtype) for name, dtype, _ in found}
     return {
         name: x.to(dtypes[name]) if x.is_floating_point() and dtypes[name].is_floating_point else x
         for name, x in model.items()

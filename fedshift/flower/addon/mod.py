@@ -12,7 +12,8 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from fedshift.codecs import Cast, Codec, KMeans, Step, Ternary
+from fedshift.codecs import Cast, Codec, KMeans
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.flower.addon.arrays import (
@@ -29,9 +30,10 @@ from fedshift.flower.addon.arrays import (
     unpacked,
 )
 from fedshift.flower.addon.memory import NodeMemory, RoundInfo
-from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, send
+from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, quantized, send
 from fedshift.rounds.uplinks import UPLINKS
-from fedshift.wire.writer import EXACT
+from fedshift.wire.frame import Header
+from fedshift.wire.writer import Writer
 
 WRONG_ORDER = (
     "the clients' mods are in the wrong order; QuantizeMod must be the first: "
@@ -123,10 +125,16 @@ class QuantizeMod:
             start,
             {n: e for n, e in errors.items() if n in w},
             self.coded(w),
-            number=info.number,
-            examples=example_count(metrics.get("num-examples")),
-            key=self.key(context, info.number) if uplink.codec.quantizer.random else None,
-            reset=lost,
+            Header(
+                uplink.update,
+                info.number,
+                example_count(metrics.get("num-examples")),
+                reset=lost,
+                run=message.metadata.run_id,
+                client=message.metadata.dst_node_id,
+            ),
+            self.key(context, info.number) if uplink.codec.random else None,
+            Writer(quantized(uplink, self.coded(w)), w, described=True),
         )
         if uplink.feedback:  # keep the errors of tensors that were not sent
             errors = {n: e for n, e in errors.items() if n not in w} | sent.error
@@ -180,14 +188,14 @@ class QuantizeMod:
         codec, quantizer, bits = self.codec, self.codec.quantizer, self.bits if bits is None else bits
         if bits == 32:
             codec = Codec(EXACT.quantizer, codec.coder)
-        elif bits == 16 and quantizer.bits != 16:
+        elif bits == 16 and codec.bits != 16:
             codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
         elif bits is not None and bits != 16:
-            settable = any(field.name == "bits" for field in dataclasses.fields(quantizer))  # type: ignore[arg-type]
-            if not settable or isinstance(quantizer, Step | Ternary):
+            try:
+                codec = dataclasses.replace(codec, quantizer=quantizer.with_bits(bits))
+            except ValueError as problem:
                 allowed = f"16, 32, or an uplink ({', '.join(UPLINKS)})"
-                raise ValueError(f"{where}: {quantizer} cannot have {bits} bits; allowed are {allowed}")
-            codec = dataclasses.replace(codec, quantizer=dataclasses.replace(quantizer, bits=bits))  # type: ignore[type-var]
+                raise ValueError(f"{where}: {problem}; allowed are {allowed}") from None
         return Uplink(codec, self.updates, self.error_feedback)
 
     def coded(self, w: Params) -> list[str]:

@@ -16,10 +16,9 @@ from fedshift.codecs.base import finite
 from fedshift.core.names import printable
 from fedshift.core.tree import norm
 from fedshift.core.types import Params
-from fedshift.flower.addon.arrays import BUFFERS, as_model, checked, described, frame_of, only, to_record
+from fedshift.flower.addon.arrays import BUFFERS, as_model, checked, described, frame_of, only, tensors, to_record
 from fedshift.rounds.uplink import read
-from fedshift.wire.frame import Header, WireError
-from fedshift.wire.writer import header
+from fedshift.wire.frame import Header, WireError, parse
 
 RAISED = "Exception ClientAppException occurred. Message:"  # Flower's prefix for the message of an exception
 MAX_REASON = 500  # maximum number of characters of a reason
@@ -85,9 +84,7 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
     name, record = only(reply, ArrayRecord)
     weight, bytes_up = weight_of(reply, key), sum(len(array.data) for array in record.values())
     frame = frame_of(record)
-    head = header(frame) if frame is not None else Header()
-    if frame is not None and head.base != number:
-        raise WireError(f"the upload belongs to round {head.base}, not {number}")
+    head = Header() if frame is None else _checked_header(frame, reply, number)
     start, decoded = _decoded(record, frame, list(sent))
     if broken := [n for n, x in decoded.items() if head.update and x.is_floating_point() and not finite(x)]:
         raise WireError(f"{broken[0]}: is infinite after adding the update")
@@ -108,6 +105,14 @@ def opened(reply: Message, sent: Iterable[Params], number: int, key: str | None)
         {n: x for n, x in whole.items() if not x.is_floating_point()},
         frame,
     )
+
+
+def _checked_header(frame: bytes, reply: Message, number: int) -> Header:
+    """Header of a frame; WireError if it is not of this reply's run, round and node, or without its layout."""
+    parsed = parse(frame)
+    parsed.header.check(reply.metadata.run_id, number, reply.metadata.src_node_id)
+    tensors(parsed)
+    return parsed.header
 
 
 def _decoded(record: ArrayRecord, frame: bytes | None, sent: Sequence[Params]) -> tuple[Params, Params]:

@@ -14,16 +14,14 @@ from torch import Tensor, nn
 
 from fedshift.algorithms import Filters, Shift, filters
 from fedshift.algorithms.weights import all_names, likely_filters
-from fedshift.codecs import Codec, KMeans
-from fedshift.codecs.base import Side, ends
+from fedshift.codecs.base import ends
+from fedshift.codecs.codec import Codec, Coded
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.flower.addon.arrays import described
-from fedshift.wire.frame import parse, records
+from fedshift.flower.addon.arrays import described, layout
+from fedshift.wire.frame import parse
+from fedshift.wire.plan import read_codecs
 from fedshift.wire.reader import Part, Reader
-from fedshift.wire.registry import codec_of
-
-Coded = list[tuple[Tensor, Side]]  # codes and side data of each segment
 
 
 def check_module(module: object, tensors: object) -> None:
@@ -96,8 +94,8 @@ class ArrivedUpload:
         self.lossy: dict[str, Codec] = {}  # codecs by name, for arrays to compare after quantization
         if frame is not None:
             parsed = parse(frame)
-            found = [] if parsed.header.update else records(parsed, parsed.tensors)[0]  # a zero update is exact
-            codecs = {record.name: codec_of(record) for record in found}
+            names = [] if parsed.header.update else [*layout(frame)]  # a zero update is exact
+            codecs = dict(zip(names, read_codecs(parsed.coding, len(names)), strict=True)) if names else {}
             self.lossy = {name: codec for name, codec in codecs.items() if codec.quantizer.lossy}
 
     @cached_property
@@ -113,7 +111,8 @@ class ArrivedUpload:
             return False
         if name not in self.lossy:
             return True
-        for codec in _roundings(self.lossy[name]):
+        codecs = [replace(self.lossy[name], quantizer=encoder) for encoder in self.lossy[name].quantizer.encoders]
+        for codec in codecs:
             key = id(self.sent), name, codec
             try:
                 if key not in known:
@@ -141,19 +140,11 @@ def changed(names: Sequence[str], uploads: Sequence[ArrivedUpload]) -> list[str]
     return found
 
 
-def _roundings(codec: Codec) -> list[Codec]:
-    """Codecs that may have encoded a frame, which does not record whether K-means rounding was random."""
-    quantizer = codec.quantizer
-    if not isinstance(quantizer, KMeans):
-        return [codec]
-    return [replace(codec, quantizer=replace(quantizer, random=random)) for random in (True, False)]
-
-
 def _same(coded: Coded, part: Part, codec: Codec, decoded: Tensor) -> bool:
     """True if a part of a frame contains the encoded tensor."""
-    sides = [side for _, side in coded if side.numel()]
+    sides = [side for _, side in coded.parts if side.numel()]
     if len(sides) != len(part.sides) or not all(map(torch.equal, sides, part.sides)):
         return False
-    if codec.quantizer.random or isinstance(codec.quantizer, KMeans):
+    if any(encoder.random for encoder in codec.quantizer.encoders):
         return True  # the codes may differ: random rounding, or values halfway between two means
     return torch.equal(codec.decode(coded, 1, decoded.shape)[0].to(decoded.dtype), decoded)

@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fedshift.codecs.exact import EXACT
 from fedshift.core.tree import take
 from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
@@ -18,7 +19,7 @@ from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TrainRe
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import received, remembers
-from fedshift.wire.writer import EXACT, pack, unpack
+from fedshift.wire.writer import pack, unpack
 
 HELD = "fedshift/broadcast"  # in the node's state: the last broadcast, by its round
 
@@ -96,6 +97,7 @@ class ClientRunner:
             uplinks=[uplink],
             layers=fed.layers,
             histograms=request.histograms,
+            run=fed.run,
         )
         try:
             upload = self.client.train(job, 0, start, recalled.lost)

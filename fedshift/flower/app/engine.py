@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedshift.algorithms.base import defines
+from fedshift.codecs.exact import EXACT
 from fedshift.core.types import CPU, Params
 from fedshift.engines.sequential import Sequential
 from fedshift.flower.addon.arrays import CONTROL, FRAME, KEY, enclose
@@ -23,7 +24,7 @@ from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import NODE, remembers
 from fedshift.wire.frame import WireError
-from fedshift.wire.writer import EXACT, header, pack
+from fedshift.wire.writer import header, pack
 
 ROUND = f"{NODE}round"  # key in the run's memory of a client: round of its last accepted upload
 TIMEOUT, WAIT = 3600.0, 600.0  # seconds, for the replies of a round and for nodes to connect
@@ -85,7 +86,9 @@ class Flower:
     def _messages(self, job: Job, at: dict[int, int], parts: int) -> list[Message]:
         """Return one message per node; all share the same array objects, so that Flower transfers them once."""
         arrays, messages = self._broadcasts(job), list[Message]()
-        control = {CONTROL: ArrayRecord({KEY: enclose(pack(EXACT, job.sent.control))})} if job.sent.control else {}
+        control = {}
+        if job.sent.control:
+            control[CONTROL] = ArrayRecord({KEY: enclose(self._exact(job, job.sent.control))})
         for part in sorted({client % parts for client in job.clients} & at.keys()):
             clients = [client for client in job.clients if client % parts == part]
             base = self.held.get(part, 0)
@@ -105,9 +108,12 @@ class Flower:
             messages.append(Message(content, at[part], TRAIN, group_id=str(job.number)))
         return messages
 
+    def _exact(self, job: Job, params: Params) -> bytes:
+        return pack(EXACT, params, base=job.number, run=job.run)
+
     def _broadcasts(self, job: Job) -> dict[int, ArrayRecord]:
         """Arrays for nodes by the round of the broadcast that they hold; 0 for nodes that hold none."""
-        whole = pack(EXACT, job.sent.params)
+        whole = self._exact(job, job.sent.params)
         if job.broadcast is None or not header(job.broadcast).update:
             return {0: ArrayRecord({KEY: enclose(job.broadcast or whole)})}
         self.frames[job.number] = job.broadcast
@@ -140,8 +146,7 @@ class Flower:
             frame = _frame(reply, str(client))
             second = _frame(reply, f"{client}{SECOND}") if defines(job.rule, "second") else b""
             head = header(frame)
-            if head.base != job.number:
-                raise WireError(f"the upload belongs to round {head.base}, not {job.number}")
+            head.check(job.run, job.number, client)
         except KeyError as missing:
             return failed(client, f"its node's reply lacks {missing}")
         except (ValueError, TypeError) as problem:

@@ -5,13 +5,12 @@ Models and uploads are sent as arrays in the same messages. The memory of client
 
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord
 
-from fedshift.experiment.settings import Experiment
+from fedshift.experiment.settings import Experiment, run_number
 from fedshift.flower.addon.replies import brief
 from fedshift.rounds.engine import Histogram, Upload
 from fedshift.rounds.upload_stats import BINS
@@ -44,12 +43,8 @@ class TrainRequest(NamedTuple):
 
 
 def digest(experiment: Experiment) -> str:
-    """Checksum of the settings that must be equal on server and nodes, without folders and names of user objects."""
-    settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
-    settings["data"].pop("name")
-    for key in ("rounds", "loss", "metric", "goal"):
-        settings["train"].pop(key, None)
-    return f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"
+    """Checksum of the settings that must be equal on server and nodes."""
+    return f"{run_number(experiment):016x}"
 
 
 def report(upload: Upload) -> str:

@@ -184,7 +184,7 @@ def _without(prefixes: tuple[str, ...], line: SeedLine) -> str:
 
 
 def _least(line: SeedLine) -> int:
-    return min(group.uplink.codec.quantizer.bits for group in links(line.experiment)[0])
+    return min(group.uplink.codec.bits for group in links(line.experiment)[0])
 
 
 def _distinct(panels: Iterable[ShiftPanel]) -> list[FinishedRun]:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from fedshift.codecs.exact import EXACT as AS_IT_IS
 from fedshift.experiment.links import links
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.settings import Experiment
 from fedshift.models import PaperCNN
 from fedshift.paper.figures.style import EXACT, INFERIOR, PAGE, SHIFTED, SMALL, SUPERIOR, DrawnFigure, sheet
 from fedshift.rounds.uplink import Uplink
-from fedshift.wire.writer import EXACT as AS_IT_IS
 from fedshift.wire.writer import size
 
 WIDE, HIGH = 100, 38  # units of the drawing
@@ -27,7 +27,7 @@ class Side(NamedTuple):
 
     @property
     def bits(self) -> int:
-        return self.uplink.codec.quantizer.bits
+        return self.uplink.codec.bits
 
 
 class System(NamedTuple):

@@ -12,9 +12,11 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from fedshift import Codec, Identity, Params, pack
+from fedshift import Params, header
+from fedshift.codecs.exact import EXACT
 from fedshift.flower import QuantizeMod, introduce
 from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
+from fedshift.wire.writer import Writer
 
 PATIENCE = 900.0  # seconds until a waiting client continues by itself
 
@@ -37,22 +39,27 @@ def lie(message: Message, context: Context, call_next: ClientAppCallable) -> Mes
         frame = reply.content["arrays"][KEY].data  # type: ignore[union-attr]
         arrays = message.content["arrays"]
         assert isinstance(arrays, ArrayRecord)
-        reply.content["arrays"] = lied(lies[number - 1], frame, to_params(arrays), number)
+        reply.content["arrays"] = lied(lies[number - 1], frame, to_params(arrays))
     return reply
 
 
-def lied(lie: str, frame: bytes, sent: Params, number: int) -> ArrayRecord:
+def lied(lie: str, frame: bytes, sent: Params) -> ArrayRecord:
     if lie == "nan":
         return to_record(sent | {"one.bias": torch.full_like(sent["one.bias"], torch.nan)})
     huge = {name: torch.full_like(x, 3e38) for name, x in sent.items()}
     changed = {
-        "huge": lambda: pack(Codec(Identity()), huge, base=number),
+        "huge": lambda: exact(huge, frame),
         "truncated": lambda: frame[:-100],
         "oversized": lambda: frame + bytes(50_000_000),
         "unversioned": lambda: b"GARB" + frame[4:],
-        "wrong-shape": lambda: pack(Codec(Identity()), sent | {"one.weight": sent["one.weight"].T}, base=number),
+        "wrong-shape": lambda: exact(sent | {"one.weight": sent["one.weight"].T}, frame),
     }
     return ArrayRecord({KEY: enclose(changed[lie]())})
+
+
+def exact(params: Params, frame: bytes) -> bytes:
+    """Frame of these tensors with the header of the honest one."""
+    return Writer(EXACT, params, described=True).pack(params, header(frame))
 
 
 app = introduce(ClientApp(mods=[lie, quantize]))

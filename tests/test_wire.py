@@ -37,10 +37,10 @@ from fedshift import (
     size,
     unpack,
 )
+from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.models import PaperCNN
 from fedshift.wire.frame import Cursor, parse, varint
-from fedshift.wire.registry import EXACT
 
 KEY = rng.key(0, "test")
 RUN = 0x0123456789ABCDEF

@@ -33,6 +33,7 @@ from fedshift import (
     pack,
     unpack,
 )
+from fedshift.codecs import QSGD, FixedCode, Hadamard, Normal, Sign, TopK
 from fedshift.codecs.base import Coder, Quantizer
 from fedshift.core import rng
 from fedshift.wire.frame import Cursor, parse, varint
@@ -64,6 +65,8 @@ def seeds(params: Params) -> list[bytes]:
     quantizers: list[Quantizer] = [Uniform(1), Uniform(4), Uniform(8), KMeans(2), KMeans(4), KMeans(8), Stochastic(3)]
     quantizers += [Step(), Step(5), Ternary()]
     quantizers += [Identity(), Cast("float16"), Cast("bfloat16")]
+    quantizers += [QSGD(1), QSGD(7, norm="max"), Sign(), Normal(2), FixedCode(4)]
+    quantizers += [TopK(KMeans(2), 0.3), TopK(Uniform(4), 0.3), TopK(QSGD(3), 0.3)]
     quantizers += [Ends(), Whole(16), Whole(11)]
     frames = []
     for quantizer in quantizers:
@@ -75,6 +78,7 @@ def seeds(params: Params) -> list[bytes]:
         frames.append(pack(everything, params, key=KEY, update=True, base=300, client=7, examples=600, run=1 << 60))
         if not quantizer.plain:
             frames.append(pack(Codec(quantizer, Range(), PerBlock(7), Mirror()), params, key=KEY))
+            frames.append(pack(Codec(quantizer, transform=Hadamard()), params, key=KEY))
     mixed = {"a.*": Codec(Step(), Range(), min_axes=1), "half": Codec(KMeans(2), Zstd()), "b.*": Codec(Step(), Range())}
     frames += [pack(mixed, params, described=described, client=0) for described in (False, True)]
     return frames

@@ -247,7 +247,7 @@ def as_dtype(values: Array, dtype: int) -> Array:
     if values.dtype == stored or stored.kind == "f":
         return values.astype(stored)
     if dtype == BOOL:
-        return values >= 0.5
+        return np.asarray(values >= 0.5)
     info = np.iinfo(stored)
     return np.clip(np.rint(values.astype(np.float64)), max(info.min, -WHOLE), min(info.max, WHOLE)).astype(stored)
 

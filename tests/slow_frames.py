@@ -31,32 +31,28 @@ from fedshift import (
     unpack,
 )
 from fedshift.codecs.base import Coder, Quantizer
-from fedshift.codecs.bitpack import BitPack
+from fedshift.codecs.bitpack import BitPack, bits_for
 from fedshift.codecs.entropy import PLAIN, WHOLE, _frequency, _model, _scaled, _table
 from fedshift.models import MLP, PaperCNN
-from fedshift.wire.frame import Header, TensorRecord, build, describe
-from fedshift.wire.reader import code_count, side_numbers
-from fedshift.wire.registry import numbers_of
+from fedshift.wire.frame import Header, build, describe
+from fedshift.wire.plan import layout, plan
 
-Coded = Callable[[int, int], bytes]  # number of codes, bits per code -> bytes of codes in a frame
+Coded = Callable[[int, int], bytes]  # number of codes, their levels -> bytes of codes in a frame
 
 RAW, RLE, COMPRESSED = 0, 1, 2  # blocks of Zstandard
 
 
 def frame_of(like: Params, codec: Codec, coded: Coded, side: float = 1.0) -> bytes:
-    """A frame with the codes `coded(n, bits)`, which its coder may never write."""
-    records, buffers = [], []
-    for name, x in like.items():
-        n, bits = code_count(codec, x.dtype, x.shape)
-        codes = coded(n, bits)
-        records.append(TensorRecord(name, tuple(x.shape), *numbers_of(codec, x.dtype), codes=len(codes)))
-        sides = np.full(side_numbers(codec, x.shape), side, "<f4")
-        buffers += [sides.tobytes(), codes]
-    return build(Header(lossy=codec.quantizer.lossy), len(records), describe(records), buffers)
+    """A frame with the codes `coded(n, levels)`, which its coder may never write."""
+    made = plan(dict.fromkeys(like, codec), like)
+    sides = [np.full(place.side // 4, side, "<f4").tobytes() for place in made.places]
+    codes = [coded(buffer.total, buffer.levels) for buffer in made.buffers]
+    lengths = made.lengths([len(data) for data in codes])
+    return build(Header(lossy=made.lossy), describe(layout(like)), made.coding, [lengths, *sides, *codes])
 
 
-def packed(n: int, bits: int) -> bytes:
-    return bytes(BitPack().size(n, bits))
+def packed(n: int, levels: int) -> bytes:
+    return bytes(BitPack().size(n, levels))
 
 
 def zstd(content: int, blocks: Iterable[tuple[int, int, bytes]]) -> bytes:
@@ -70,25 +66,25 @@ def zstd(content: int, blocks: Iterable[tuple[int, int, bytes]]) -> bytes:
     return bytes(frame + end)
 
 
-def content(n: int, bits: int) -> int:
-    return BitPack().size(n, bits if 8 % bits == 0 else 8)
+def content(n: int, levels: int) -> int:
+    return BitPack().size(n, levels if 8 % bits_for(levels) == 0 else 256)
 
 
-def empty_blocks(n: int, bits: int, each: int = 16) -> bytes:
+def empty_blocks(n: int, levels: int, each: int = 16) -> bytes:
     """An empty block after every sixteen bytes."""
-    size = content(n, bits)
+    size = content(n, levels)
     return zstd(size, ((RAW, len(b), b) for at in range(0, size, each) for b in (bytes(min(each, size - at)), b"")))
 
 
-def short_blocks(n: int, bits: int, each: int = 1) -> bytes:
+def short_blocks(n: int, levels: int, each: int = 1) -> bytes:
     """Blocks of `each` bytes."""
-    size = content(n, bits)
+    size = content(n, levels)
     return zstd(size, ((RLE, min(each, size - at), b"\0") for at in range(0, size, each)))
 
 
-def tables(n: int, bits: int) -> bytes:
+def tables(n: int, levels: int) -> bytes:
     """Short compressed blocks, each with its Huffman and FSE tables."""
-    size = content(n, bits)
+    size = content(n, levels)
     draw = np.random.default_rng(0)
     sample = bytes(draw.integers(0, 4, 600, np.uint8))
     best = zstandard.ZstdCompressor(level=19).compress(sample)
@@ -100,32 +96,32 @@ def tables(n: int, bits: int) -> bytes:
     return zstd(size, [block] * whole + ([(RAW, rest, bytes(rest))] if rest or not whole else []))
 
 
-def one_code(n: int, bits: int, level: int, others: int) -> bytes:
-    """The same code repeatedly, coded one by one, with a table of these levels; as bytes, 0.747."""
-    code = min(2**bits - 1, 0x3F)
-    levels = np.full(2**bits, others)
-    levels[code] = level
+def one_code(n: int, levels: int, step: int, others: int) -> bytes:
+    """The same code repeatedly, coded one by one, with a table of these steps; as bytes, 0.747."""
+    code = min(levels - 1, 0x3F)
+    steps = np.full(levels, others)
+    steps[code] = step
     stack = constriction.stream.stack.AnsCoder(np.array([WHOLE], np.uint32))
-    stack.encode_reverse(np.full(n, code, np.int32), _model(_scaled(_frequency(levels))))
-    return bytes([PLAIN]) + _table(levels) + bytes(stack.get_compressed().astype("<u4").tobytes()).rstrip(b"\0")
+    stack.encode_reverse(np.full(n, code, np.int32), _model(_scaled(_frequency(steps))))
+    return bytes([PLAIN]) + _table(steps) + bytes(stack.get_compressed().astype("<u4").tobytes()).rstrip(b"\0")
 
 
-def rarest(n: int, bits: int) -> bytes:
-    return one_code(n, bits, 1, 224)
+def rarest(n: int, levels: int) -> bytes:
+    return one_code(n, levels, 1, 224)
 
 
-def certain(n: int, bits: int) -> bytes:
-    return one_code(n, bits, 224, 1)
+def certain(n: int, levels: int) -> bytes:
+    return one_code(n, levels, 224, 1)
 
 
-def gaps(n: int, bits: int) -> bytes:
+def gaps(n: int, levels: int) -> bytes:
     """As many gaps as the range coder accepts, with every code in use."""
-    codes = torch.full((n,), min(2**bits - 1, 0x3F), dtype=torch.uint8)
-    codes[2::3] = torch.arange(len(codes[2::3])) % 2**bits
-    return Range().encode(codes, bits)
+    codes = torch.full((n,), min(levels - 1, 0x3F), dtype=torch.uint8)
+    codes[2::3] = torch.arange(len(codes[2::3])) % levels
+    return Range().encode(codes, levels)
 
 
-def denormal(n: int, bits: int) -> bytes:
+def denormal(n: int, levels: int) -> bytes:
     return np.full(n // 4, 1, "<u4").tobytes()
 
 

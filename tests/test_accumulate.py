@@ -133,7 +133,7 @@ def test_misuse_raises_an_error_that_states_the_reason() -> None:
 
 PROGRAM = """
 import hashlib, sys, torch
-from fedshift import *
+from fedshift import Cast, Codec, Identity, KMeans, Mean, PerChannel, Step, Stochastic, Ternary, Uniform, Zstd, pack
 torch.set_num_threads(int(sys.argv[1]))
 g = torch.Generator().manual_seed(0)
 params = {"w": torch.randn(300, 1000, generator=g), "v": torch.randn(30, 100, generator=g)}

@@ -24,6 +24,7 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms import Chain, Shift
+from fedshift.codecs.exact import EXACT
 from fedshift.core.files import RunError
 from fedshift.experiment.build import build, complete_algorithm
 from fedshift.experiment.grid import expand
@@ -35,7 +36,6 @@ from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, 
 from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import uplink_label
-from fedshift.codecs.exact import EXACT
 from tests.federations import points
 from tests.runs import fedshift
 

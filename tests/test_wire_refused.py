@@ -233,7 +233,15 @@ def test_numbers_that_are_not_finite_are_refused(bits: int) -> None:
             unpack(fuzz.mend(frame), params)
 
 
-@pytest.mark.parametrize("side", [[3.0, -3.4e38, 0.0], [3.4e38, 0.0, 0.0], [float("inf"), 0.0, 0.0]])
+@pytest.mark.parametrize(
+    "side",
+    [
+        [3.0, -3.4e38, 0.0],
+        [3.4e38, 0.0, 0.0],
+        [float("inf"), 0.0, 0.0],
+        [8.881926780281993e37, 0.0, -0.8311771154403687],  # finite, but infinite if k - offset is rounded to float32
+    ],
+)
 def test_quantized_values_beyond_float32_are_refused_in_float64_as_well(side: list[float]) -> None:
     """(k - offset) step is computed in float32: here it is infinite, although float64 could represent it."""
     params = {"x": torch.tensor([[1.0, -1.0, 2.0, 0.2]], dtype=torch.float64)}

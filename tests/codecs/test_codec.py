@@ -66,7 +66,8 @@ def test_counts_are_those_of_each_stacked_tensor(stack: int, levels: int, segmen
     for k in range(stack):
         mine = torch.cat([part.view(stack, -1)[k] for part in parts])
         assert torch.equal(found[k], torch.bincount(mine, minlength=levels))
-    assert torch.equal(found, sum(counts_by_lanes(part.view(stack, -1), levels) for part in parts))
+    by_lanes = [counts_by_lanes(part.view(stack, -1), levels) for part in parts]
+    assert torch.equal(found, torch.stack(by_lanes).sum(0))
 
 
 def test_biases_and_integers_are_sent_exactly_by_default() -> None:

@@ -36,7 +36,7 @@ def test_own_model_learns(tmp_path: Path) -> None:
 
 def test_mixed_bits_saves_bytes_and_updates_keep_the_accuracy(tmp_path: Path) -> None:
     out = printed("mixed_bits", tmp_path)
-    assert "4 bit: 5,592 bytes an upload" in out
+    assert "4 bit: 5,461 bytes an upload" in out
     assert "(59%)" in out
     exact, weights, updates = (numbers(name, out)[-1] for name in ("all 32 bit", "mixed weights", "mixed updates"))
     assert weights < exact

@@ -161,7 +161,7 @@ class Outcome(NamedTuple):
     >>> from fedshift import Experiment, run
     >>> outcome = next(run(Experiment(uplink={"bits": {32: 0.5, 4: 0.5}}, engine={"name": "sequential"})))
     >>> outcome.number, outcome.arrived, outcome.bytes_up  # codes, side data, header
-    (1, 10, (218640, 640, 1760))
+    (1, 10, (218640, 640, 390))
     """
 
     number: int

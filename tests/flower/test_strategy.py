@@ -12,10 +12,11 @@ from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, FedAvgM, Strategy
 
-from fedshift import Codec, KMeans, pack, shift, size, unpack
+from fedshift import Codec, KMeans, pack, shift, unpack
 from fedshift.flower import FedShift, QuantizeMod
 from fedshift.flower.addon.arrays import FRAME, KEY, enclose, to_params, to_record
 from fedshift.flower.testing import LocalGrid
+from tests.federations import forged
 from tests.flower.apps import client_app, model, run, same
 
 NEAREST = Codec(KMeans(4))  # without random rounding, so that the upload can be decoded independently
@@ -175,17 +176,27 @@ def test_integers_stay_integers_and_biases_are_not_shifted() -> None:
 def test_bits_come_from_the_node_then_the_message_then_the_run_then_the_mod(
     node: dict[str, int], message: int | None, config: dict[str, int], bits: int
 ) -> None:
+    frames: list[bytes] = []
+
+    def watch(message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            frames.append(reply.content.array_records["arrays"][KEY].data)
+        return reply
+
     start = to_record({"w": torch.randn(100, 100)})
     strategy = FedShift(FedAvg(min_train_nodes=2), bits_for=lambda node, number: message)
     run(
         strategy,
-        [QuantizeMod(6)],
+        [watch, QuantizeMod(6)],
         start=start,
         nodes=[{"partition-id": i, **node} for i in (0, 1)],
         rounds=1,
         run_config=config,
     )
-    assert strategy.rounds[0].bytes_up == 2 * size(Codec(KMeans(bits)), to_params(start))
+    expected = [forged(frame, to_params(start), Codec(KMeans(bits)), described=True) for frame in frames]
+    assert list(map(len, frames)) == list(map(len, expected))
+    assert strategy.rounds[0].bytes_up == sum(map(len, frames))
 
 
 def test_a_server_chooses_bits_for_each_node_and_round() -> None:

@@ -71,13 +71,8 @@ class QSGD(Lookup, number=8):
 
     def _norm(self, x: Tensor) -> Tensor:
         """Norm of each row, float64 (rows,)."""
-<<<<<<< HEAD
-        p = 2 if self.norm == "l2" else torch.inf
-        return torch.as_tensor(torch.linalg.vector_norm(x, p, dim=1, dtype=torch.float64))
-=======
         norm: Tensor = torch.linalg.vector_norm(x, 2 if self.norm == "l2" else torch.inf, dim=1, dtype=torch.float64)
         return norm
->>>>>>> newcodecs
 
     def table(self, side: Side) -> Tensor:
         return self._values(torch.arange(2 * self.s + 1, device=side.device), side)

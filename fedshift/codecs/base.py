@@ -118,6 +118,11 @@ class Quantizer(Numbered, ABC):
         """True if `encode` expects the result of `prepare`."""
         return type(self).prepare is not Quantizer.prepare
 
+    @property
+    def across(self) -> bool:
+        """True if `prepare` needs the values of all tensors, and `encode` its result."""
+        return self.prepares
+
     def with_bits(self, bits: int) -> "Quantizer":
         """The same quantizer with another number of bits; ValueError if it is not determined by a number of bits."""
         raise ValueError(f"{self} cannot have {bits} bits")

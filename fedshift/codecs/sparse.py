@@ -96,6 +96,10 @@ class TopK(Quantizer, number=12):
         return self.inner.prepares
 
     @property
+    def across(self) -> bool:
+        return self.inner.across
+
+    @property
     def stack(self) -> Hashable:
         return type(self), self.inner.stack, self.keep
 

@@ -101,6 +101,10 @@ class Step(FixedWidth, number=6):
         return self.common or self.rate is not None
 
     @property
+    def across(self) -> bool:
+        return self.common
+
+    @property
     def stack(self) -> Hashable:
         return (type(self), self.bits, self.common) if self.prepares else self
 

@@ -6,7 +6,7 @@
 Without feedback e is zero and not stored. On weights this is the paper's Fed-EF (Li, Li 2023).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,6 +101,44 @@ def send(
     arrived = unpack(frame, like=u)
     lossy = [name for name in trained if writer.codecs[name].quantizer.lossy]
     return Sent(frame, u, received(uplink.update, arrived, start), lost(u, take(arrived, lossy)))
+
+
+class Messages(Mapping[str, Tensor]):
+    """u + e of each tensor, computed when it is read."""
+
+    def __init__(self, uplink: Uplink, w: Mapping[str, Tensor], start: Mapping[str, Tensor], error: Params) -> None:
+        self.uplink, self.w, self.start, self.error = uplink, w, start, error
+
+    def __getitem__(self, name: str) -> Tensor:
+        w = self.w[name]
+        start = {name: self.start[name].to(w.dtype)} if self.uplink.update else {}
+        return message(self.uplink, {name: w}, start, take(self.error, [name] if name in self.error else []))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.w)
+
+    def __len__(self) -> int:
+        return len(self.w)
+
+
+def pack_upload(
+    uplink: Uplink,
+    w: Mapping[str, Tensor],
+    start: Mapping[str, Tensor],
+    error: Params,
+    header: Header,
+    key: Tensor | None,
+    writer: Writer,
+) -> bytes:
+    """Encode an upload like `send`, tensor by tensor, and with feedback replace the errors of its tensors in `error`.
+
+    It needs little memory beyond the frame and the errors, if `w` and `start` create their tensors when they are read.
+    """
+    frame = writer.pack(Messages(uplink, w, start, error), header, key, error if uplink.feedback else None)
+    for name in [name for name in w if name in error and not writer.codecs[name].quantizer.lossy]:
+        if uplink.feedback:
+            del error[name]
+    return frame
 
 
 def message(uplink: Uplink, w: Params, start: Params, error: Params) -> Params:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs.base import finite
-from fedshift.codecs.codec import Codec
+from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.types import Params
@@ -68,25 +68,36 @@ class Writer:
         self.layout, self.described = describe(layout(like)), described
         self.plan = _plan(self.codecs, like)
 
-    def pack(self, params: Params, header: Header, key: Tensor | None = None) -> bytes:
-        """Encode a model like the first; the lossy flag of the header is set here."""
-        scales = prepared(self.codecs, {name: params[name][None] for name in self.codecs})
-        sides, codes = [], list[Tensor]()
-        for place in self.plan.places:
-            name, codec = place.name, place.codec
+    def pack(
+        self, params: Mapping[str, Tensor], header: Header, key: Tensor | None = None, lost: Params | None = None
+    ) -> bytes:
+        """Encode a model like the first; the lossy flag of the header is set here.
+
+        Tensors are encoded one after another, so `params` may create each when it is read. `lost` gets x - Q(x) of each
+        tensor that is not sent exactly.
+        """
+        joint = {name: codec for name, codec in self.codecs.items() if codec.quantizer.across}
+        scales = prepared(joint, {name: params[name][None] for name in joint}) if joint else {}
+        sides, waiting, buffers = [], dict[int, Tensor](), dict[int, bytes]()
+        last = {buffer.places[-1]: at for at, buffer in enumerate(self.plan.buffers)}
+        for i, place in enumerate(self.plan.places):
+            name, codec, x = place.name, place.codec, params[place.name].detach()
             try:
-                side, coded = _encode(codec, params[name], tensor_key(codec, name, key), scales.get(codec))
+                side, codes, coded = _encode(codec, x, tensor_key(codec, name, key), scales.get(codec))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             sides.append(side)
-            codes.append(coded)
-        buffers = []
-        for places, codec, _, levels, _ in self.plan.buffers:
-            together = [codes[i] for i in places]
-            buffers.append(codec.coder.encode(torch.cat(together) if len(together) > 1 else together[0], levels))
-        lengths = self.plan.lengths([len(buffer) for buffer in buffers])
+            waiting[i] = codes
+            if lost is not None and codec.quantizer.lossy:
+                lost[name] = x - as_dtype(codec.decode(coded, 1, x.shape)[0], x.dtype).to(x.dtype)
+            if i in last:
+                places, codec, _, levels, _ = self.plan.buffers[last[i]]
+                together = [waiting.pop(j) for j in places]
+                buffers[last[i]] = codec.coder.encode(torch.cat(together) if len(together) > 1 else codes, levels)
+        in_order = [buffers[at] for at in range(len(buffers))]
+        lengths = self.plan.lengths([len(buffer) for buffer in in_order])
         head = header._replace(lossy=self.plan.lossy)
-        return build(head, self.layout, self.plan.coding, [lengths, *sides, *buffers], self.described)
+        return build(head, self.layout, self.plan.coding, [lengths, *sides, *in_order], self.described)
 
 
 def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
@@ -199,19 +210,18 @@ def _plan(codecs: Mapping[str, Codec], like: Params) -> FramePlan:
     return plan(codecs, like)
 
 
-def _encode(codec: Codec, x: Tensor, key: Tensor | None, scale: Tensor | None) -> tuple[bytes, Tensor]:
-    """Seeds and side data of one tensor as bytes, and its codes."""
-    x = x.detach()
+def _encode(codec: Codec, x: Tensor, key: Tensor | None, scale: Tensor | None) -> tuple[bytes, Tensor, Coded]:
+    """Seeds and side data of one tensor as bytes, its codes, and both as the codec returns them."""
     if not x.numel():
-        return b"", torch.zeros(0, dtype=torch.uint8)
+        return b"", torch.zeros(0, dtype=torch.uint8), Coded([])
     if codec.quantizer.plain and not codec.quantizer.lossy:
         if x.is_floating_point() and not finite(x):
             raise ValueError("contains NaN or infinity")
-        return b"", x.cpu().reshape(-1).view(torch.uint8)
+        return b"", x.cpu().reshape(-1).view(torch.uint8), Coded([])
     if not x.is_floating_point() and x.double().abs().max() > LARGEST:
         raise ValueError("contains an integer beyond 2^24, which cannot be quantized; send it exactly")
     coded = codec.encode(x[None], None if key is None else key[None], scale)
     side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in coded.parts)
     seeds = b"" if coded.seeds is None else coded.seeds.cpu().numpy().astype("<u4").tobytes()
     codes = [codes.flatten() for codes, _ in coded.parts]
-    return seeds + side, torch.cat(codes) if len(codes) > 1 else codes[0]
+    return seeds + side, torch.cat(codes) if len(codes) > 1 else codes[0], coded

@@ -6,7 +6,7 @@ way, as one packed array.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from io import BytesIO
 from typing import Any, Literal, TypeVar
@@ -38,6 +38,32 @@ BUFFERS = ("*running_mean", "*running_var")  # statistics, not weights: they are
 def to_params(record: ArrayRecord) -> Params:
     """Return the tensors of a record from a trusted source; nothing is checked."""
     return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+
+
+class ArrayParams(Mapping[str, Tensor]):
+    """Tensors of a record from a trusted source, each created when it is read.
+
+    >>> params = ArrayParams(ArrayRecord({"bias": Array(np.zeros(2))}))
+    >>> params["bias"], params.like()["bias"]
+    (tensor([0., 0.], dtype=torch.float64), tensor(..., device='meta', size=(2,), dtype=torch.float64))
+    """
+
+    def __init__(self, record: Mapping[str, Array]) -> None:
+        self.record = record
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.from_numpy(self.record[name].numpy())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.record)
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def like(self) -> Params:
+        """Tensors with these shapes and dtypes, without values."""
+        dtypes = {array.dtype: torch.from_numpy(np.empty(0, array.dtype)).dtype for array in self.record.values()}
+        return {n: torch.empty(x.shape, dtype=dtypes[x.dtype], device="meta") for n, x in self.record.items()}
 
 
 def to_record(params: Params) -> ArrayRecord:

@@ -21,16 +21,16 @@ from fedshift.flower.addon.arrays import (
     CONTROL,
     KEY,
     OURS,
+    ArrayParams,
     decoded,
     enclose,
     frame_of,
     only,
     quantizable,
-    to_params,
     unpacked,
 )
 from fedshift.flower.addon.memory import NodeMemory, RoundInfo
-from fedshift.rounds.uplink import ERROR, Sent, Uplink, named, quantized, send
+from fedshift.rounds.uplink import ERROR, Uplink, named, pack_upload, quantized
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.wire.frame import Header
 from fedshift.wire.writer import Writer
@@ -112,19 +112,17 @@ class QuantizeMod:
         name, record = only(reply, ArrayRecord)
         if frame_of(record) is not None:
             raise ValueError("QuantizeMod: the reply is already encoded; use only one QuantizeMod or ScaffoldMod")
-        w = to_params(record)
+        w = ArrayParams(record)
         if not w or not set(w) <= set(received):
             raise ValueError("QuantizeMod: the arrays of the reply must be among those that the server sent")
-        base = to_params(ArrayRecord({n: received[n] for n in w})) if self.compares(uplink) else {}
-        start = {n: x.to(w[n].dtype) for n, x in base.items()}  # some strategies convert a model to float64
+        start, like = ArrayParams({n: received[n] for n in w}), w.like()
         metrics = dict(only(reply, MetricRecord)[1]) if reply.content.metric_records else {}
         errors = {n.removeprefix(ERROR): e for n, e in memory.items() if n.startswith(ERROR)}
-        sent = send(
+        frame = pack_upload(
             uplink,
             w,
             start,
-            {n: e for n, e in errors.items() if n in w},
-            self.coded(w),
+            errors,
             Header(
                 uplink.update,
                 info.number,
@@ -134,14 +132,12 @@ class QuantizeMod:
                 client=message.metadata.dst_node_id,
             ),
             self.key(context, info.number) if uplink.codec.random else None,
-            Writer(quantized(uplink, self.coded(w)), w, described=True),
+            Writer(quantized(uplink, self.coded(like)), like, described=True),
         )
-        if uplink.feedback:  # keep the errors of tensors that were not sent
-            errors = {n: e for n, e in errors.items() if n not in w} | sent.error
         # stored even if empty: the next upload may use another uplink, and an empty memory is not a lost one
-        kept = {ERROR + n: e for n, e in errors.items()} | self.leave(sent, start, entered, metrics)
+        kept = {ERROR + n: e for n, e in errors.items()} | self.leave(frame, start, entered, metrics)
         store.keep("mod", info.session, info.number, kept)
-        reply.content[name] = ArrayRecord({KEY: enclose(sent.frame)})
+        reply.content[name] = ArrayRecord({KEY: enclose(frame)})
         return reply
 
     def _extracted(self, message: Message) -> dict[str, Any]:
@@ -211,8 +207,8 @@ class QuantizeMod:
         if CONTROL in message.content:
             raise ValueError("QuantizeMod: the server's strategy is Scaffold; use ScaffoldMod instead of QuantizeMod")
 
-    def leave(self, sent: Sent, start: Params, entered: Any, metrics: dict[str, Any]) -> Params:
-        """Return further memory to keep; called after encoding, with the result of `enter`."""
+    def leave(self, frame: bytes, start: ArrayParams, entered: Any, metrics: dict[str, Any]) -> Params:
+        """Return further memory to keep; called after encoding, with the received model and the result of `enter`."""
         return {}
 
 

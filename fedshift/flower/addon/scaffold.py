@@ -26,10 +26,10 @@ from fedshift.algorithms.scaffold import Controlled
 from fedshift.codecs.base import finite
 from fedshift.core.tree import norm, take, tmap, zeros
 from fedshift.core.types import Broadcast, Params
-from fedshift.flower.addon.arrays import BUFFERS, CONTROL, frame_of, only, to_params, to_record
+from fedshift.flower.addon.arrays import BUFFERS, CONTROL, ArrayParams, frame_of, layout, only, to_params, to_record
 from fedshift.flower.addon.mod import QuantizeMod
 from fedshift.flower.addon.replies import CONTROL_UPDATE, INVERSE_TRAVEL, Distance
-from fedshift.rounds.uplink import Sent, Uplink
+from fedshift.rounds.uplink import Uplink, read
 
 CORRECTION = "fedshift.correction"  # key in the client's state, during training
 CONTROL_KEY = "control/"  # prefix of the client's control in its memory
@@ -71,12 +71,15 @@ class ScaffoldMod(QuantizeMod):
         context.state[CORRECTION] = to_record(tmap(torch.sub, c, c_i))
         return c, c_i
 
-    def leave(self, sent: Sent, start: Params, entered: tuple[Params, Params], metrics: dict[str, Any]) -> Params:
+    def leave(
+        self, frame: bytes, start: ArrayParams, entered: tuple[Params, Params], metrics: dict[str, Any]
+    ) -> Params:
         c, c_i = entered
-        if missing := [name for name in c if name not in sent.decoded]:
+        if missing := [name for name in c if name not in start]:
             raise ValueError(f"ScaffoldMod: the reply lacks {missing[:3]}; SCAFFOLD needs every trained tensor")
-        w = sent.decoded
-        c_i = Controlled().remember(w, w, Broadcast(start, c), c_i, travel_of(metrics))
+        sent = {name: start[name].to(like.dtype) for name, like in layout(frame).items()}
+        w = read(frame, sent)
+        c_i = Controlled().remember(w, w, Broadcast(sent, c), c_i, travel_of(metrics))
         return {CONTROL_KEY + name: x for name, x in c_i.items()}
 
 

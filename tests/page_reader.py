@@ -234,7 +234,7 @@ def table(codec: PageCodec, n: int, side: Array) -> Array:
         size = (k.astype(np.float32) - np.where(k == 1, first, further)) * step
         return np.where(q == 0, np.float32(0), np.where(q % 2 == 1, size, -size))
     low, high = side.astype(np.float64)
-    values = (low + q / (levels - 1) * (high - low)).astype(np.float32)
+    values: Array = (low + q / (levels - 1) * (high - low)).astype(np.float32)
     values[-1] = side[1]
     return values
 
@@ -247,7 +247,7 @@ def as_dtype(values: Array, dtype: int) -> Array:
     if values.dtype == stored or stored.kind == "f":
         return values.astype(stored)
     if dtype == BOOL:
-        return np.asarray(values >= 0.5)
+        return values >= 0.5
     info = np.iinfo(stored)
     return np.clip(np.rint(values.astype(np.float64)), max(info.min, -WHOLE), min(info.max, WHOLE)).astype(stored)
 

@@ -40,9 +40,9 @@ class Aggregated(NamedTuple):
     ...     return Message(RecordDict(content), reply_to=message)
     >>> strategy = FedShift(FedAvg(fraction_evaluate=0.0))
     >>> start = ArrayRecord({"weight": torch.randn(100, 100)})
-    >>> result = strategy.start(LocalGrid(app, 2), start, num_rounds=1)
+    >>> result = strategy.start(LocalGrid(app, 2, seed=0), start, num_rounds=1)
     >>> strategy.rounds  # doctest: +NORMALIZE_WHITESPACE
-    [Aggregated(number=1, used=2, lossy=2, share=1.0, failed={}, reset=[], bytes_up=10268,
+    [Aggregated(number=1, used=2, lossy=2, share=1.0, failed={}, reset=[], bytes_up=10235,
     bytes_exact=80256, outliers=[], capped=[])]
     """
 

@@ -29,10 +29,10 @@ def test_import_loads_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_public_names_are_sorted_and_exist() -> None:
+def test_public_names_exist_and_none_is_listed_twice() -> None:
     import fedshift
 
-    assert fedshift.__all__ == sorted(fedshift.__all__)
+    assert len(fedshift.__all__) == len(set(fedshift.__all__))
     assert all(hasattr(fedshift, name) for name in fedshift.__all__)
     assert set(fedshift.__all__) == {*fedshift._HOME, "__version__"}
 

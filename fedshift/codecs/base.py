@@ -69,7 +69,13 @@ class Numbered:
 
 
 class Quantizer(Numbered, ABC):
-    """Rows of numbers <-> rows of codes, on any device."""
+    """Rows of numbers <-> rows of codes, on any device.
+
+    >>> from fedshift import Uniform
+    >>> quantizer: Quantizer = Uniform(2)
+    >>> quantizer.number, quantizer.levels(100), quantizer.width(100), quantizer.parameters()
+    (1, 4, 2, b'\\x02')
+    """
 
     kind = "quantizer"
     known: ClassVar[dict[int, type["Quantizer"]]] = {}
@@ -144,7 +150,12 @@ class Quantizer(Numbered, ABC):
 
 
 class Lookup(Quantizer):
-    """A quantizer that decodes with a table: code q of row r represents table[r, q]."""
+    """A quantizer that decodes with a table: code q of row r represents table[r, q].
+
+    >>> from fedshift import Sign
+    >>> Sign().table(torch.tensor([[0.5]])), Sign().decode(torch.tensor([[0, 1]]), torch.tensor([[0.5]]))
+    (tensor([[ 0.5000, -0.5000]]), tensor([[ 0.5000, -0.5000]]))
+    """
 
     @abstractmethod
     def table(self, side: Side) -> Tensor:
@@ -207,7 +218,14 @@ class Verbatim(Quantizer):
 
 
 class Coder(Numbered, ABC):
-    """Codes of one or more tensors <-> bytes, without loss."""
+    """Codes of one or more tensors <-> bytes, without loss.
+
+    >>> from fedshift import Range
+    >>> coder: Coder = Range()
+    >>> data = coder.encode(torch.zeros(1000, dtype=torch.uint8), levels=3)
+    >>> len(data), coder.size(1000, 3), coder.most(1000, 3), int(coder.decode(data, 1000, 3).sum())
+    (8, None, 251, 0)
+    """
 
     kind = "coder"
     known: ClassVar[dict[int, type["Coder"]]] = {}
@@ -248,7 +266,14 @@ class Groups(Numbered, ABC):
 
 
 class Transform(Numbered, ABC):
-    """An invertible change of all values of a tensor before they are quantized, determined by a seed."""
+    """An invertible change of all values of a tensor before they are quantized, determined by a seed.
+
+    >>> from fedshift import Hadamard
+    >>> x, seeds = torch.tensor([[3.0, 1.0, 1.0, 5.0]]), torch.tensor([7])
+    >>> y = Hadamard().encode(x, seeds)
+    >>> y.norm(), Hadamard().decode(y, seeds, n=4)
+    (tensor(6.), tensor([[3., 1., 1., 5.]]))
+    """
 
     kind = "transform"
     known: ClassVar[dict[int, type["Transform"]]] = {}

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift import Dataset, dataset
+from fedshift import Dataset, Step, dataset
 from fedshift.engines import Batched, Sequential, StackError, Task, TrainingError
 from fedshift.experiment.build import build
 from fedshift.models import PaperCNN
@@ -255,3 +255,28 @@ def test_a_loss_that_is_a_sum_is_refused_in_half_precision() -> None:
     task = Task(nn.Linear(4, 2).bfloat16(), dataset(x, y, x, y), nn.MSELoss(reduction="sum"), None)
     with pytest.raises(StackError, match="depends on other examples of the batch"):
         Batched(task)
+
+
+def test_clients_with_different_rates_are_encoded_as_one_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups with rates 0.8 and 0.3: one call per tensor, and the frames of the sequential engine."""
+    lean = {"rate": 0.8, "biases": True, "send": "updates", "feedback": True}
+    slow = lean | {"rate": 0.3, "share": 0.5}
+    fed = federation(uplink=lean | {"group": {"slow": slow}}, train={"cohort": 4})
+    called: list[int] = []
+    encode = Step.encode
+
+    def counted(self: Step, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        called.append(len(x))
+        return encode(self, x, key, scale)
+
+    expected = uploads(fed, Sequential(fed.task))
+    monkeypatch.setattr(Step, "encode", counted)
+    batched = uploads(fed, Batched(fed.task))
+    assert {group.uplink.codec.quantizer for group in fed.groups} == {Step(rate=0.8), Step(rate=0.3)}
+    assert called[: len(fed.task.trained)] == [4] * len(fed.task.trained)
+    start = fed.start().out.params
+    for ours, theirs in zip(batched, expected, strict=True):
+        assert len(ours.frame) == len(theirs.frame)
+        assert all(
+            torch.allclose(x, read(ours.frame, start)[k], atol=1e-3) for k, x in read(theirs.frame, start).items()
+        )

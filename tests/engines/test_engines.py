@@ -27,13 +27,22 @@ CASES: dict[str, dict[str, Any]] = {
     "examples": {"data": {"partition": "dirichlet", "least": 2}, "algorithm": {"weights": "examples"}},
     "clip and decay": {"train": {"clip": 0.5, "weight_decay": 0.01, "schedule": "decayed", "decay": 0.9}},
     "lost clients": {"train": {"dropout": 0.4}},
+    "qsgd": {"uplink": {"codec": {"name": "qsgd", "s": 4, "whole": True}, "send": "updates"}},
+    "fedzip": {"uplink": {"codec": {"name": "fedzip", "keep": 0.2}, "send": "updates", "feedback": True}},
+    "common step": {"uplink": {"codec": "common-step", "send": "updates", "feedback": True, "biases": True}},
+    "half topk": {"uplink": {"codec": {"name": "topk", "keep": 0.1}, "bits": "32+8", "send": "updates"}},
+}
+# rounding of weights is amplified: by a small sigma, or by levels that are far apart
+AMPLIFIED: dict[str, dict[str, Any]] = {
+    "eden": {"uplink": {"codec": {"name": "eden", "bits": 2}, "send": "updates", "biases": True}},
+    "fedwsq": {"algorithm": {"name": "fedwsq"}, "uplink": {"codec": "fixed"}},
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES | AMPLIFIED)
 def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
     model = None if name == "examples" else Normed()  # batch norm does not take a batch of one
-    fed = federation(model, **CASES[name])
+    fed = federation(model, **(CASES | AMPLIFIED)[name])
     reference, expected, remembered = train(fed)
     for workers in (1, 2, 3):
         engine = processes(fed.task, workers)

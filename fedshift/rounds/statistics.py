@@ -1,6 +1,7 @@
 """Statistics of a round: bytes, times, errors, and values of each layer."""
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -61,9 +62,13 @@ class Statistics:
         self.bytes_up[1] += side
         self.bytes_up[2] += header
         if upload.second:
-            header = FrameSize(EXACT, self.fed.second).overhead + start
+            header = self._second_overhead + start
             self.bytes_up[0] += len(upload.second) - header
             self.bytes_up[2] += header
+
+    @cached_property
+    def _second_overhead(self) -> int:
+        return FrameSize(EXACT, self.fed.second).overhead
 
     def layers(self, rnd: Round, out: Broadcast, server: Params, before: Params) -> tuple[dict[str, Layer], str]:
         """Statistics of each layer, and the name of a tensor that the server's rules made NaN or infinite, or ''."""

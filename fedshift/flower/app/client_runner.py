@@ -19,7 +19,7 @@ from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TrainRe
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import received, remembers
-from fedshift.wire.writer import pack, unpack
+from fedshift.wire.writer import header, pack, unpack
 
 HELD = "fedshift/broadcast"  # in the node's state: the last broadcast, by its round
 
@@ -54,14 +54,19 @@ class ClientRunner:
         like = self.fed.task.params
         if request.base:
             params = self._held(context, request.base)
-            for _, frame in sorted(records[ARRAYS].items(), key=lambda item: int(item[0])):  # by round
-                params = received(True, unpack(frame.data, like=like), params)
+            for number in sorted(map(int, records[ARRAYS])):
+                params = received(True, self._opened(records[ARRAYS][str(number)], like, number), params)
         else:
-            params = unpack(records[ARRAYS][KEY].data, like=like)
+            params = self._opened(records[ARRAYS][KEY], like, request.number)
         if self.fed.downlink.lossy and self.fed.downlink.update:
             context.state[HELD] = ArrayRecord({str(request.number): enclose(pack(EXACT, params))})
         control, _ = self.fed.algorithm.server.init(params, self.fed.task.trained)
-        return Broadcast(params, unpack(records[CONTROL][KEY].data, like=control) if control else {})
+        return Broadcast(params, self._opened(records[CONTROL][KEY], control, request.number) if control else {})
+
+    def _opened(self, array: Array, like: Params, number: int) -> Params:
+        """Decode a frame of the server, which must belong to this run and round."""
+        header(array.data).check(self.fed.run, number, None)
+        return unpack(array.data, like=like)
 
     def _held(self, context: Context, number: int) -> Params:
         record = context.state.array_records.get(HELD)

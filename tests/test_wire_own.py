@@ -116,6 +116,19 @@ def test_a_class_that_is_defined_again_replaces_the_first() -> None:
     assert Quantizer.known.pop(255) is two is not one
 
 
+def test_a_script_can_be_imported_by_its_name(tmp_path: Path) -> None:
+    """Its classes are then defined twice, in `__main__` and in its module."""
+    (tmp_path / "mine.py").write_text(
+        "from fedshift.codecs import Quantizer\n"
+        "class Mine(Quantizer, number=140): pass\n"
+        "if __name__ == '__main__':\n"
+        "    import mine\n"
+        "    assert Quantizer.known[140] is mine.Mine is not Mine\n"
+    )
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
 def coding_of(parts: str) -> bytes:
     """A frame of one float32 tensor of 2 x 2 values whose codec is these bytes; side data and codes are zeros."""
     frame = pack(Codec(Uniform(8)), {"w": torch.zeros(2, 2)})

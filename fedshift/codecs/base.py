@@ -11,6 +11,7 @@ that only an encoder needs, such as a target rate, are not sent.
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ class Numbered:
         if not (0 <= number < USERS if ours else USERS <= number < 256):
             raise ValueError(f"{cls.__name__}: number {number} must be between {USERS} and 255")
         other = cls.known.get(number)
-        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        if other is not None and _origin(other) != _origin(cls):
             raise ValueError(
                 f"{cls.__name__}: {cls.kind} {number} is already {other.__module__}.{other.__qualname__}; "
                 f"take another number between {USERS} and 255"
@@ -66,6 +67,12 @@ class Numbered:
         if parameters:
             raise ValueError(f"{cls.__name__} has no parameters, but {len(parameters)} bytes of them were sent")
         return cls()
+
+
+def _origin(cls: type[Any]) -> tuple[str, str]:
+    """File (or module) and name of a class: a script that is also imported by its name defines its classes twice."""
+    module = sys.modules.get(cls.__module__)
+    return getattr(module, "__file__", None) or cls.__module__, cls.__qualname__
 
 
 class Quantizer(Numbered, ABC):

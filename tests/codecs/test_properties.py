@@ -41,7 +41,7 @@ FLOAT32 = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class Halves(Lookup, number=130):
+class Halves(Lookup, number=210):
     """A user's own quantizer: 0 up to half of the largest magnitude of the row, +-0.75 of it above."""
 
     def width(self, n: int) -> int:

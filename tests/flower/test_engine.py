@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.experiment.settings import Experiment
-from fedshift.experiment.toml import SettingsError
+from fedshift.experiment.toml import SettingsError, read
 from fedshift.flower.app.apps import client_app, experiment_of, server_app
 from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.engine import ROUND
@@ -55,6 +55,20 @@ def test_every_method_has_the_bytes_of_one_process(name: str) -> None:
     assert grid.errors == []
     assert same(run.params, reference.params)
     assert same(run.state.server, reference.state.server)
+
+
+def test_the_codec_of_an_example_has_the_bytes_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is imported by its name, on nodes and on the server."""
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(examples)
+    experiment = settings(uplink=read(examples / "own_codec.toml")["uplink"])
+    reference = in_process(experiment)
+    expected = plain(list(reference))
+    grid = LocalGrid(client_app(data=DATA), 5, {"experiment": experiment.toml()})
+    run = on_flower(experiment, grid)
+    assert plain(list(run)) == expected
+    assert grid.errors == []
+    assert same(run.params, reference.params)
 
 
 def test_the_memory_of_clients_stays_on_their_nodes() -> None:

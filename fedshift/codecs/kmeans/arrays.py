@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 Array = Any  # a numpy array or a tensor
+MANY = 500  # number of values from which a search of all at once is faster than one after another
 
 
 def module(x: Array) -> Any:
@@ -71,7 +72,15 @@ def search(rows: Array, values: Array) -> Array:
         return torch.searchsorted(rows, values)
     if len(rows) == 1:
         return rows[0].searchsorted(values[0])[None]
-    return torch.searchsorted(torch.from_numpy(rows), torch.from_numpy(values)).numpy()
+    if values.size < MANY:
+        return torch.searchsorted(torch.from_numpy(rows), torch.from_numpy(values)).numpy()
+    first, left = np.arange(0, rows.size, rows.shape[1])[:, None], rows.shape[1]
+    table, at = rows.ravel(), first.repeat(values.shape[1], 1)
+    while left:  # binary search of all values at once, without branches, which a CPU would mispredict
+        half = (left + 1) // 2
+        at += ~(table[half - 1 :].take(at) >= values) * half
+        left -= half
+    return at - first
 
 
 def sort(x: Array) -> Array:
@@ -105,20 +114,40 @@ def totals(x: Array, end: Array) -> Array:
     """
     if not isinstance(x, np.ndarray):
         return x.sum(1, keepdim=True)
-    return np.array([[row[:n].sum()] for row, n in zip(x, end[:, 0], strict=True)])
+    most = end.max()
+    out = x[:, :most].sum(1, keepdims=True)
+    for r in np.flatnonzero(end != most):
+        out[r] = x[r, : end[r, 0]].sum()
+    return out
 
 
-def outwards(x: Array, middle: Array) -> Array:
-    """out[r, j] = sum of x[r, middle .. j - 1] or, left of the middle, minus the sum of x[r, j .. middle - 1]."""
+def cumsum(x: Array) -> Array:
+    """Sums of the first columns of each row, added from left to right; for a numpy array three times as fast as its."""
+    return torch.from_numpy(x).cumsum(1).numpy() if isinstance(x, np.ndarray) else x.cumsum(1)
+
+
+def prefix_sums(w: Array, x: Array, middle: Array) -> Array:
+    """Sums of w from the first column, and of x from the middle of each row: (2, rows * columns).
+
+    out[0, r, j] = sum of w[r, .. j - 1]; out[1, r, j] = sum of x[r, middle .. j - 1] or, left of the middle, minus the
+    sum of x[r, j .. middle - 1].
+    """
     if not isinstance(x, np.ndarray):
         right = torch.where(torch.arange(x.shape[1], device=x.device) < middle, 0.0, x)
         left = (x - right).flip(1).cumsum(1).flip(1)
-        return torch.nn.functional.pad(right[:, :-1].cumsum(1), (1, 0)) - left
-    out = np.zeros_like(x)
-    for total, row, i in zip(out, x, middle[:, 0].tolist(), strict=True):
-        row[i:-1].cumsum(out=total[i + 1 :])
-        np.negative(row[:i][::-1].cumsum(), out=total[:i][::-1])
-    return out
+        outwards = torch.nn.functional.pad(right[:, :-1].cumsum(1), (1, 0)) - left
+        return torch.cat([(w.cumsum(1) - w).double(), outwards]).view(2, -1)
+    out = np.empty((2, *x.shape))
+    out[0, :, 0] = 0
+    out[0, :, 1:] = cumsum(w[:, :-1])
+    usual = middle.max()  # that of all rows without equal values
+    others = np.flatnonzero(middle != usual).tolist()
+    for r, i in [(slice(None), usual), *((slice(r, r + 1), middle[r, 0]) for r in others)]:
+        total, part = out[1, r], x[r]
+        total[:, i] = 0
+        total[:, i + 1 :] = cumsum(part[:, i:-1])
+        np.negative(cumsum(part[:, :i][:, ::-1].copy())[:, ::-1], out=total[:, :i])
+    return out.reshape(2, -1)
 
 
 def cube_root(x: Array) -> Array:
@@ -157,10 +186,32 @@ def runs(x: Array) -> tuple[Array, Array, Array]:
 
     The last value of a row is repeated, with length zero, up to the common width and at least once.
     """
-    xp, n = module(x), x.shape[1]
+    xp, (rows, n) = module(x), x.shape
     ends = xp.ones_like(x, dtype=np.bool_ if xp is np else torch.bool)
     xp.not_equal(x[:, 1:], x[:, :-1], out=ends[:, :-1])
+    if xp is np and rows > 1 and (distinct := ends.all(1)).any():
+        value, length, number = (
+            np.concatenate([x, x[:, -1:]], 1),
+            np.ones((rows, n + 1), np.intp),
+            np.full((rows, 1), n),
+        )
+        length[:, -1] = 0
+        if len(equal := np.flatnonzero(~distinct)):
+            some, lengths, number[equal] = runs(x[equal])
+            value[equal] = np.pad(some, ((0, 0), (0, n + 1 - some.shape[1])), "edge")
+            length[equal] = np.pad(lengths, ((0, 0), (0, n + 1 - some.shape[1])))
+        return value, length, number
     last, number = places(ends, n, n - 1)
     length = last + 1
     length[:, 1:] -= last[:, :-1] + 1
     return gather(x, last), length, number
+
+
+def best(score: Array, choices: Array) -> Array:
+    """out[...] = choices[i, ...] where score[i, ...] is the greatest, the first of equal ones; scores are not NaN."""
+    if not isinstance(score, np.ndarray):
+        return choices.gather(0, score.argmax(0, keepdim=True))[0]
+    greatest, out = score.max(0), choices[-1].copy()
+    for values, choice in zip(score[-2::-1], choices[-2::-1], strict=True):
+        np.copyto(out, choice, where=values == greatest)
+    return out

@@ -22,6 +22,7 @@ CPU; the sums are equal if they fit in 53 bits, as for values of similar magnitu
 widely, a mean halfway between two float32 numbers may be rounded to the other one.
 """
 
+from bisect import bisect_left
 from functools import cache
 from typing import NamedTuple
 
@@ -32,14 +33,16 @@ from fedshift.codecs.kmeans.arrays import (
     Array,
     arange,
     ascending,
+    best,
     cast,
     constant,
     cube_root,
+    cumsum,
     device,
     gather,
     known,
     module,
-    outwards,
+    prefix_sums,
     scatter,
     search,
     sort,
@@ -130,15 +133,14 @@ def measure(v: Array, w: Array, number: Array) -> WeightedPoints:
     rows, m = v.shape
     first = arange(v, 0, rows * m, m)[:, None]
     weight = cast(w, "float64")
-    below = cast(w.cumsum(1) - w, "float64")
-    sums = module(v).concatenate([below, outwards(weight * v, number // 2)]).reshape(2, -1)
+    sums = prefix_sums(w, weight * v, number // 2)
     return WeightedPoints(v, weight, first, first + number, number, sums)
 
 
 def start(p: WeightedPoints, k: int) -> Array:
     """Edges at equal shares of the cube root of the density: sum of (w gap^2)^(1/3)."""
     gap = p.v[:, 1:] - p.v[:, :-1]
-    share = cube_root(p.w[:, 1:] * gap * gap).cumsum(1)
+    share = cumsum(cube_root(p.w[:, 1:] * gap * gap))
     return edges(p, search(share, arange(share, 1, k) * (share[:, -1:] / k)) + 1)
 
 
@@ -177,17 +179,17 @@ def edges(p: WeightedPoints, cuts: Array) -> Array:
 
 def sweep(p: WeightedPoints, e: Array) -> Array:
     """Move every second edge, then the others, to the best of the places within reach between its neighbours."""
-    xp, k, (rows, _) = module(e), e.shape[1] - 1, e.shape
-    e, shifts = e + 0, _shifts(device(e))
+    xp, k, far = module(e), e.shape[1] - 1, len(REACH)
+    if xp is np and k > 1:  # steps beyond the widest pair of clusters all lead to the same place
+        far = min(far, bisect_left(REACH, (e[:, 2:] - e[:, :-2]).max()) + 1)
+    e, shifts = e + 0, _shifts(far, device(e))
     for i in range(1, min(k, 3)):
-        here, left, right = slice(i, k, 2), slice(i - 1, k - 1, 2), slice(i + 1, None, 2)
-        at = e[..., None]
-        places = (at[:, here] + shifts).clip(at[:, left] + 1, at[:, right] - 1)
-        below, sums = take(p.sums, places), take(p.sums, at)  # (2, rows, edges, places), (2, rows, k + 1, 1)
-        (w1, s1), (w2, s2) = below - sums[:, :, left], sums[:, :, right] - below
-        best = (s1 * s1 / w1 + s2 * s2 / w2).argmax(2)  # the larger these squares, the smaller the squared error
-        best = best + arange(e, 0, rows * best.shape[1] * len(shifts), len(shifts)).reshape(best.shape)
-        e[:, here] = xp.where(e[:, here] < p.end, places.take(best), p.end)
+        at, left, right = e[:, i:k:2], e[:, i - 1 : k - 1 : 2], e[:, i + 1 :: 2]
+        places = (at + shifts).clip(left + 1, right - 1)  # (places, rows, edges)
+        below, low, high = (take(p.sums, place) for place in (places, left[None], right[None]))
+        (w1, s1), (w2, s2) = below - low, high - below
+        score = s1 * s1 / w1 + s2 * s2 / w2  # the larger these squares, the smaller the squared error
+        e[:, i:k:2] = xp.where(at < p.end, best(score, places), p.end)
     return e
 
 
@@ -256,9 +258,9 @@ def error(p: WeightedPoints, centres: Array) -> Array:
 
 
 @cache
-def _shifts(where: torch.device | None) -> Array:
-    """Distances that a sweep tries for each edge."""
-    return constant(np.array([0, *REACH, *(-step for step in REACH)]), where)
+def _shifts(far: int, where: torch.device | None) -> Array:
+    """Distances that a sweep tries for each edge, with the first `far` steps: (places, 1, 1)."""
+    return constant(np.array([0, *REACH[:far], *(-step for step in REACH[:far])])[:, None, None], where)
 
 
 @cache

@@ -37,7 +37,8 @@ def test_listed_arguments_are_the_defaults(item: dict[str, Any]) -> None:
 def test_listed_sizes_are_the_defaults(item: dict[str, Any]) -> None:
     bits = item["settings"]["bits"] or 4
     listed = Experiment(uplink={"quantizer": item["name"]} | given(item) | {"bits": bits})
-    assert listed.uplink.codec(bits) == Experiment(uplink={"quantizer": item["name"], "bits": bits}).uplink.codec(bits)
+    default = Experiment(uplink={"quantizer": item["name"], "bits": bits})
+    assert listed.uplink.codec_for(bits) == default.uplink.codec_for(bits)
 
 
 def test_every_line_is_a_sentence_and_every_algorithm_has_a_reference() -> None:

@@ -61,7 +61,7 @@ def test_no_value_is_further_from_its_level_than_the_dead_zone_or_a_step(
     row: np.ndarray, how: dict[str, Any], bits: int
 ) -> None:
     x = torch.from_numpy(row)
-    quantizer = Step(bits, **how)  # type: ignore[arg-type]
+    quantizer = Step(bits, **how)
     if quantizer.rate and quantizer.rate > bits - 1:
         return
     codes, side = quantizer.encode(x)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedshift import Dataset, Range, dataset
+from fedshift.algorithms.table import ALGORITHMS
 from fedshift.codecs.codec import counts
 from fedshift.engines import Batched, Sequential
 from fedshift.engines.gpu.paper_cnn.net import PaperNet
@@ -16,6 +17,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import read
+from tests.algorithms.test_methods import ARGUMENTS
 from tests.cuda import without_waiting
 from tests.engines.test_batched import uploads
 from tests.engines.test_engines import CASES
@@ -83,6 +85,19 @@ def test_every_case_equals_the_sequential_engine_within_rounding(name: str) -> N
         torch.testing.assert_close(batched.out.params[k].cpu(), x, rtol=0, atol=1e-3)
     assert memory.held.keys() == remembered.held.keys()
     assert [outcome.bytes_up for outcome in outcomes] == [outcome.bytes_up for outcome in found]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_trains_on_a_gpu_as_on_a_cpu(name: str) -> None:
+    """The rule's `adjust` is part of a CUDA graph."""
+    algorithm = {"name": name} | ARGUMENTS.get(name, {})
+    states = []
+    for device in ("cuda", "cpu"):
+        fed = federation(algorithm=algorithm, engine={"name": "batched", "device": device, "precision": "fp32"})
+        states.append(train(fed, rounds=2, engine=Batched(fed.task, "fp32"))[0].out.params)
+    rtol = 1e-2 if name in ("signsgd", "fedwsq") else 1e-3
+    for key, x in states[1].items():
+        torch.testing.assert_close(states[0][key].cpu(), x, rtol=rtol, atol=rtol * float(x.abs().max()), msg=key)
 
 
 def test_clients_of_very_different_sizes() -> None:

@@ -87,6 +87,7 @@ class Quantizer(Numbered, ABC):
     kind = "quantizer"
     known: ClassVar[dict[int, type["Quantizer"]]] = {}
     plain: ClassVar[bool] = False  # True if the codes are the bytes of the values, in the dtype `stored`
+    tabled: ClassVar[bool] = False  # True if `table` gives the values of all codes of a row
     lossy: ClassVar[bool] = True
     random: bool = False  # True if `encode` needs a key
 
@@ -163,6 +164,8 @@ class Lookup(Quantizer):
     >>> Sign().table(torch.tensor([[0.5]])), Sign().decode(torch.tensor([[0, 1]]), torch.tensor([[0.5]]))
     (tensor([[ 0.5000, -0.5000]]), tensor([[ 0.5000, -0.5000]]))
     """
+
+    tabled = True
 
     @abstractmethod
     def table(self, side: Side) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, Lookup, Side, chunks, ends
+from fedshift.codecs.base import CHUNK, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
@@ -251,7 +251,7 @@ def _one_full_row(tensor: Place) -> bool:
     """True if the tensor is one row with a table of 2^b values, so that its codes of b bits need no check."""
     segments = tensor.codec.segments(tensor.shape)
     single = len(segments) == 1 and segments[0][0] == 1 and tensor.codec.transform is None
-    return single and isinstance(tensor.codec.quantizer, Lookup) and tensor.levels == 1 << bits_for(tensor.levels)
+    return single and tensor.codec.quantizer.tabled and tensor.levels == 1 << bits_for(tensor.levels)
 
 
 def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
-from fedshift.bench import codecs, engines, rivals
+from fedshift.bench import codecs, engines, rates, rivals
 from fedshift.bench.codecs import Target
 from fedshift.core.tables import Listing, titled
 from fedshift.rounds.engine import one_thread
@@ -56,6 +57,13 @@ def measure(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResu
             targets += rivals.optimum(params, tick)
             targets += rivals.rivals(params, tick)
     return BenchResult(about, rows, targets)
+
+
+def measure_rates(folder: Path | None, tick: Callable[[str], None]) -> BenchResult:
+    """Measure the error of every codec at a few rates, on an update."""
+    with one_thread():
+        about, targets, listing = rates.measure(folder, tick)
+    return BenchResult(machine() | about, [], targets, (listing,))
 
 
 def measure_engines(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:

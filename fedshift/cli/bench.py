@@ -2,12 +2,13 @@
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedshift.cli.terminal import examples
+from fedshift.cli.terminal import examples, sentences
 from fedshift.core.extras import needs
 
 bench = typer.Typer(
@@ -53,6 +54,22 @@ def torch_has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@bench.command(
+    epilog=examples("fedshift bench rates", "fedshift bench rates --run runs/paper/fedavg_32+32_seed-0"),
+)
+def rates(
+    folder: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Use the next round of this recorded run.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure the error of every codec at 0.5, 1 and 2 bits, on an update of the paper's CNN (needs cifar10)."""
+    from fedshift.bench import report
+
+    with sentences():
+        measured(lambda quick, repeats, tick: report.measure_rates(folder, tick), False, 1, as_json)
 
 
 @bench.command(

@@ -95,12 +95,9 @@ def send(
     """
     u = message(uplink, w, start, error)
     writer = writer or Writer(quantized(uplink, trained), u)
-    frame = writer.pack(u, header, key)
-    if not uplink.lossy:
-        return Sent(frame, u, received(uplink.update, u, start), {})
-    arrived = unpack(frame, like=u)
-    lossy = [name for name in trained if writer.codecs[name].quantizer.lossy]
-    return Sent(frame, u, received(uplink.update, arrived, start), lost(u, take(arrived, lossy)))
+    decoded: Params = {}
+    frame = writer.pack(u, header, key, lambda name, _, q: decoded.update({name: q}))
+    return Sent(frame, u, received(uplink.update, u | decoded if decoded else u, start), lost(u, decoded))
 
 
 class Messages(Mapping[str, Tensor]):
@@ -134,10 +131,11 @@ def pack_upload(
 
     It needs little memory beyond the frame and the errors, if `w` and `start` create their tensors when they are read.
     """
-    frame = writer.pack(Messages(uplink, w, start, error), header, key, error if uplink.feedback else None)
+    if not uplink.feedback:
+        return writer.pack(Messages(uplink, w, start, {}), header, key)
+    frame = writer.pack(Messages(uplink, w, start, error), header, key, lambda name, x, q: error.update({name: x - q}))
     for name in [name for name in w if name in error and not writer.codecs[name].quantizer.lossy]:
-        if uplink.feedback:
-            del error[name]
+        del error[name]
     return frame
 
 

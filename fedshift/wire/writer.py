@@ -9,7 +9,7 @@ executed, and an invalid frame raises a `WireError` that states the reason.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -69,12 +69,16 @@ class Writer:
         self.plan = _plan(self.codecs, like)
 
     def pack(
-        self, params: Mapping[str, Tensor], header: Header, key: Tensor | None = None, lost: Params | None = None
+        self,
+        params: Mapping[str, Tensor],
+        header: Header,
+        key: Tensor | None = None,
+        coded: Callable[[str, Tensor, Tensor], None] | None = None,
     ) -> bytes:
         """Encode a model like the first; the lossy flag of the header is set here.
 
-        Tensors are encoded one after another, so `params` may create each when it is read. `lost` gets x - Q(x) of each
-        tensor that is not sent exactly.
+        Tensors are encoded one after another, so `params` may create each when it is read. `coded` is called with name,
+        x and Q(x) of each tensor that is not sent exactly.
         """
         joint = {name: codec for name, codec in self.codecs.items() if codec.quantizer.across}
         scales = prepared(joint, {name: params[name][None] for name in joint}) if joint else {}
@@ -83,13 +87,13 @@ class Writer:
         for i, place in enumerate(self.plan.places):
             name, codec, x = place.name, place.codec, params[place.name].detach()
             try:
-                side, codes, coded = _encode(codec, x, tensor_key(codec, name, key), scales.get(codec))
+                side, codes, made = _encode(codec, x, tensor_key(codec, name, key), scales.get(codec))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
             sides.append(side)
             waiting[i] = codes
-            if lost is not None and codec.quantizer.lossy:
-                lost[name] = x - as_dtype(codec.decode(coded, 1, x.shape)[0], x.dtype).to(x.dtype)
+            if coded is not None and codec.quantizer.lossy:
+                coded(name, x, as_dtype(codec.decode(made, 1, x.shape)[0], x.dtype).to(x.dtype))
             if i in last:
                 places, codec, _, levels, _ = self.plan.buffers[last[i]]
                 together = [waiting.pop(j) for j in places]

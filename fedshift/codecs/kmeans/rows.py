@@ -32,7 +32,7 @@ def encode(x: Array, codes: Array, side: Array, exact: bool) -> list[int]:
     with np.errstate(invalid="ignore"):  # bins of infinity
         if n < LONG:
             return _sorted(x, codes, side)
-        size = 8 * n + 24 * bins.BINS + 200 * bins.MOST  # above CACHED: one row at a time on a CPU
+        size = 8 * n + 24 * bins.BINS + 200 * bins.MOST  # above CACHED / 2: one row at a time on a CPU
         return _in_parts(partial(_counted, exact=exact), size, x, codes, side)
 
 

@@ -53,6 +53,7 @@ from fedshift.codecs.kmeans.arrays import (
 
 FILLS = (2, 1, 1, 0, 0)  # passes of fill for tensors: at the start, in each of three rounds, at the end
 REACH = (1, 2, 3, 5, 16, 256, 4096)  # points an edge may move in a sweep
+TRIED = 1 << 13  # places tried at once in a sweep of numpy arrays, so that they fit into the cache
 EAGER = 0.7  # factor on costs: later steps increase the gain of an exchange
 TIE = 1e-9  # relative difference of two errors below which another order of summation may swap them
 
@@ -179,17 +180,21 @@ def edges(p: WeightedPoints, cuts: Array) -> Array:
 
 def sweep(p: WeightedPoints, e: Array) -> Array:
     """Move every second edge, then the others, to the best of the places within reach between its neighbours."""
-    xp, k, far = module(e), e.shape[1] - 1, len(REACH)
-    if xp is np and k > 1:  # steps beyond the widest pair of clusters all lead to the same place
-        far = min(far, bisect_left(REACH, (e[:, 2:] - e[:, :-2]).max()) + 1)
+    xp, k, (step, far) = module(e), e.shape[1] - 1, (len(e), len(REACH))
+    if xp is np and k > 1:
+        widest = int((e[:, 2:] - e[:, :-2]).max())
+        far = min(far, bisect_left(REACH, widest) + 1)  # longer steps all lead to the same place
+        step = max(1, TRIED // (far * k))
     e, shifts = e + 0, _shifts(far, device(e))
-    for i in range(1, min(k, 3)):
-        at, left, right = e[:, i:k:2], e[:, i - 1 : k - 1 : 2], e[:, i + 1 :: 2]
-        places = (at + shifts).clip(left + 1, right - 1)  # (places, rows, edges)
-        below, low, high = (take(p.sums, place) for place in (places, left[None], right[None]))
-        (w1, s1), (w2, s2) = below - low, high - below
-        score = s1 * s1 / w1 + s2 * s2 / w2  # the larger these squares, the smaller the squared error
-        e[:, i:k:2] = xp.where(at < p.end, best(score, places), p.end)
+    for r in range(0, len(e), step):
+        rows, end = e[r : r + step], p.end[r : r + step]
+        for i in range(1, min(k, 3)):
+            at, left, right = rows[:, i:k:2], rows[:, i - 1 : k - 1 : 2], rows[:, i + 1 :: 2]
+            places = (at + shifts).clip(left + 1, right - 1)  # (places, rows, edges)
+            below, low, high = (take(p.sums, place) for place in (places, left[None], right[None]))
+            (w1, s1), (w2, s2) = below - low, high - below
+            score = s1 * s1 / w1 + s2 * s2 / w2  # the larger these squares, the smaller the squared error
+            rows[:, i:k:2] = xp.where(at < end, best(score, places), end)
     return e
 
 

@@ -40,6 +40,8 @@ def _in_parts(work: Callable[..., list[int]], size: int, *stack: Array) -> list[
     """Call `work` with as many rows at a time as fit in memory at `size` bytes each; return the rows it left out."""
     most = max(1, (CACHED if isinstance(stack[0], np.ndarray) else MEMORY) // size)
     starts = range(0, len(stack[0]), most)
+    if len(starts) > 1 and isinstance(stack[0], np.ndarray):
+        np.empty(CACHED, np.uint8)  # once freed, glibc keeps this much for the next part, which saves page faults
     return [first + r for first in starts for r in work(*(a[first : first + most] for a in stack))]
 
 

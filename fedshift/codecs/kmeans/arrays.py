@@ -215,9 +215,4 @@ def best(score: Array, choices: Array) -> Array:
     """out[...] = choices[i, ...] where score[i, ...] is the greatest, the first of equal ones; scores are not NaN."""
     if not isinstance(score, np.ndarray):
         return choices.gather(0, score.argmax(0, keepdim=True))[0]
-    if score.size < 10 * MANY:
-        return choices.take(score.argmax(0) * score[0].size + np.arange(score[0].size).reshape(score.shape[1:]))
-    greatest, out = score.max(0), choices[-1].copy()
-    for values, choice in zip(score[-2::-1], choices[-2::-1], strict=True):
-        np.copyto(out, choice, where=values == greatest)
-    return out
+    return choices.take(score.argmax(0) * score[0].size + np.arange(score[0].size).reshape(score.shape[1:]))

@@ -127,8 +127,8 @@ def _nearest(x: Array, border: Array, codes: Array, key: Array | None = None) ->
             codes[:] = search(border, x)
             return
         codes[:] = 0
-        for r in range(0, len(x), BLOCK):
-            block, limits, code = x[r : r + BLOCK], border[r : r + BLOCK], codes[r : r + BLOCK]
+        for first in range(0, len(x), BLOCK):
+            block, limits, code = (a[first : first + BLOCK] for a in (x, border, codes))
             for j in range(border.shape[1]):
                 code += block > limits[:, j : j + 1]
         return

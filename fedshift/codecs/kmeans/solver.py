@@ -53,7 +53,7 @@ from fedshift.codecs.kmeans.arrays import (
 
 FILLS = (2, 1, 1, 0, 0)  # passes of fill for tensors: at the start, in each of three rounds, at the end
 REACH = (1, 2, 3, 5, 16, 256, 4096)  # points an edge may move in a sweep
-TRIED = 1 << 13  # places tried at once in a sweep of numpy arrays, so that they fit into the cache
+TRIED = 1 << 14  # places tried at once in a sweep of numpy arrays, so that they fit into the cache
 EAGER = 0.7  # factor on costs: later steps increase the gain of an exchange
 TIE = 1e-9  # relative difference of two errors below which another order of summation may swap them
 
@@ -199,8 +199,11 @@ def sweep(p: WeightedPoints, e: Array) -> Array:
             at, left, right = rows[:, i:k:2], rows[:, i - 1 : k - 1 : 2], rows[:, i + 1 :: 2]
             places = (at + shifts).clip(left + 1, right - 1)  # (places, rows, edges)
             below, low, high = (take(p.sums, place) for place in (places, left[None], right[None]))
-            (w1, s1), (w2, s2) = below - low, high - below
-            score = s1 * s1 / w1 + s2 * s2 / w2  # the larger these squares, the smaller the squared error
+            lower, upper = below - low, high - below  # weight and moment of the clusters on both sides
+            for sums in (lower, upper):
+                sums[1] *= sums[1]
+                sums[1] /= sums[0]
+            score = lower[1] + upper[1]  # the larger these squares, the smaller the squared error
             rows[:, i:k:2] = xp.where(at < end, best(score, places), end)
     return e
 

@@ -220,6 +220,8 @@ def exchange(p: WeightedPoints, e: Array) -> Array:
     if xp is torch:
         return _exchanged(e, at, gain, cost)
     some = np.flatnonzero(gain.max(1) > cost.min(1))  # other rows would not change
+    if not len(some):
+        return e
     e = e.copy()
     e[some] = _exchanged(e[some], at[some], gain[some], cost[some])
     return e

@@ -70,7 +70,7 @@ def test_runs_are_the_distinct_values_and_their_numbers(rows: int, n: int) -> No
 
 
 def test_sums_of_rows_with_different_ends_equal_those_of_each_row_alone() -> None:
-    x, w = stack(20, 301).astype(np.float64), np.arange(20 * 301).reshape(20, 301) % 5
+    x, w = stack(20, 301).astype(np.float64), np.arange(20.0 * 301).reshape(20, 301) % 5
     end = np.full((20, 1), 300)
     end[[3, 8, 9]] = [[5], [1], [299]]
     for r in range(20):

@@ -121,9 +121,13 @@ def totals(x: Array, end: Array) -> Array:
     return out
 
 
-def cumsum(x: Array) -> Array:
-    """Sums of the first columns of each row, added from left to right; for a numpy array three times as fast as its."""
-    return torch.from_numpy(x).cumsum(1).numpy() if isinstance(x, np.ndarray) else x.cumsum(1)
+def cumsum(x: Array, out: Array | None = None) -> Array:
+    """Sums of the first columns of each row, added from left to right."""
+    if not isinstance(x, np.ndarray):
+        return x.cumsum(1)
+    out = np.empty_like(x) if out is None else out
+    torch.cumsum(torch.from_numpy(x), 1, out=torch.from_numpy(out))  # takes a third of the time of numpy
+    return out
 
 
 def prefix_sums(w: Array, x: Array, middle: Array) -> Array:
@@ -136,16 +140,16 @@ def prefix_sums(w: Array, x: Array, middle: Array) -> Array:
         right = torch.where(torch.arange(x.shape[1], device=x.device) < middle, 0.0, x)
         left = (x - right).flip(1).cumsum(1).flip(1)
         outwards = torch.nn.functional.pad(right[:, :-1].cumsum(1), (1, 0)) - left
-        return torch.cat([(w.cumsum(1) - w).double(), outwards]).view(2, -1)
+        return torch.cat([w.cumsum(1) - w, outwards]).view(2, -1)
     out = np.empty((2, *x.shape))
     out[0, :, 0] = 0
-    out[0, :, 1:] = cumsum(w[:, :-1])
+    cumsum(w[:, :-1], out[0, :, 1:])
     usual = middle.max()  # that of all rows without equal values
     others = np.flatnonzero(middle != usual).tolist()
     for r, i in [(slice(None), usual), *((slice(r, r + 1), middle[r, 0]) for r in others)]:
         total, part = out[1, r], x[r]
         total[:, i] = 0
-        total[:, i + 1 :] = cumsum(part[:, i:-1])
+        cumsum(part[:, i:-1], total[:, i + 1 :])
         np.negative(cumsum(part[:, :i][:, ::-1].copy())[:, ::-1], out=total[:, :i])
     return out.reshape(2, -1)
 
@@ -211,7 +215,4 @@ def best(score: Array, choices: Array) -> Array:
     """out[...] = choices[i, ...] where score[i, ...] is the greatest, the first of equal ones; scores are not NaN."""
     if not isinstance(score, np.ndarray):
         return choices.gather(0, score.argmax(0, keepdim=True))[0]
-    greatest, out = score.max(0), choices[-1].copy()
-    for values, choice in zip(score[-2::-1], choices[-2::-1], strict=True):
-        np.copyto(out, choice, where=values == greatest)
-    return out
+    return choices.take(score.argmax(0) * score[0].size + np.arange(score[0].size).reshape(score.shape[1:]))

@@ -32,7 +32,7 @@ def encode(x: Array, codes: Array, side: Array, exact: bool) -> list[int]:
     with np.errstate(invalid="ignore"):  # bins of infinity
         if n < LONG:
             return _sorted(x, codes, side)
-        size = 8 * n + 24 * bins.BINS + 200 * bins.MOST  # above CACHED: one row at a time on a CPU
+        size = 8 * n + 24 * bins.BINS + 200 * bins.MOST  # above CACHED / 2: one row at a time on a CPU
         return _in_parts(partial(_counted, exact=exact), size, x, codes, side)
 
 
@@ -40,6 +40,8 @@ def _in_parts(work: Callable[..., list[int]], size: int, *stack: Array) -> list[
     """Call `work` with as many rows at a time as fit in memory at `size` bytes each; return the rows it left out."""
     most = max(1, (CACHED if isinstance(stack[0], np.ndarray) else MEMORY) // size)
     starts = range(0, len(stack[0]), most)
+    if len(starts) > 1 and isinstance(stack[0], np.ndarray):
+        np.empty(CACHED, np.uint8)  # once freed, glibc keeps this much for the next part, which saves page faults
     return [first + r for first in starts for r in work(*(a[first : first + most] for a in stack))]
 
 
@@ -125,8 +127,8 @@ def _nearest(x: Array, border: Array, codes: Array, key: Array | None = None) ->
             codes[:] = search(border, x)
             return
         codes[:] = 0
-        for r in range(0, len(x), BLOCK):
-            block, limits, code = x[r : r + BLOCK], border[r : r + BLOCK], codes[r : r + BLOCK]
+        for first in range(0, len(x), BLOCK):
+            block, limits, code = (a[first : first + BLOCK] for a in (x, border, codes))
             for j in range(border.shape[1]):
                 code += block > limits[:, j : j + 1]
         return

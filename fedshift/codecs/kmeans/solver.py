@@ -53,6 +53,7 @@ from fedshift.codecs.kmeans.arrays import (
 
 FILLS = (2, 1, 1, 0, 0)  # passes of fill for tensors: at the start, in each of three rounds, at the end
 REACH = (1, 2, 3, 5, 16, 256, 4096)  # points an edge may move in a sweep
+TRIED = 1 << 14  # places tried at once in a sweep of numpy arrays, so that they fit into the cache
 EAGER = 0.7  # factor on costs: later steps increase the gain of an exchange
 TIE = 1e-9  # relative difference of two errors below which another order of summation may swap them
 
@@ -66,6 +67,11 @@ class WeightedPoints(NamedTuple):
     end: Array  # int64 (rows, 1): position beyond the last point
     number: Array  # int64 (rows, 1): of points
     sums: Array  # float64 (2, rows * m): weight and moment below each position
+
+    def rows(self, index: Array) -> "WeightedPoints":
+        """Some of the rows; positions remain those in the whole stack."""
+        v, w, first, end, number, sums = self
+        return WeightedPoints(v[index], w[index], first[index], end[index], number[index], sums)
 
 
 class Means(NamedTuple):
@@ -133,14 +139,16 @@ def measure(v: Array, w: Array, number: Array) -> WeightedPoints:
     rows, m = v.shape
     first = arange(v, 0, rows * m, m)[:, None]
     weight = cast(w, "float64")
-    sums = prefix_sums(w, weight * v, number // 2)
+    sums = prefix_sums(weight, weight * v, number // 2)
     return WeightedPoints(v, weight, first, first + number, number, sums)
 
 
 def start(p: WeightedPoints, k: int) -> Array:
     """Edges at equal shares of the cube root of the density: sum of (w gap^2)^(1/3)."""
     gap = p.v[:, 1:] - p.v[:, :-1]
-    share = cumsum(cube_root(p.w[:, 1:] * gap * gap))
+    share = p.w[:, 1:] * gap
+    share *= gap
+    share = cumsum(cube_root(share))
     return edges(p, search(share, arange(share, 1, k) * (share[:, -1:] / k)) + 1)
 
 
@@ -179,17 +187,24 @@ def edges(p: WeightedPoints, cuts: Array) -> Array:
 
 def sweep(p: WeightedPoints, e: Array) -> Array:
     """Move every second edge, then the others, to the best of the places within reach between its neighbours."""
-    xp, k, far = module(e), e.shape[1] - 1, len(REACH)
-    if xp is np and k > 1:  # steps beyond the widest pair of clusters all lead to the same place
-        far = min(far, bisect_left(REACH, (e[:, 2:] - e[:, :-2]).max()) + 1)
+    xp, k, (step, far) = module(e), e.shape[1] - 1, (len(e), len(REACH))
+    if xp is np and k > 1:
+        widest = int((e[:, 2:] - e[:, :-2]).max())
+        far = min(far, bisect_left(REACH, widest) + 1)  # longer steps all lead to the same place
+        step = max(1, TRIED // (far * k))
     e, shifts = e + 0, _shifts(far, device(e))
-    for i in range(1, min(k, 3)):
-        at, left, right = e[:, i:k:2], e[:, i - 1 : k - 1 : 2], e[:, i + 1 :: 2]
-        places = (at + shifts).clip(left + 1, right - 1)  # (places, rows, edges)
-        below, low, high = (take(p.sums, place) for place in (places, left[None], right[None]))
-        (w1, s1), (w2, s2) = below - low, high - below
-        score = s1 * s1 / w1 + s2 * s2 / w2  # the larger these squares, the smaller the squared error
-        e[:, i:k:2] = xp.where(at < p.end, best(score, places), p.end)
+    for r in range(0, len(e), step):
+        rows, end = e[r : r + step], p.end[r : r + step]
+        for i in range(1, min(k, 3)):
+            at, left, right = rows[:, i:k:2], rows[:, i - 1 : k - 1 : 2], rows[:, i + 1 :: 2]
+            places = (at + shifts).clip(left + 1, right - 1)  # (places, rows, edges)
+            below, low, high = (take(p.sums, place) for place in (places, left[None], right[None]))
+            lower, upper = below - low, high - below  # weight and moment of the clusters on both sides
+            for sums in (lower, upper):
+                sums[1] *= sums[1]
+                sums[1] /= sums[0]
+            score = lower[1] + upper[1]  # the larger these squares, the smaller the squared error
+            rows[:, i:k:2] = xp.where(at < end, best(score, places), end)
     return e
 
 
@@ -200,8 +215,21 @@ def exchange(p: WeightedPoints, e: Array) -> Array:
     w1, w2 = w[:, :-1], w[:, 1:]
     cost = apart(w1, mean[:, :-1], w2, mean[:, 1:], w1 + w2) * EAGER * _uneven(k - 1, device(e))
     cost = xp.where(e[:, 1:-1] < p.end, cost, np.inf)
-    if k == 1 or known(xp.amax(gain, 1) <= xp.amin(cost, 1)):
+    if k == 1:
         return e
+    if xp is torch:
+        return _exchanged(e, at, gain, cost)
+    some = np.flatnonzero(gain.max(1) > cost.min(1))  # other rows would not change
+    if not len(some):
+        return e
+    e = e.copy()
+    e[some] = _exchanged(e[some], at[some], gain[some], cost[some])
+    return e
+
+
+def _exchanged(e: Array, at: Array, gain: Array, cost: Array) -> Array:
+    """Edges after the exchanges that pay: splits at `at` have these gains, merges of neighbours these costs."""
+    xp = module(e)
     none = xp.full_like(gain[:, :1], np.inf)
     cost = xp.concatenate([none, cost, none, none], 1)
     lowest = (cost[:, 1:-1] < cost[:, :-2]) & (cost[:, 1:-1] <= cost[:, 2:])  # so that merges have no cluster in common
@@ -217,13 +245,23 @@ def exchange(p: WeightedPoints, e: Array) -> Array:
 def fill(p: WeightedPoints, e: Array, passes: int) -> Array:
     """Split the clusters with the largest gains until there are k, each at most once per pass."""
     xp, k = module(e), e.shape[1] - 1
-    while passes > 0 if xp is torch else not known((e[:, -2:-1] < p.end) | (p.number <= k)):
-        at, gain, _, _ = halves(p, e)
-        loss, split = ascending(-gain)
-        cut = xp.flip(xp.where(loss <= 0, gather(at, split), p.end), (1,))  # the best last, where edges are missing
-        e = sort(xp.concatenate([e[:, :1], xp.where(e[:, :-1] == p.end, cut, e[:, 1:])], 1))
-        passes -= 1
+    if xp is torch:
+        for _ in range(passes):
+            e = _filled(p, e)
+        return e
+    while len(some := np.flatnonzero((e[:, -2] == p.end[:, 0]) & (p.number[:, 0] > k))):
+        e = e.copy()
+        e[some] = _filled(p.rows(some), e[some])
     return e
+
+
+def _filled(p: WeightedPoints, e: Array) -> Array:
+    """Edges after one pass of `fill`."""
+    xp = module(e)
+    at, gain, _, _ = halves(p, e)
+    loss, split = ascending(-gain)
+    cut = xp.flip(xp.where(loss <= 0, gather(at, split), p.end), (1,))  # the best last, where edges are missing
+    return sort(xp.concatenate([e[:, :1], xp.where(e[:, :-1] == p.end, cut, e[:, 1:])], 1))
 
 
 def halves(p: WeightedPoints, e: Array) -> tuple[Array, Array, Array, Array]:
@@ -254,7 +292,9 @@ def grid(p: WeightedPoints, k: int) -> Array:
 def error(p: WeightedPoints, centres: Array) -> Array:
     """Sum of w (v - c)^2, where c is the centre nearest to v: (rows, 1)."""
     off = p.v - spread(centres, cuts(p, centres), p.v.shape[1])
-    return totals(p.w * off * off, p.number)
+    square = p.w * off
+    square *= off
+    return totals(square, p.number)
 
 
 @cache

@@ -61,13 +61,10 @@ def speed(size: Size, repeats: int, tick: Tick) -> list[Target]:
     sent = {"K-means, 4 bit": (kmeans, params), "lean": (lean, updates(params))}
     jobs: dict[str, Job] = {}
     for name, (codec, tensors) in sent.items():
-        # a codec per tensor, as an uplink chooses it, so that biases are encoded as well
-        choice = dict.fromkeys(tensors, codec)
-        frame = pack(choice, tensors, key=key(0, "bench"))
-        jobs[f"pack, {name}"] = partial(pack, choice, tensors, key=key(0, "bench"))
+        frame = pack(codec, tensors, key=key(0, "bench"))
+        jobs[f"pack, {name}"] = partial(pack, codec, tensors, key=key(0, "bench"))
         jobs[f"unpack, {name}"] = partial(unpack, frame, tensors)
-    per_channel = Codec(KMeans(4), groups=PerChannel())
-    jobs["per channel"] = partial(pack, dict.fromkeys(params, per_channel), params)
+    jobs["per channel"] = partial(pack, Codec(KMeans(4), groups=PerChannel()), params)
     took = medians(jobs, repeats, tick)
     return list(speed_targets(took, count))
 
@@ -101,7 +98,7 @@ def small_tensors(n: int) -> Params:
 
 
 def there_and_back(params: Params) -> Params:
-    return unpack(pack(dict.fromkeys(params, Codec(KMeans(4))), params), params)
+    return unpack(pack(Codec(KMeans(4)), params), params)
 
 
 def memory(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:

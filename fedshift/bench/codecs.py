@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.bench.timing import fresh_memory, in_process, resident
+from fedshift.bench.timing import in_process
 from fedshift.codecs import BitPack, Codec, KMeans, Range, Uniform
 from fedshift.codecs.base import Quantizer
+from fedshift.core.memory import CLEAR, fresh_memory, reset_peak, resident
 from fedshift.core.types import Params
 from fedshift.wire.mean import Mean
 from fedshift.wire.measure import Job, Tick, weights
@@ -132,7 +132,7 @@ def streamed(uploads: list[bytes], like: Params) -> Params:
 
 def memory(tick: Tick) -> Iterator[Target]:
     """Memory of averaging in addition to the frame, in sizes of the model, in separate processes (Linux only)."""
-    if not Path("/proc/self/clear_refs").exists():
+    if not CLEAR.exists():
         return
     extra = {}
     for uploads in (10, 100):
@@ -150,7 +150,6 @@ def peak(uploads: int) -> float:
     torch.set_num_threads(1)
     params = weights()
     frame = pack(Codec(KMeans(4)), params)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = resident("VmRSS")
+    before = reset_peak()
     streamed([frame] * uploads, params)
     return (resident("VmHWM") - before) / sum(4 * x.numel() for x in params.values())

@@ -18,8 +18,8 @@ import tomli_w
 
 from fedshift.bench.codecs import Target
 from fedshift.flower.app.processes import ProcessError
-from fedshift.flower.app.superlink import SuperLink
-from fedshift.flower.testing.bench import APP, ARRAYS, PLAIN, TIMEOUT
+from fedshift.flower.app.superlink import Config, SuperLink
+from fedshift.flower.testing.bench import ARRAYS, PLAIN, TIMEOUT
 from fedshift.flower.testing.certificates import server_certificate, supernode_key
 from fedshift.flower.testing.deployment import SuperNode
 
@@ -32,18 +32,6 @@ UPLINKS = {
     BOTH: "lean, downlink=8",
 }
 IDLE = 15.0  # seconds
-PROJECT = {
-    "project": {"name": "uplink", "version": "0.1.0", "dependencies": []},
-    "tool": {
-        "flwr": {
-            "app": {
-                "publisher": "fedshift",
-                "components": {"serverapp": "uplink.app:server", "clientapp": "uplink.app:client"},
-                "config": {"rounds": ROUNDS, "nodes": NODES, "uplink": PLAIN, "downlink": 32},
-            }
-        }
-    },
-}
 Tick = Callable[[str], None]
 CHUNK = 1 << 16
 
@@ -117,10 +105,7 @@ def uplinks(tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
     """Run a deployment with each uplink; return the targets and the table of bytes."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        (folder / "app" / "uplink").mkdir(parents=True)
-        (folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(PROJECT))
-        (folder / "app" / "uplink" / "__init__.py").touch()
-        (folder / "app" / "uplink" / "app.py").write_text(APP)
+        write_app(folder / "app", "bench", {"rounds": ROUNDS, "nodes": NODES, "uplink": PLAIN, "downlink": 32})
         tick("start of a deployment")
         tls = server_certificate(folder / "keys")
         link = stack.enter_context(SuperLink(folder, tls=tls, auth=True))
@@ -143,6 +128,19 @@ def uplinks(tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
         time.sleep(IDLE)
         idle = (sum(relay.up for relay in relays) - before) / IDLE / NODES
     return targets(found), [row(label, found[uplink], idle) for uplink, label in UPLINKS.items()]
+
+
+def write_app(folder: Path, module: str, config: Config) -> None:
+    """Write the project of a Flower app; its ServerApp and ClientApp are in a module of `fedshift.flower.testing`."""
+    components = {"serverapp": "measured.app:server", "clientapp": "measured.app:client"}
+    app = {"publisher": "fedshift", "components": components, "config": dict(config)}
+    project = {"name": "measured", "version": "0.1.0", "dependencies": []}
+    (folder / "measured").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}}))
+    (folder / "measured" / "__init__.py").touch()
+    # Flower looks for assignments in this file
+    source = f"from fedshift.flower.testing import {module} as apps\n\nclient = apps.client\nserver = apps.server\n"
+    (folder / "measured" / "app.py").write_text(source)
 
 
 def counted(link: SuperLink, relays: list[Relay], app: Path, uplink: str) -> Traffic:

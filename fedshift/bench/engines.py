@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from fedshift.bench.codecs import Target
-from fedshift.bench.timing import in_process, resident
+from fedshift.bench.timing import in_process
+from fedshift.core.memory import CLEAR, reset_peak, resident
 from fedshift.data import datasets
 from fedshift.data.datasets import Dataset, dataset
 from fedshift.data.partition import Partition
@@ -163,7 +164,7 @@ def wall(fed: Federation, engine: Engine, threads: int) -> float:
 
 def population(rounds: int, tick: Tick) -> list[Target]:
     """Time and memory of a round with ten clients of 14 examples, for populations of 100 and 10,000 (Linux only)."""
-    if not Path("/proc/self/clear_refs").exists():
+    if not CLEAR.exists():
         return []
     tick("100 and 10,000 clients")
     trials = [
@@ -184,8 +185,7 @@ def population_cost(clients: int, rounds: int) -> tuple[float, int]:
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(140_000, 64, generator=g), torch.randint(0, 10, (140_000,), generator=g)
     data = dataset(x, y, x[:360], y[:360])
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = resident("VmRSS")
+    before = reset_peak()
     with folder() as out:
         experiment = small(
             data={"partition": "iid", "clients": clients},

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from fedshift.bench import codecs, engines, rates, rivals
+from fedshift.bench import codecs, engines, large, rates, rivals
 from fedshift.bench.codecs import Target
 from fedshift.core.tables import Listing, titled
 from fedshift.rounds.engine import one_thread
@@ -125,6 +125,26 @@ def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Be
         columns = "bytes up per node and round", *parts
         listings.append(Listing("A deployment, 1.3 million weights, TCP with TLS", columns, bytes_up))
     return BenchResult(about, [], targets, tuple(listings))
+
+
+def measure_large(quick: bool, repeats: int, tick: Callable[[str], None], flower: bool = False) -> BenchResult:
+    """Measure large models, with `flower` also through Flower; `quick` uses small ones, which have no targets."""
+    size = large.QUICK if quick else large.FULL
+    about = machine() | {"model": str(size)}
+    with one_thread():
+        targets = large.speed(size, repeats, tick) + large.many(size, repeats, tick)
+    more, rows = large.memory(size, tick)
+    targets += more
+    if flower:
+        through = size._replace(layers=size.flower_layers)
+        about |= {"model through Flower": str(through), "flwr": version("flwr")}
+        more, further = large.through_flower(size, tick)
+        targets, rows = targets + more, rows + further
+    if quick:
+        targets = [target._replace(asked="-", met=True) for target in targets]
+    columns = "in sizes of the model", "peak", "frame", "kept", "beyond"
+    listings = (Listing("Memory of a client, from the end of training", columns, rows),) if rows else ()
+    return BenchResult(about, [], targets, listings)
 
 
 def show(result: BenchResult, console: Console) -> None:

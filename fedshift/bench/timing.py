@@ -1,11 +1,8 @@
-"""Memory of a process, and functions in separate processes."""
+"""Optional packages, and functions in separate processes."""
 
-import ctypes
 import importlib
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 
 def installed(package: str) -> bool:
@@ -15,19 +12,6 @@ def installed(package: str) -> bool:
     except ImportError:
         return False
     return True
-
-
-def fresh_memory() -> None:
-    """Make glibc allocate large arrays in new pages and return them immediately; no effect on other C libraries."""
-    mmap_threshold = -3  # of malloc.h
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20)
-
-
-def resident(field: str) -> int:
-    """Resident memory of this process in bytes: VmRSS (current) or VmHWM (peak) (Linux only)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])
 
 
 def in_process(module: str, function: str, *numbers: int) -> list[float]:

@@ -1,6 +1,7 @@
 """Arguments of `fedshift bench`."""
 
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,17 +82,41 @@ def flower(
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 9,
 ) -> None:
     """Measure what Flower adds to a round, and the TCP bytes that a node sends per round."""
+    require_flower(None if quick else "--quick skips it")
+    from fedshift.bench import report
+
+    measured(report.measure_flower, quick, repeats, as_json)
+
+
+def require_flower(deployment: str | None) -> None:
+    """Exit if Flower is missing, or trustme for a deployment; `deployment` is a hint how to avoid it, None for none."""
     try:
         import fedshift.flower  # noqa: F401
     except ImportError as missing:
         typer.echo(f"fedshift: {missing}", err=True)
         raise typer.Exit(2) from None
-    if not quick and find_spec("trustme") is None:
-        typer.echo(f"fedshift: a deployment {needs('trustme')}; --quick skips it", err=True)
+    if deployment and find_spec("trustme") is None:
+        typer.echo(f"fedshift: a deployment {needs('trustme')}; {deployment}", err=True)
         raise typer.Exit(2)
+
+
+@bench.command(
+    epilog=examples("fedshift bench large --quick", "fedshift bench large --flower --json"),
+)
+def large(
+    quick: Annotated[bool, typer.Option("--quick", help="Measure small models, which takes seconds.")] = False,
+    flower: Annotated[
+        bool, typer.Option("--flower", help="Also run a simulation and a deployment of Flower, which takes minutes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 3,
+) -> None:
+    """Measure time and memory of uploads of a transformer with 85 million weights, and of 10,000 tensors."""
+    if flower:
+        require_flower("omit --flower to skip it")
     from fedshift.bench import report
 
-    measured(report.measure_flower, quick, repeats, as_json)
+    measured(partial(report.measure_large, flower=flower), quick, repeats, as_json)
 
 
 def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:

@@ -45,6 +45,17 @@ def weights(seed: int = 0, of: Params | None = None) -> Params:
     return params
 
 
+def transformer(layers: int = 12, width: int = 768) -> Params:
+    """Shapes of a transformer's layers, without values: 85 million weights by default."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        for norm in ("norm1", "norm2"):
+            shapes |= {f"{layer}.{norm}.weight": (width,), f"{layer}.{norm}.bias": (width,)}
+        for linear, n, m in ("qkv", 3, 1), ("proj", 1, 1), ("fc1", 4, 1), ("fc2", 1, 4):
+            shapes |= {f"{layer}.{linear}.weight": (n * width, m * width), f"{layer}.{linear}.bias": (n * width,)}
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
 def updates(of: Params, seed: int = 0) -> Params:
     """Tensors of these shapes with values like those of a client's update: Laplace, variance one."""
     g = torch.Generator().manual_seed(seed)

@@ -1,7 +1,5 @@
 """Stacks of rows, as numpy arrays and as tensors: the codes and codebooks of each row alone, to the last bit."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,12 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from fedshift import KMeans
-from fedshift.bench.timing import fresh_memory, in_process, resident
+from fedshift.bench.timing import in_process
 from fedshift.codecs.kmeans import graphs, solver
 from fedshift.codecs.kmeans import rows as stacks
+from fedshift.core.memory import CLEAR, fresh_memory, resident
 from tests.codecs.test_kmeans import BITS, FLOATS, samples
 
-CLEAR = Path("/proc/self/clear_refs")
 GREATEST = float(np.finfo(np.float32).max)
 
 

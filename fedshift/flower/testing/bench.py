@@ -22,12 +22,6 @@ CLIENTS, STEPS, BATCH = 10, 10, 32
 TIMEOUT = 300.0  # seconds
 PLAIN = "none"  # `uplink` in the run's config: without the mod
 ARRAYS = "bytes of arrays per node and round:"  # in the log of a run
-APP = """
-from fedshift.flower.testing import bench
-
-client = bench.client
-server = bench.server
-"""
 
 
 class Work:

@@ -287,7 +287,7 @@ def table(quantizer: tuple[int, bytes], n: int, side: Array) -> Array:
     low, high = side.astype(np.float64)
     values = (low + q / (levels - 1) * (high - low)).astype(np.float32)
     values[-1] = side[1]
-    return values
+    return np.asarray(values)
 
 
 @cache

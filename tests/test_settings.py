@@ -27,7 +27,10 @@ from fedshift import (
 )
 from fedshift.algorithms import Chain, Shift
 from fedshift.codecs.exact import EXACT
-from fedshift.codecs.named import eden, qsgd, sign, topk
+from fedshift.codecs.normal import eden
+from fedshift.codecs.qsgd import qsgd
+from fedshift.codecs.sign import sign
+from fedshift.codecs.ternary import topk
 from fedshift.core.files import RunError
 from fedshift.experiment.build import build, complete_algorithm
 from fedshift.experiment.grid import expand

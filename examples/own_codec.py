@@ -28,8 +28,9 @@ class Powers(Lookup, number=130):
 
     @classmethod
     def read(cls, parameters: bytes) -> Self:
-        (count,) = parameters  # ValueError for another number of bytes
-        return cls(count)
+        if len(parameters) != 1:
+            raise ValueError(f"Powers has {len(parameters)} bytes of parameters instead of 1")
+        return cls(parameters[0])
 
     def width(self, n: int) -> int:
         return 1  # number of side data: the largest magnitude
@@ -64,6 +65,5 @@ def show(name: str, experiment: Experiment, uplink: Uplink | None = None) -> Non
 if __name__ == "__main__":
     settings = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     show("exact             ", Experiment(**settings | {"uplink": {}}))
-    mine = Uplink(powers(count=4), update=True, feedback=True)
-    show("mine, as an object", Experiment(**settings | {"uplink": {"bits": 8}}), mine)
+    show("mine, as an object", Experiment(**settings | {"uplink": {}}), Uplink(powers(4), update=True, feedback=True))
     show("mine, by its name ", Experiment(**settings))

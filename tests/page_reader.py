@@ -5,6 +5,8 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import cache
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +34,7 @@ class PageCodec(NamedTuple):
     quantizer: tuple[int, bytes]
     coder: int
     groups: tuple[int, bytes]
+    hadamard: bool = False
 
 
 class PageFrame(NamedTuple):
@@ -123,8 +126,11 @@ def read_codecs(coding: Bytes, tensors: int) -> list[PageCodec]:
     for _ in range(coding.varint()):
         quantizer, (coder, none) = read_part(coding), read_part(coding)
         flags = coding.byte()
-        assert (none, flags & ~1) == (b"", 0)
-        codecs.append(PageCodec(quantizer, coder, read_part(coding) if flags else (0, b"")))
+        assert (none, flags & ~3) == (b"", 0)
+        groups = read_part(coding) if flags & 1 else (0, b"")
+        if flags & 2:
+            assert read_part(coding) == (1, b"")
+        codecs.append(PageCodec(quantizer, coder, groups, bool(flags & 2)))
     found: list[PageCodec] = []
     while len(found) < tensors:
         count, index = coding.varint(), coding.varint()
@@ -138,9 +144,20 @@ def read_part(coding: Bytes) -> tuple[int, bytes]:
     return number, coding.take(coding.byte())
 
 
+def codes_of(codec: PageCodec, shape: tuple[int, ...]) -> int:
+    """Number of codes of a tensor."""
+    n = math.prod(shape)
+    return n + -n % block_of(n) if codec.hadamard else n
+
+
+def block_of(n: int) -> int:
+    """Values per block of the Hadamard transform."""
+    return max(size for size in (1 << bit for bit in range(16)) if 16 * (-n % size) <= n)
+
+
 def rows_of(codec: PageCodec, shape: tuple[int, ...]) -> list[int]:
     """Values of each row."""
-    n, (groups, parameters) = math.prod(shape), codec.groups
+    n, (groups, parameters) = codes_of(codec, shape), codec.groups
     if not n:
         return []
     if groups == 1 and shape:
@@ -151,15 +168,30 @@ def rows_of(codec: PageCodec, shape: tuple[int, ...]) -> list[int]:
     return [n]
 
 
-def levels_of(codec: PageCodec, n: int) -> int:
-    number, parameters = codec.quantizer
+def inner_of(parameters: bytes) -> tuple[int, bytes]:
+    """Quantizer in a top-k quantizer."""
+    assert len(parameters) == 2 + parameters[1]
+    return parameters[0], parameters[2:]
+
+
+def levels_of(quantizer: tuple[int, bytes], n: int) -> int:
+    number, parameters = quantizer
+    if number == 12:
+        return levels_of(inner_of(parameters), n) + 1
+    if number in (7, 9):
+        return {7: 3, 9: 2}[number]
+    if number == 8:
+        return 2 * parameters[0] + 1
     most: int = 2 ** parameters[0]
-    return {1: most, 2: min(n, most), 3: most, 6: most - 1, 7: 3}[number]
+    return {1: most, 2: min(n, most), 3: most, 6: most - 1, 10: most, 11: most}[number]
 
 
-def width_of(codec: PageCodec, n: int) -> int:
+def width_of(quantizer: tuple[int, bytes], n: int) -> int:
     """Numbers of side data."""
-    return levels_of(codec, n) if codec.quantizer[0] == 2 else {1: 2, 3: 2, 6: 3, 7: 2}[codec.quantizer[0]]
+    number, parameters = quantizer
+    if number == 12:
+        return width_of(inner_of(parameters), n)
+    return levels_of(quantizer, n) if number == 2 else {1: 2, 3: 2, 6: 3, 7: 2, 8: 1, 9: 1, 10: 1, 11: 0}[number]
 
 
 def read_tensors(frame: Bytes, model: Sequence[Tensor], codecs: Sequence[PageCodec]) -> dict[str, Array]:
@@ -167,9 +199,9 @@ def read_tensors(frame: Bytes, model: Sequence[Tensor], codecs: Sequence[PageCod
     rows = [[] if plain[i] else rows_of(codecs[i], tensor.shape) for i, tensor in enumerate(model)]
     totals, levels = [], []
     for i, tensor in enumerate(model):
-        n, size = math.prod(tensor.shape), np.dtype(STORED[tensor.dtype]).itemsize
+        n, size = codes_of(codecs[i], tensor.shape), np.dtype(STORED[tensor.dtype]).itemsize
         totals.append(n * (2 if codecs[i].quantizer[0] == 4 else size) if plain[i] else n)
-        levels.append(256 if plain[i] else max((levels_of(codecs[i], row) for row in rows[i]), default=1))
+        levels.append(256 if plain[i] else max((levels_of(codecs[i].quantizer, row) for row in rows[i]), default=1))
     buffers: list[list[int]] = []
     shared: dict[PageCodec, list[int]] = {}
     for i, codec in enumerate(codecs):
@@ -184,9 +216,10 @@ def read_tensors(frame: Bytes, model: Sequence[Tensor], codecs: Sequence[PageCod
     for places in buffers:
         count, most = sum(totals[i] for i in places), max(levels[i] for i in places)
         lengths.append(frame.varint() if codecs[places[0]].coder else (count * bits_of(most) + 7) // 8)
-    sides = []
+    seeds, sides = [], []
     for i, codec in enumerate(codecs):
-        widths = [width_of(codec, n) for n in rows[i]]
+        seeds.append(struct.unpack("<I", frame.take(4))[0] if codec.hadamard and totals[i] else 0)
+        widths = [width_of(codec.quantizer, n) for n in rows[i]]
         sides.append([np.frombuffer(frame.take(4 * width), "<f4") for width in widths])
     found: dict[str, Array] = {}
     for places, length in zip(buffers, lengths, strict=True):
@@ -195,6 +228,8 @@ def read_tensors(frame: Bytes, model: Sequence[Tensor], codecs: Sequence[PageCod
         for i in places:
             mine, codes = codes[: totals[i]], codes[totals[i] :]
             values = exact(codecs[i], model[i], mine) if plain[i] else quantized(codecs[i], rows[i], sides[i], mine)
+            if codecs[i].hadamard:
+                values = rotated_back(values, seeds[i], math.prod(model[i].shape))
             found[model[i].name] = as_dtype(values, model[i].dtype).reshape(model[i].shape)
     for tensor in model:
         dtype = np.float32 if tensor.dtype == BFLOAT16 else STORED[tensor.dtype]
@@ -215,28 +250,83 @@ def quantized(codec: PageCodec, rows: list[int], sides: list[Array], codes: NDAr
     values = []
     for n, side in zip(rows, sides, strict=True):
         mine, codes = codes[:n], codes[n:]
-        assert mine.max() < levels_of(codec, n)
-        values.append(table(codec, n, side)[mine])
+        assert mine.max() < levels_of(codec.quantizer, n)
+        values.append(table(codec.quantizer, n, side)[mine])
     return np.concatenate(values)
 
 
-def table(codec: PageCodec, n: int, side: Array) -> Array:
+def table(quantizer: tuple[int, bytes], n: int, side: Array) -> Array:
     """Values of all codes of a row, float32."""
-    number, levels = codec.quantizer[0], levels_of(codec, n)
+    (number, parameters), levels = quantizer, levels_of(quantizer, n)
     q = np.arange(levels)
+    k = (q + 1) // 2
     if number == 2:
         return side
     if number == 7:
         return np.array([0, *side], np.float32)
     if number == 6:
         step, first, further = side
-        k = (q + 1) // 2
         size = (k.astype(np.float32) - np.where(k == 1, first, further)) * step
         return np.where(q == 0, np.float32(0), np.where(q % 2 == 1, size, -size))
+    if number == 8:
+        size = side.astype(np.float64) * (k / parameters[0])
+        return np.where(q == 0, 0, np.where(q % 2 == 1, size, -size)).astype(np.float32)
+    if number == 9:
+        return np.array([side[0], -side[0]], np.float32)
+    if number == 10:
+        half = normal_levels(levels // 2, zero=False)
+        return side * np.array([*-half[::-1], *half], np.float32)
+    if number == 11:
+        if levels == 2:
+            half = normal_levels(1, zero=False)
+            return np.array([*-half, *half], np.float32)
+        above, below = normal_levels(levels // 2, zero=True), normal_levels(levels // 2 - 1, zero=True)
+        return np.array([*-below[::-1], 0, *above], np.float32)
+    if number == 12:
+        return np.array([0, *table(inner_of(parameters), n, side)], np.float32)
     low, high = side.astype(np.float64)
     values: Array = (low + q / (levels - 1) * (high - low)).astype(np.float32)
     values[-1] = side[1]
-    return values
+    return np.asarray(values)
+
+
+@cache
+def normal_levels(m: int, zero: bool) -> Array:
+    """Positive levels of a normal distribution, by Newton's method with a numerical derivative."""
+
+    def residual(c: Array) -> Array:
+        borders = [c[0] / 2 if zero else 0.0, *((c[1:] + c[:-1]) / 2), math.inf]
+        density = np.array([math.exp(-b * b / 2) / math.sqrt(2 * math.pi) for b in borders])
+        above = np.array([math.erfc(b / math.sqrt(2)) / 2 for b in borders])
+        return np.asarray(c - (density[:-1] - density[1:]) / (above[:-1] - above[1:]))
+
+    c = np.array([NormalDist(0, math.sqrt(3)).inv_cdf(0.5 + (i + 0.75) / (2 * m + 1)) for i in range(m)])
+    for _ in range(12):
+        slope = np.stack([(residual(c + d) - residual(c - d)) / 2e-6 for d in 1e-6 * np.eye(m)], axis=1)
+        c = c - np.linalg.solve(slope, residual(c))
+    return np.asarray(np.rint(c * 65536) / 65536)
+
+
+def rotated_back(values: Array, seed: int, n: int) -> Array:
+    """Inverse of the Hadamard transform."""
+    size = block_of(n)
+    bits = size.bit_length() - 1
+    strides = [1 << bit for bit in (*range(bits // 2, bits), *range(bits // 2))]
+    blocks = values.reshape(-1, size) * np.float32(size**-0.5)
+    place = np.arange(size)
+    for stride in strides:
+        low = place[place & stride == 0]
+        a, b = blocks[:, low], blocks[:, low + stride]
+        blocks[:, low], blocks[:, low + stride] = a + b, a - b
+    return np.asarray((blocks.flatten() * np.array([sign(seed, i) for i in range(len(values))], np.float32))[:n])
+
+
+def sign(seed: int, i: int) -> int:
+    mask = (1 << 64) - 1
+    z = (seed + (i + 1) * 0x9E3779B97F4A7C15) & mask
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return -1 if (z ^ (z >> 31)) >> 63 else 1
 
 
 def as_dtype(values: Array, dtype: int) -> Array:

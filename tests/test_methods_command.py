@@ -8,6 +8,7 @@ import pytest
 from fedshift import Experiment
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.cli.methods import catalog
+from fedshift.codecs.named import CODECS
 from fedshift.experiment.build import named_algorithm
 from fedshift.experiment.settings import CodingSettings, check_used
 from tests.docs.blocks import ROOT
@@ -22,6 +23,7 @@ def given(item: dict[str, Any]) -> dict[str, Any]:
 def test_all_names_of_settings_are_listed() -> None:
     names = {kind: [item["name"] for item in items] for kind, items in catalog().items()}
     assert names["algorithms"] == list(ALGORITHMS)
+    assert names["codecs"] == list(CODECS)
     for kind, field in (("quantizers", "quantizer"), ("coders", "coder")):
         assert set(names[kind]) == {*get_args(CodingSettings.model_fields[field].annotation)} - {"auto"}
 
@@ -37,8 +39,14 @@ def test_listed_arguments_are_the_defaults(item: dict[str, Any]) -> None:
 def test_listed_sizes_are_the_defaults(item: dict[str, Any]) -> None:
     bits = item["settings"]["bits"] or 4
     listed = Experiment(uplink={"quantizer": item["name"]} | given(item) | {"bits": bits})
-    default = Experiment(uplink={"quantizer": item["name"], "bits": bits})
-    assert listed.uplink.codec_for(bits) == default.uplink.codec_for(bits)
+    usual = Experiment(uplink={"quantizer": item["name"], "bits": bits})
+    assert listed.uplink.codec_for(bits) == usual.uplink.codec_for(bits)
+
+
+@pytest.mark.parametrize("item", catalog()["codecs"], ids=lambda item: item["name"])
+def test_listed_arguments_of_codecs_are_the_defaults(item: dict[str, Any]) -> None:
+    listed = Experiment(uplink={"codec": {"name": item["name"]} | given(item)})
+    assert listed.uplink.codec_for(8) == CODECS[item["name"]]()
 
 
 def test_every_line_is_a_sentence_and_every_algorithm_has_a_reference() -> None:
@@ -68,11 +76,16 @@ def test_the_tables_have_names_arguments_and_references() -> None:
 
 def test_the_list_as_json() -> None:
     done = fedshift("methods", "--json")
-    assert json.loads(done.stdout) == catalog()
+    found = json.loads(done.stdout)
+    assert found == catalog()
+    assert {"qsgd", "sign", "eden", "topk"} <= {item["name"] for item in found["codecs"]}
 
 
 def test_the_page_of_methods_describes_every_algorithm_and_cites_it() -> None:
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    page, codecs = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("methods.md", "codecs.md"))
+    for item in catalog()["codecs"]:
+        assert f"`{item['name']}`" in page, item["name"]
+        assert f"| `{item['name']}`" in codecs, item["name"]
     overview, measured = (page[page.index(title) :] for title in ("## Overview", "## Measured"))
     for item in catalog()["algorithms"]:
         assert f"`{item['name']}`" in overview[: overview.index("## Notes")], item["name"]

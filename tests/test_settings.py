@@ -1,6 +1,7 @@
 """Settings: valid ones, and error messages for all others."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedshift import (
     PerBlock,
     PerChannel,
     Range,
+    Run,
     Step,
     Stochastic,
     Ternary,
@@ -25,6 +27,10 @@ from fedshift import (
 )
 from fedshift.algorithms import Chain, Shift
 from fedshift.codecs.exact import EXACT
+from fedshift.codecs.normal import eden
+from fedshift.codecs.qsgd import qsgd
+from fedshift.codecs.sign import sign
+from fedshift.codecs.ternary import topk
 from fedshift.core.files import RunError
 from fedshift.experiment.build import build, complete_algorithm
 from fedshift.experiment.grid import expand
@@ -37,7 +43,7 @@ from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import uplink_label
 from tests.federations import points
-from tests.runs import fedshift
+from tests.runs import digits, fedshift, go, record, small, undisturbed
 
 
 def groups(**uplink: Any) -> tuple[dict[str, Uplink], list[int]]:
@@ -159,6 +165,91 @@ def test_codecs_by_name() -> None:
     assert (mixed["32 bit"].codec, mixed["8 bit"].codec) == (EXACT, Codec(Step(step=2.0), Range()))
 
 
+def test_a_codec_in_the_settings_is_that_of_quantized_clients() -> None:
+    assert groups(codec="sign")[0] == {"sign": Uplink(sign())}
+    found, group = groups(bits="32+8", codec={"name": "qsgd", "s": 4}, send="updates", feedback=True)
+    assert found == {
+        "32 bit": Uplink(EXACT, update=True, feedback=True),
+        "qsgd": Uplink(qsgd(s=4), update=True, feedback=True),
+    }
+    assert group == [0, 1] * 4
+    assert groups(codec="eden", biases=True)[0]["eden"].codec == replace(eden(), min_axes=1)
+    assert groups(bits=3, codec="sign")[0]["sign"].codec == sign()  # the number is not that of the codec
+    found, group = groups(bits=32, group={"phones": {"share": 0.5, "codec": {"name": "topk", "keep": 0.1}}})
+    assert found == {"phones": Uplink(topk(keep=0.1)), "others": Uplink(EXACT)}
+    assert sorted(group) == [0] * 4 + [1] * 4
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module with functions for `codec`, in the current folder."""
+    (tmp_path / "settings_codecs.py").write_text(
+        "from fedshift import Codec, Uniform\n"
+        "def good(bits=3): return Codec(Uniform(bits))\n"
+        "def other(): return Uniform(3)\n"
+        "def failing(): raise KeyError('no table')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("codec", "why"),
+    [
+        (
+            "no_such_module:good",
+            "uplink.codec = 'no_such_module:good': no module 'no_such_module'",
+        ),
+        ("settings_codecs:god", "uplink.codec = 'settings_codecs:god': no function 'god' in settings_codecs; did you"),
+        ("settings_codecs:other", "uplink.codec = 'settings_codecs:other': returns Uniform, but must return a Codec"),
+        ("settings_codecs:failing", "uplink.codec = 'settings_codecs:failing': 'no table'"),
+        (
+            {"name": "settings_codecs:good", "bit": 3},
+            "with {'bit': 3}: good() got an unexpected keyword argument 'bit'",
+        ),
+        (
+            {"name": "settings_codecs:good", "bits": 9},
+            "with {'bits': 9}: Uniform(bits=9): bits must be between 1 and 8",
+        ),
+    ],
+)
+def test_a_users_codec_that_cannot_be_made_is_refused_before_training(
+    codec: str | dict[str, Any], why: str, own_module: Path
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run(Experiment(uplink={"codec": codec}), data=points())
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uplink",
+    [
+        {"codec": "sign"},
+        {"codec": {"name": "qsgd", "s": 4, "norm": "max"}, "bits": "32+8", "send": "updates"},
+        {"codec": {"name": "settings_codecs:good", "bits": 2}, "biases": True},
+        {"group": {"a": {"share": 0.5, "codec": "eden", "bits": 8}}},
+    ],
+)
+def test_settings_with_a_codec_are_written_and_read_again(uplink: dict[str, Any], own_module: Path) -> None:
+    experiment = Experiment(uplink=uplink)
+    (own_module / "settings.toml").write_text(experiment.toml())
+    again = Experiment(**read(own_module / "settings.toml"))
+    assert again == experiment
+    assert links(again)[0] == links(experiment)[0]
+
+
+def test_a_run_with_a_codec_in_its_settings_is_resumed(own_module: Path) -> None:
+    for i, codec in enumerate(({"name": "settings_codecs:good", "bits": 2}, {"name": "qsgd", "s": 4})):
+        experiment = small({"train": {"rounds": 2}, "uplink": {"codec": codec}})
+        expected = undisturbed(experiment, own_module / f"whole-{i}")
+        with Run(experiment, own_module / f"stopped-{i}", data=digits()) as stopped:
+            next(stopped)
+        go(experiment, own_module / f"stopped-{i}")
+        assert record(own_module / f"stopped-{i}") == expected
+
+
 def test_the_default_quantizer_rounds_at_random_unless_errors_are_fed_back() -> None:
     assert Experiment(uplink={"bits": 4}).uplink.quantizer == "kmeans-random"
     fed_back = Experiment(uplink={"bits": 4, "feedback": True})
@@ -206,6 +297,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"group": {"a": {"share": 0.5, "keep": 0.1, "bits": 4}}}},
         "uplink.group.a.quantizer = 'ternary' with bits = 4: Ternary(bits=4): bits must be 2",
     ),
+    (
+        {"uplink": {"codec": "sing"}},
+        "uplink.codec.name = 'sing': must be one of qsgd, sign, eden, fixed, fedzip, qsparse, topk, common-step, or",
+    ),
+    ({"uplink": {"codec": {"name": "qsgd", "t": 4}}}, "uplink.codec = 'qsgd' with {'t': 4}: qsgd() got an unexpected"),
+    ({"uplink": {"codec": {"name": "qsgd", "s": 0}}}, "uplink.codec = 'qsgd' with {'s': 0}: QSGD(s=0): s, the levels"),
+    ({"uplink": {"codec": {"s": 4}}}, "uplink.codec.name"),
+    ({"uplink": {"codec": "sign", "quantizer": "uniform"}}, "uplink.quantizer: has no effect with codec = 'sign'"),
+    ({"uplink": {"codec": "sign", "rate": 0.5}}, "uplink.rate: has no effect with codec = 'sign', which replaces it"),
+    ({"uplink": {"codec": "sign", "bits": 32}}, "uplink.codec = 'sign': has no effect with bits = 32"),
+    ({"uplink": {"codec": "sign", "bits": "32+16"}}, "uplink.codec = 'sign': has no effect with bits = '32+16'"),
+    (
+        {"uplink": {"group": {"a": {"share": 0.5, "codec": "sign", "per": "channel"}}}},
+        "uplink.group.a.per: has no effect with codec = 'sign'",
+    ),
+    ({"downlink": {"codec": {"name": "eden", "bits": 9}}}, "downlink.codec = 'eden' with {'bits': 9}: Normal(bits=9)"),
     ({"uplink": {"bits": 0}}, "uplink.bits = 0: bits must be 1 to 8"),
     ({"uplink": {"bits": "32+9"}}, "uplink.bits = '32+9': 9 is not allowed; bits must be 1 to 8"),
     ({"uplink": {"bits": {32: 0.5, 4: 0.4}}}, "the fractions add up to 0.9; they must add up to 1"),

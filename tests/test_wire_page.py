@@ -25,6 +25,7 @@ from fedshift import (
     pack,
     unpack,
 )
+from fedshift.codecs import QSGD, FixedCode, Hadamard, Normal, Sign, TopK
 from fedshift.codecs.base import Coder, Groups, Quantizer
 from fedshift.core import rng
 from fedshift.wire.plan import layout
@@ -40,6 +41,11 @@ QUANTIZERS: list[Quantizer] = [
     Cast("bfloat16"),
     *(Step(2), Step(5, step=0.5), Step(rate=0.6)),
     *(Ternary(), Ternary(keep=0.4)),
+    *(QSGD(1), QSGD(5, norm="max"), QSGD(127)),
+    Sign(),
+    *(Normal(bits) for bits in (1, 2, 5)),
+    *(FixedCode(bits) for bits in (1, 2, 4)),
+    *(TopK(KMeans(2), 0.3), TopK(QSGD(3), 0.5), TopK(Sign()), TopK(FixedCode(3), 0.2)),
 ]
 CODERS: list[Coder] = [BitPack(), Zstd(), Range()]
 GROUPS: list[Groups] = [PerTensor(), PerChannel(), PerBlock(7)]
@@ -93,6 +99,25 @@ def test_frames_of_every_codec_are_decoded_as_by_unpack(
     weights, everything = Codec(quantizer, coder, groups), Codec(quantizer, coder, groups, min_axes=0, integers=True)
     check(pack(weights, model, update=True, client=200, described=True, key=KEY), model)
     check(pack(everything, model, reset=True, base=300, examples=1 << 40, run=1 << 63, key=KEY), model)
+
+
+@pytest.mark.parametrize("groups", [PerTensor(), PerBlock(7)])
+@pytest.mark.parametrize("coder", CODERS)
+@pytest.mark.parametrize("quantizer", [Normal(1), Uniform(3), QSGD(4), TopK(KMeans(2), 0.3)])
+def test_rotated_frames_are_decoded_as_by_unpack(
+    quantizer: Quantizer, coder: Coder, groups: Groups, model: Params
+) -> None:
+    model = {"odd": torch.randn(1, 7), "even": torch.randn(3, 4), "blocks": torch.randn(50, 1000)} | model
+    for least, integers in ((2, False), (0, True)):
+        codec = Codec(quantizer, coder, groups, Hadamard(), least, integers)
+        check(pack(codec, model, client=1, key=KEY), model)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_levels_of_the_page_are_those_of_the_quantizers(bits: int) -> None:
+    for number, quantizer, width in ((10, Normal(bits), 1), (11, FixedCode(bits), 0)):
+        mine = page_reader.table((number, bytes([bits])), 1000, np.ones(width, np.float32))
+        assert mine.tolist() == quantizer.table(torch.ones(1, width))[0].tolist()
 
 
 def test_frames_of_many_codecs_are_decoded_as_by_unpack(model: Params) -> None:

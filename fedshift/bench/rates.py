@@ -46,8 +46,8 @@ LISTED: dict[str, tuple[Callable[[int], Codec], Sequence[int]]] = {
     "kmeans-random": (lambda bits: Codec(KMeans(bits, random=True), Range()), (1, 2, 3)),
     "uniform": (lambda bits: Codec(Uniform(bits), Range()), (1, 2, 3, 4, 5, 6)),
     "stochastic": (lambda bits: Codec(Stochastic(bits), Range()), (1, 2, 3, 4, 5, 6)),
-    "qsgd": (lambda s: CODECS["qsgd"](s=s, norm="max"), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)),
-    "qsgd, l2": (lambda s: CODECS["qsgd"](s=s), (1, 2, 4, 8, 16, 32, 64, 127)),
+    "qsgd": (lambda s: CODECS["qsgd"](s=s), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)),
+    "qsgd, l2": (lambda s: CODECS["qsgd"](s=s, norm="l2", bucket=0), (1, 2, 4, 8, 16, 32, 64, 127)),
     "eden": (lambda bits: CODECS["eden"](bits=bits), (1, 2, 3)),
     "sign": (lambda _: CODECS["sign"](), (1,)),
 }

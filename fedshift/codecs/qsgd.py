@@ -110,6 +110,6 @@ class QSGD(Lookup, number=8):
         return codes, side
 
 
-def qsgd(s: int = 1, norm: Literal["l2", "max"] = "l2", whole: bool = False, bucket: int = 0) -> Codec:
-    """QSGD with s levels per sign, range-coded; per tensor, over all tensors (whole) or per bucket of values."""
+def qsgd(s: int = 7, norm: Literal["l2", "max"] = "max", whole: bool = False, bucket: int = 512) -> Codec:
+    """QSGD with s levels per sign, range-coded; per bucket of values, per tensor (0) or over all tensors (whole)."""
     return Codec(QSGD(s, norm, whole), Range(), PerBlock(bucket) if bucket else PerTensor())

@@ -151,6 +151,6 @@ def fedzip(keep: float = 0.01, bits: int = 2) -> Codec:
     return Codec(TopK(KMeans(bits), keep), Range())
 
 
-def qsparse(keep: float = 0.01, s: int = 1, norm: Literal["l2", "max"] = "max") -> Codec:
+def qsparse(keep: float = 0.01, s: int = 4, norm: Literal["l2", "max"] = "max") -> Codec:
     """Qsparse: the largest values in QSGD's levels, all others zero; meant for feedback."""
     return Codec(TopK(QSGD(s, norm), keep), Range())

@@ -63,7 +63,7 @@ def client_app(mod: Mod) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        """Add noise that differs between nodes and rounds, one tensor at a time."""
+        """Add noise that differs between nodes, one tensor at a time."""
         g = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
         arrays = ArrayRecord()
         for name, array in message.content.array_records["arrays"].items():

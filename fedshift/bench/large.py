@@ -40,7 +40,7 @@ FULL = Size(12, 768, 10_000, 14)
 QUICK = Size(2, 256, 200, 2)
 
 
-class Memory(NamedTuple):
+class PeakMemory(NamedTuple):
     """Memory of a client from the end of its training to the end of the mod, in sizes of the model."""
 
     peak: float  # increase of resident memory
@@ -109,18 +109,18 @@ def memory(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]
             break
         tick(f"memory of QuantizeMod, {name}")
         found = in_process("fedshift.flower.testing.large", "memory", feedback, size.layers, size.width)
-        measured = [Memory(*found[i : i + 3]) for i in range(0, len(found), 3)]
+        measured = [PeakMemory(*found[i : i + 3]) for i in range(0, len(found), 3)]
         targets.append(memory_target(f"QuantizeMod, {name}", measured, limit))
         rows += memory_rows(f"QuantizeMod, {name}", measured)
     return targets, rows
 
 
-def memory_target(name: str, rounds: Sequence[Memory], limit: float) -> Target:
+def memory_target(name: str, rounds: Sequence[PeakMemory], limit: float) -> Target:
     worst = max(found.beyond for found in rounds)
     return Target(f"{name}: memory beyond its output / model", f"<= {limit:g}x", worst, worst <= limit)
 
 
-def memory_rows(name: str, rounds: Sequence[Memory]) -> list[tuple[str, ...]]:
+def memory_rows(name: str, rounds: Sequence[PeakMemory]) -> list[tuple[str, ...]]:
     """Rows of the table of memory, one per round."""
     return [
         (f"{name}, round {i}", *(f"{value:.3f}" for value in (*found, found.beyond)))
@@ -153,7 +153,7 @@ def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str
             metrics = re.search(rf"{FOUND} (\[.*\])", log)
             if status != "finished:completed" or metrics is None:
                 raise ProcessError(f"the {kind} ended with status {status}:\n{log}")
-            measured = [Memory(**found) for found in json.loads(metrics[1])]
+            measured = [PeakMemory(**found) for found in json.loads(metrics[1])]
             targets.append(memory_target(f"{kind}, lean", measured, FEEDBACK_LIMIT))
             rows += memory_rows(f"{kind}, lean", measured)
     return targets, rows

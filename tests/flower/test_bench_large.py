@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedshift.bench import large
-from fedshift.bench.large import Memory
+from fedshift.bench.large import PeakMemory
 from fedshift.core.memory import CLEAR
 from fedshift.flower.addon.mod import QuantizeMod
 from fedshift.flower.testing.grid import LocalGrid
@@ -44,7 +44,7 @@ def test_targets_of_speed() -> None:
 
 
 def test_the_target_of_memory_takes_the_worst_round_without_frame_and_kept_memory() -> None:
-    found = [Memory(peak=1.5, frame=0.125, kept=0.0), Memory(peak=3.0, frame=0.125, kept=1.0)]
+    found = [PeakMemory(peak=1.5, frame=0.125, kept=0.0), PeakMemory(peak=3.0, frame=0.125, kept=1.0)]
     target = large.memory_target("mod", found, 1.875)
     assert (target.asked, target.measured, target.met) == ("<= 1.875x", 1.875, True)
     assert not large.memory_target("mod", found, 1.5).met

@@ -9,6 +9,7 @@ from fedshift.cli import running
 from fedshift.core.files import RunError, make_folder, write
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
+from fedshift.paper import experiments
 from fedshift.paper.figures.records import Source, found, panels
 from fedshift.report.style import FORMATS, PAPER, check, check_places, content, styled
 from fedshift.runs.progress import Display, echo
@@ -63,8 +64,11 @@ def chosen(numbers: Sequence[str]) -> list[int]:
 
 
 def runs(folder: Path | None) -> Source | None:
-    """Finished runs of a folder (default: published records, if any)."""
+    """Finished runs of a folder (default: published records, if any; of those of the paper's tables, only Table 1)."""
     records, others = found(folder or PUBLISHED)
+    if folder is None:
+        names = {cell.name for cell in experiments.drawn()}
+        records = [run for run in records if run.folder.name.rpartition("_seed-")[0] in names] or records
     if folder is not None and not records:
         raise RunError(f"--records {folder}: contains no finished run{f' ({others[0]})' if others else ''}")
     if others:

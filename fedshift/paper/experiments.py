@@ -335,6 +335,11 @@ def rivals(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [*shifted, *(plain if False in choice.shifts else []), *optimizers(choice)]
 
 
+def drawn() -> list[Cell]:
+    """Cells of the figures that are drawn from published records: Table 1, also with filter centring."""
+    return [*table1(), *(filtered(cell) for cell in table1(chosen((), (), "off")))]
+
+
 def figures() -> list[Cell]:
     """Cells of figures 7, 8 and 9 in a report: 32+32 as the control, FedPAQ at 4 and 8 bits."""
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]

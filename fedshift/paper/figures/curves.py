@@ -40,7 +40,8 @@ def fitting(layers: list[str]) -> list[str]:
 def coloured(panel: ShiftPanel) -> list[tuple[SeedLine, str]]:
     """Lines of a panel with their colours, which are the same in all figures."""
     plain = [(panel.plain, PLAIN)] if panel.plain else []
-    return [*plain, *zip(panel.shifted, itertools.cycle((SHIFTED, *COLOURS[2:])), strict=False)]
+    colours = {"layer": itertools.cycle((SHIFTED, *COLOURS[3:])), "filter": itertools.cycle(COLOURS[2:])}
+    return [*plain, *((line, next(colours[line.experiment.shift.per])) for line in panel.shifted)]
 
 
 def plot(

@@ -128,11 +128,19 @@ def panels(records: Sequence[FinishedRun]) -> list[ShiftPanel]:
     lines = [[SeedLine("", runs) for runs in group.values()] for group in grouped.values()]
     exact = {_without(LINK, line): line for group in lines for line in group if _full(line)}
     drawn = [group for group in lines if not all(map(_full, group))] or lines
-    found = [_panel(group, varying, exact.get(_without(LINK, group[0]))) for group in drawn]
-    return sorted(found, key=lambda panel: (panel.more, ORDER.index(panel.algorithm), len(panel.bits), panel.bits))
+    shifted = [line for group in drawn for line in group if line.experiment.shift.on]
+    found = [_panel(group, varying, shifted, exact.get(_without(LINK, group[0]))) for group in drawn]
+    return sorted(found, key=lambda panel: (panel.more, _place(panel.algorithm), len(panel.bits), panel.bits))
 
 
-def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | None) -> ShiftPanel:
+def _place(name: str) -> int:
+    return ORDER.index(name) if name in ORDER else len(ORDER)
+
+
+def _panel(
+    lines: Sequence[SeedLine], varying: Sequence[str], every: Sequence[SeedLine], exact: SeedLine | None
+) -> ShiftPanel:
+    """One panel; labels of its shifted lines tell them apart from those of every panel."""
     settings = dotted(lines[0].experiment.model_dump())
     others = [key for key in varying if key not in TITLED and not key.startswith("shift.")]
     more = ", ".join(f"{word} {shown(settings.get(key))}" for key, word in words(others).items())
@@ -145,7 +153,7 @@ def _panel(lines: Sequence[SeedLine], varying: Sequence[str], exact: SeedLine | 
         _bits(lines[0].experiment),
         more,
         plain and plain._replace(label="without shift"),
-        [line._replace(label=_shift(line, shifted)) for line in shifted],
+        [line._replace(label=_shift(line, every)) for line in shifted],
         exact and exact._replace(label=f"{_bits(exact.experiment)}, without shift"),
     )
 
@@ -159,7 +167,7 @@ def algorithm(experiment: Experiment) -> str:
     """Name of the algorithm in the paper."""
     name, feedback = experiment.algorithm.name, experiment.uplink.feedback
     if name != "fedavg":
-        return TITLES[name] + " with feedback" * feedback
+        return TITLES.get(name, name) + " with feedback" * feedback
     if not any(group.uplink.lossy for group in links(experiment)[0]):
         return TITLES["fedavg"]
     return TITLES["fedef" if feedback else "fedpaq"]

@@ -9,9 +9,9 @@ import pytest
 
 from fedshift.algorithms import shorter
 from fedshift.core.files import RunError
-from fedshift.paper.experiments import dirichlet, mixed
+from fedshift.paper.experiments import dirichlet, filtered, mixed, rival
 from fedshift.paper.figures import fence, predictions
-from fedshift.paper.figures.curves import across, curve, score
+from fedshift.paper.figures.curves import across, coloured, curve, score
 from fedshift.paper.figures.fence import LayerMeans, means, ratios, spread, subtracted
 from fedshift.paper.figures.records import Source, found, panels
 from fedshift.paper.publish import publish
@@ -208,3 +208,21 @@ def test_labels_are_split_by_parity_only_in_the_main_partition(tmp_path: Path) -
     ):
         record = FinishedRun(write(tmp_path, cell))
         assert predictions.split_by_parity(record.experiment) is parted
+
+
+def test_a_rule_of_the_shift_has_the_same_label_and_colour_in_every_panel(tmp_path: Path) -> None:
+    for cell in (mixed("fedpaq", 4, True), filtered(mixed("fedpaq", 8, False))):
+        write(tmp_path, cell, 0.7)
+    layer, centred = panels(found(tmp_path)[0])
+    assert [line.label for line in (*layer.shifted, *centred.shifted)] == [
+        "with shift per layer",
+        "with shift per filter",
+    ]
+    (_, first), (_, second) = *coloured(layer), *coloured(centred)
+    assert first != second
+
+
+def test_algorithms_that_the_paper_does_not_have_come_last(tmp_path: Path) -> None:
+    for cell in (rival("agreement", 4, False), rival("fedhq", 4, False), mixed("fedpaq", 4, False)):
+        write(tmp_path, cell, 0.6)
+    assert next(panel.algorithm for panel in panels(found(tmp_path)[0])) == "FedPAQ"

@@ -1,7 +1,8 @@
 """Settings: valid ones, and error messages for all others."""
 
+import re
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,33 @@ def test_a_users_codec_that_cannot_be_made_is_refused_before_training(
 
 
 @pytest.mark.parametrize(
+    ("codec", "sentence"),
+    [
+        ({"name": "qsgd", "s": 4.0}, "uplink.codec.s = 4.0: Input should be a valid integer"),
+        ({"name": "qsgd", "whole": "no"}, "uplink.codec.whole = 'no': Input should be a valid boolean"),
+        ({"name": "qsgd", "bucket": True}, "uplink.codec.bucket = True: Input should be a valid integer"),
+        ({"name": "topk", "keep": True}, "uplink.codec.keep = True: Input should be a valid number"),
+        ({"name": "sign", "object": "Codec(...)"}, "was passed to run(...) as an object; pass it again in Python"),
+    ],
+)
+def test_arguments_of_a_codec_have_the_right_types(codec: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        Experiment(uplink={"codec": codec})
+    assert Experiment(uplink={"codec": {"name": "topk", "keep": 1}}).uplink.codec_for(8).quantizer == Ternary(
+        keep=1.0, common=True
+    )
+
+
+def test_a_codec_without_a_number_is_refused_before_training() -> None:
+    @dataclass(frozen=True)
+    class Unnumbered(Uniform):
+        pass
+
+    with pytest.raises(ValueError, match="has no number in the wire format"):
+        run(small(), uplink=Codec(Unnumbered(4)))
+
+
+@pytest.mark.parametrize(
     "uplink",
     [
         {"codec": "sign"},
@@ -301,7 +329,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"codec": "sing"}},
         "uplink.codec.name = 'sing': must be one of qsgd, sign, eden, fixed, fedzip, qsparse, topk, common-step, or",
     ),
-    ({"uplink": {"codec": {"name": "qsgd", "t": 4}}}, "uplink.codec = 'qsgd' with {'t': 4}: qsgd() got an unexpected"),
+    ({"uplink": {"codec": {"name": "qsgd", "t": 4}}}, "uplink.codec.t = 4: Unexpected keyword argument"),
     ({"uplink": {"codec": {"name": "qsgd", "s": 0}}}, "uplink.codec = 'qsgd' with {'s': 0}: QSGD(s=0): s, the levels"),
     ({"uplink": {"codec": {"s": 4}}}, "uplink.codec.name"),
     ({"uplink": {"codec": "sign", "quantizer": "uniform"}}, "uplink.quantizer: has no effect with codec = 'sign'"),

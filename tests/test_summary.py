@@ -12,6 +12,7 @@ from rich.console import Console
 from fedshift import Experiment
 from fedshift.core.files import RunError
 from fedshift.experiment.toml import dotted
+from fedshift.report.labels import bits
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import (
     RunResult,
@@ -426,3 +427,15 @@ def test_a_table_says_how_many_times_fewer_bytes_are_uploaded() -> None:
     lines = [line.split() for line in text.getvalue().splitlines() if "±" in line]
     assert [line[:2] for line in lines] == [["per", "filter"], ["no", "32+32"], ["no", "32+4"]]  # by merit
     assert lines[2] == ["no", "32+4", "80.1", "±", "0.1", "0.60", "1.7", "-10.0", "against", "32", "bits"]
+
+
+def test_an_argument_of_a_codec_that_only_one_run_has_is_a_difference() -> None:
+    runs = [Experiment(uplink={"codec": codec}) for codec in ("eden", {"name": "eden", "bits": 4})]
+    assert len(set(names(runs))) == 2
+    found = rows([RunResult(run, 0.5, 0.5, 1) for run in runs], runs)
+    assert len({str(row.label) for row in found}) == len(found) == 2
+
+
+def test_clients_with_a_codec_are_inferior_in_labels() -> None:
+    experiment = Experiment(uplink={"bits": "32+8", "codec": "qsgd"})
+    assert [bits(experiment, group) for group in ("32 bit", "qsgd")] == [32, 8]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedshift import (
     BitPack,
@@ -28,7 +29,7 @@ from fedshift import (
     size,
     unpack,
 )
-from fedshift.codecs.base import Coder, Groups, Lookup, Quantizer, Transform
+from fedshift.codecs.base import Coder, Groups, Lookup, Quantizer, Shape, Side, Transform
 from fedshift.core import rng
 from fedshift.wire.registry import codec_bytes
 from tests.fuzz import mend
@@ -265,3 +266,90 @@ def test_the_expected_codec_can_have_own_parts(params: Params) -> None:
         unpack(frame, params, Codec(KMeans(4)))
     with pytest.raises(WireError, match=r"coded by Ends\(times=2\), .* instead of Ends\(times=3\)"):
         unpack(frame, params, Codec(Ends(3), Plain(), Pairs()))
+
+
+class Short(Coder, number=210):
+    """Loses the last code."""
+
+    def encode(self, codes: Tensor, levels: int) -> bytes:
+        return codes.numpy().tobytes()[:-1]
+
+    def decode(self, data: bytes | memoryview, n: int, levels: int) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    def size(self, n: int, levels: int) -> None:
+        return None
+
+    def most(self, n: int, levels: int) -> int:
+        return n
+
+
+class Broken(Short, number=211):
+    def decode(self, data: bytes | memoryview, n: int, levels: int) -> Tensor:
+        raise zlib.error("incorrect header")
+
+
+class Few(Groups, number=210):
+    def segments(self, shape: Shape) -> list[tuple[int, int]]:
+        return [(1, 5)]
+
+
+@dataclass(frozen=True)
+class Made(Ends, number=211):
+    """Codes or side data that no decoder reads as they were meant."""
+
+    wrong: str = ""
+
+    def levels(self, n: int) -> int:
+        return 300 if self.wrong == "levels" else 2
+
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
+        codes, side = super().encode(x)
+        made = {
+            "int64": (codes.long(), side),
+            "too high": (codes + 1, side),
+            "shape": (codes[:, 1:], side),
+            "width": (codes, side[:, :1]),
+            "nan": (codes, side / 0 * 0),
+        }
+        return made.get(self.wrong, (codes, side))
+
+
+W = {"w": torch.arange(12.0).view(3, 4)}
+
+
+@pytest.mark.parametrize(
+    ("coder", "sentence"),
+    [
+        (Short(), r"w: .*Short.* decoded codes uint8 \(11,\) instead of uint8 \(12,\)"),
+        (Broken(), "w: .*Broken.*: error: incorrect header"),
+    ],
+)
+def test_a_coder_that_decodes_other_codes_is_refused(coder: Coder, sentence: str) -> None:
+    frame = pack(Codec(Ends(), coder), W)
+    with pytest.raises(WireError, match=sentence):
+        unpack(frame, W)
+    with pytest.raises(WireError, match=sentence):
+        Mean(W).add(frame)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("int64", r"w: Made\(.*\) made codes int64 \(1, 12\) instead of uint8 \(1, 12\)"),
+        ("too high", r"w: Made\(.*\) made code 2, but has 2 levels"),
+        ("shape", r"w: Made\(.*\) made codes uint8 \(1, 11\) instead of uint8 \(1, 12\)"),
+        ("width", r"w: Made\(.*\) made side data float32 \(1, 1\) instead of float32 \(1, 2\)"),
+        ("nan", r"w: Made\(.*\) made side data with NaN or infinity"),
+        ("levels", r"w: Made\(.*\) has 300 levels; 1 to 256 are allowed"),
+    ],
+)
+def test_codes_that_a_decoder_would_read_differently_are_not_sent(wrong: str, sentence: str) -> None:
+    assert unpack(pack(Codec(Made()), W), W).keys() == W.keys()
+    with pytest.raises(ValueError, match=sentence):
+        pack(Codec(Made(wrong=wrong)), W)
+
+
+def test_groups_must_cover_the_tensor() -> None:
+    with pytest.raises(ValueError, match=r"w: .*Few.* divides 12 values into segments of 5"):
+        pack(Codec(Ends(), groups=Few()), W)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import Coder, Groups, Quantizer, Shape, Side, Transform
+from fedshift.codecs.base import USERS, Coder, Groups, Quantizer, Shape, Side, Transform, finite
 from fedshift.codecs.bitpack import BitPack, bits_for
 from fedshift.core import rng
 
@@ -151,6 +151,8 @@ class Codec:
             keys = None if key is None else rng.fold(key.to(x.device)[:, None], row).flatten()
             scales = None if scale is None else scale[:, None].expand(stack, rows).flatten()
             parts.append(self.quantizer.encode(matrix, keys, scales))
+            if (type(self.quantizer).number or USERS) >= USERS:
+                _check(self.quantizer, n, *parts[-1], len(matrix))
             start, first = start + rows * n, first + rows
         return Coded(parts, seeds)
 
@@ -165,6 +167,21 @@ class Codec:
     def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
         """Result of the quantizer's `prepare` for the tensors (K, ...) that this codec encodes."""
         return self.quantizer.prepare([x.detach().reshape(len(x), -1).float() for x in tensors])
+
+
+def _check(quantizer: Quantizer, n: int, codes: Tensor, side: Side, rows: int) -> None:
+    """Raise ValueError if a user's quantizer made codes or side data that a decoder would read differently."""
+    if codes.dtype != torch.uint8 or codes.shape != (rows, n):
+        seen = f"{str(codes.dtype)[6:]} {tuple(codes.shape)}"
+        raise ValueError(f"{quantizer} made codes {seen} instead of uint8 {(rows, n)}")
+    if side.dtype != torch.float32 or side.shape != (rows, quantizer.width(n)):
+        seen = f"{str(side.dtype)[6:]} {tuple(side.shape)}"
+        raise ValueError(f"{quantizer} made side data {seen} instead of float32 {(rows, quantizer.width(n))}")
+    if codes.device.type == "cpu" and codes.numel():  # elsewhere it would wait for the device
+        if (highest := int(codes.max())) >= quantizer.levels(n):
+            raise ValueError(f"{quantizer} made code {highest}, but has {quantizer.levels(n)} levels")
+        if not finite(side):
+            raise ValueError(f"{quantizer} made side data with NaN or infinity")
 
 
 def counts(codes: Sequence[Tensor], stack: int, levels: int) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, chunks, finite
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, chunks, ends, finite
 from fedshift.codecs.bitpack import BitPack
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.entropy import Range
@@ -49,7 +49,7 @@ class Normal(FixedWidth, number=10):
         return side * _tensor(normal_levels(self.bits), side)
 
     def reach(self, side: Side, highest: int) -> float:
-        return float(self.table(side)[:, -1].abs().amax())
+        return max(map(abs, ends(side * normal_levels(self.bits)[-1])))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
         """table[codes], without a table that may have more entries than the row has values"""

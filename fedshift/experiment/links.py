@@ -11,6 +11,7 @@ from fedshift.experiment.settings import Bits, CodingSettings, Experiment, LinkS
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Group
 from fedshift.rounds.uplink import Uplink
+from fedshift.wire.registry import codec_bytes
 
 
 def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Group], Tensor]:
@@ -25,6 +26,7 @@ def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Gr
         coding = common if bits <= 8 else {key: value for key, value in common.items() if key != "codec"}
         rate = config.bandwidth.get(bits) if isinstance(config.bandwidth, dict) else config.bandwidth
         if uplink is not None and bits <= 8:
+            codec_bytes(uplink.codec)  # an error now, if it cannot be sent
             return Group(name, uplink, None if isinstance(rate, tuple) else rate)
         return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
@@ -105,6 +107,7 @@ def group_of(name: str, link: LinkSettings) -> Group:
 def _uplink(table: str, coding: CodingSettings, bits: int) -> Uplink:
     try:
         codec = coding.codec_for(bits)
+        codec_bytes(codec)
     except ValueError as problem:
         raise SettingsError(f"{table}.{problem}") from None
     return Uplink(codec, coding.send == "updates", coding.feedback)

@@ -20,6 +20,7 @@ from pydantic import (
     field_validator,
     model_serializer,
     model_validator,
+    validate_call,
 )
 
 from fedshift.algorithms.bounds import BOUND, CAP
@@ -237,9 +238,16 @@ class CodecSettings(SettingsTable):
 
     def made(self) -> Codec:
         """The codec; ValueError if its function does not accept the arguments."""
+        if "object" in self.args:
+            raise ValueError(f"codec = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
         try:
-            make = CODECS.get(self.name) or named(self.name)
-            codec = make(**self.args)
+            if self.name in CODECS:
+                codec = validate_call(config=ConfigDict(strict=True))(CODECS[self.name])(**self.args)
+            else:
+                codec = named(self.name)(**self.args)
+        except ValidationError as problem:
+            wrong = problem.errors()[0]
+            raise ValueError(f"codec.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None
         except Exception as problem:  # of a user's function
             why = " ".join(str(problem).split()) or type(problem).__name__
             raise ValueError(f"codec = {self.name!r}{f' with {self.args}' if self.args else ''}: {why}") from problem

@@ -779,6 +779,7 @@ def _varying(experiments: Sequence[Experiment], settings: Sequence[Mapping[str, 
     found = []
     for key in dict.fromkeys(key for flat in settings for key in flat):
         partial = key.startswith(("shift.", "uplink.")) and not key.startswith("uplink.group.")
+        partial = partial and ".codec." not in key  # an argument that only one run has is a difference
         values = {str(flat.get(key)) for flat in settings if key in flat or not partial}
         if len(values) > 1 and key not in ("seed", "name") and not (usual and key == "shift.share"):
             found.append(key)

@@ -91,7 +91,7 @@ def digest(described: bytes) -> bytes:
 
 def head(header: Header) -> bytes:
     """First bytes of a frame, up to its layout, without the flag of a described layout."""
-    flags = UPDATE * header.update | RESET * header.reset | LOSSY * header.lossy
+    flags = UPDATE * bool(header.update) | RESET * bool(header.reset) | LOSSY * bool(header.lossy)
     client = 0 if header.client is None else header.client + 1
     if not (0 <= header.run < 1 << 64 and 0 <= header.base < 1 << 32 and 0 <= header.examples < 1 << 64):
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedshift.codecs.base import MOST_LEVELS
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Params
@@ -102,14 +103,25 @@ def place(name: str, codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> 
         return Place(name, codec, dtype, tuple(shape), n * codec.quantizer.stored(dtype).itemsize, 256, 0, 0)
     segments = codec.segments(shape)
     count = sum(rows * row for rows, row in segments)
+    expected = n if codec.transform is None or not n else codec.transform.length(n)
+    if count != expected:
+        raise ValueError(f"{codec.groups} divides {expected} values into segments of {count}")
     levels = max((codec.quantizer.levels(row) for _, row in segments), default=1)
+    if not 1 <= levels <= MOST_LEVELS:
+        raise ValueError(f"{codec.quantizer} has {levels} levels; 1 to {MOST_LEVELS} are allowed")
     side = 4 * sum(rows * codec.quantizer.width(row) for rows, row in segments)
     return Place(name, codec, dtype, tuple(shape), count, levels, SEED * (codec.transform is not None and n > 0), side)
 
 
 def plan(codecs: Mapping[str, Codec], like: Params) -> FramePlan:
     """Plan of a frame of tensors like these with these codecs."""
-    return FramePlan([place(name, codecs[name], x.dtype, x.shape) for name, x in like.items()])
+    places = []
+    for name, x in like.items():
+        try:
+            places.append(place(name, codecs[name], x.dtype, x.shape))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return FramePlan(places)
 
 
 def layout(like: Params) -> list[TensorLayout]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, Side, chunks, ends
+from fedshift.codecs.base import CHUNK, USERS, Side, chunks, ends
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
@@ -188,7 +188,10 @@ class Reader:
 
 
 def _place(name: str, codec: Codec, x: Tensor) -> Place:
-    found = place(name, codec, x.dtype, x.shape)
+    try:
+        found = place(name, codec, x.dtype, x.shape)
+    except ValueError as error:
+        raise WireError(f"{name}: {error}") from None
     if codec.transform is not None and found.total > 2 * x.numel() + 64:
         raise WireError(f"{name}: {codec.transform} turns {x.numel()} values into {found.total}")
     return found
@@ -237,9 +240,17 @@ def _open(plan: FramePlan, buffer: Buffer, data: memoryview, sides: list[memoryv
             if first.total * bits % 8 and packed[-1] >> (first.total * bits % 8):
                 raise ValueError("the bits after the last code are not zero")
             return {first.name: _part(first, sides[buffer.places[0]], packed, bits)}  # decoded later, a chunk at a time
-        codes = buffer.codec.coder.decode(data, buffer.total, buffer.levels).numpy()
+        found = buffer.codec.coder.decode(data, buffer.total, buffer.levels)
+        if found.dtype != torch.uint8 or found.shape != (buffer.total,):
+            seen = f"{str(found.dtype)[6:]} {tuple(found.shape)}"
+            raise ValueError(f"{buffer.codec.coder} decoded codes {seen} instead of uint8 {(buffer.total,)}")
+        codes = found.numpy()
     except ValueError as error:
         raise WireError(f"{first.name}: {error}") from None
+    except Exception as error:
+        if (type(buffer.codec.coder).number or 0) < USERS:
+            raise
+        raise WireError(f"{first.name}: {buffer.codec.coder}: {type(error).__name__}: {error}") from error
     parts, start = {}, 0
     for tensor, side in tensors:
         parts[tensor.name] = _part(tensor, side, codes[start : start + tensor.total], 8)

@@ -185,7 +185,7 @@ class QuantizeMod:
         if bits == 32:
             codec = Codec(EXACT.quantizer, codec.coder)
         elif bits == 16 and codec.bits != 16:
-            codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"))
+            codec = dataclasses.replace(codec, quantizer=Cast("bfloat16"), transform=None)
         elif bits is not None and bits != 16:
             try:
                 codec = dataclasses.replace(codec, quantizer=quantizer.with_bits(bits))

@@ -151,7 +151,7 @@ class Codec:
             keys = None if key is None else rng.fold(key.to(x.device)[:, None], row).flatten()
             scales = None if scale is None else scale[:, None].expand(stack, rows).flatten()
             parts.append(self.quantizer.encode(matrix, keys, scales))
-            if (type(self.quantizer).number or USERS) >= USERS:
+            if (number := type(self.quantizer).number) is None or number >= USERS:
                 _check(self.quantizer, n, *parts[-1], len(matrix))
             start, first = start + rows * n, first + rows
         return Coded(parts, seeds)

@@ -38,7 +38,7 @@ class PageCodec(NamedTuple):
 
 
 class PageFrame(NamedTuple):
-    """What a frame contains; bfloat16 tensors are float32 here."""
+    """Content of a frame; bfloat16 tensors are float32 here."""
 
     update: bool
     reset: bool

@@ -58,7 +58,7 @@ class Numbered:
         cls.known[number] = cls
 
     def parameters(self) -> bytes:
-        """What a decoder needs to know about this part: at most 255 bytes."""
+        """Parameters that a decoder needs, as at most 255 bytes."""
         return b""
 
     @classmethod
@@ -125,7 +125,7 @@ class Quantizer(Numbered, ABC):
 
     def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
         """One number per client for `encode`, computed from all its tensors, float32 (K, n_i): float64 (K,)."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} prepares nothing")
 
     @property
     def prepares(self) -> bool:

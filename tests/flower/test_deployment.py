@@ -55,7 +55,7 @@ def test_a_deployment_runs_an_app_refuses_unregistered_nodes_and_leaves_nothing(
 def test_a_simulation_runs_an_app_and_leaves_nothing(app: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with SuperLink(tmp_path / "test", supernodes=4) as link:
-        run = link.run(app, {"num-server-rounds": 2})
+        run = link.run(app, {"num-server-rounds": 2, "nodes": 4})
         status, log = link.wait(run, timeout=600)
         assert status == "finished:completed", log
         assert "learnt [5.0, 5.0, 5.0] of 4" in log  # the mean of 1 to 4, twice

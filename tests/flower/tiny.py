@@ -17,6 +17,7 @@ clientapp = "tiny.client:app"
 
 [tool.flwr.app.config]
 num-server-rounds = 1
+nodes = 2
 """
 
 SERVER = """
@@ -30,7 +31,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
+    nodes = int(context.run_config["nodes"])
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
     start = ArrayRecord([np.zeros(3, np.float32)])
     result = strategy.start(grid, start, num_rounds=int(context.run_config["num-server-rounds"]))
     print("learnt", result.arrays.to_numpy_ndarrays()[0].tolist(), "of", len(list(grid.get_node_ids())))

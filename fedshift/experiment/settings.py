@@ -103,7 +103,7 @@ class DataSettings(SettingsTable):
 
 
 class ModelSettings(SettingsTable):
-    name: str = "mlp"  # mlp, paper-cnn, or module:function
+    name: str = "mlp"  # a name in fedshift.models.MODELS, or module:function
     args: dict[str, Any] = {}
 
 

@@ -1,5 +1,6 @@
 """The batched engine: draws of the sequential engine, its weights within rounding, its codes for equal weights."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from fedshift import Dataset, Step, dataset
 from fedshift.engines import Batched, Sequential, StackError, Task, TrainingError
+from fedshift.engines.gpu.stacked import Mapped
 from fedshift.experiment.build import build
-from fedshift.models import PaperCNN
+from fedshift.models import MODELS, PaperCNN, ResNet
 from fedshift.rounds.engine import Upload
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.loop import OpenRound, Ram, draw
@@ -79,6 +81,47 @@ def test_the_papers_cnn_with_its_augmentation() -> None:
     )
     for batched, expected in zip(uploads(fed, Batched(fed.task)), uploads(fed, Sequential(fed.task)), strict=True):
         assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
+
+
+NAMED: dict[str, tuple[int, ...]] = {
+    "logistic": (60,),
+    "cnn": (1, 8, 8),
+    "resnet8": (3, 8, 8),
+    "narrow resnet18": (3, 8, 8),
+    "char-transformer": (12,),
+}
+
+
+def named(name: str) -> Federation:
+    """A federation of a model by name, with random examples."""
+    narrow = partial(ResNet, widths=(4, 4, 8, 8), blocks=2)
+    shape, g, y = NAMED[name], torch.Generator().manual_seed(0), torch.arange(60) % 10
+    x = torch.randint(0, 256 if len(shape) == 3 else 10, (60, *shape), generator=g)
+    x = x.byte() if len(shape) == 3 else x if name == "char-transformer" else x - 4.5
+    moments = ((0.5,) * shape[0], (0.2,) * shape[0]) if len(shape) == 3 else ((), ())
+    data = dataset(x, y, x[:20], y[:20], mean=moments[0], std=moments[1])
+    torch.manual_seed(0)
+    return federation(
+        MODELS.get(name, narrow)(shape, 10),
+        data,
+        data={"clients": 6, "partition": "iid", "augment": len(shape) == 3},
+        train={"cohort": 3, "epochs": 2, "batch": 4, "lr": 0.02, "momentum": 0.9},
+    )
+
+
+@pytest.mark.parametrize("products", [False, True])
+@pytest.mark.parametrize("name", NAMED)
+def test_models_by_name_are_trained_as_by_the_sequential_engine(name: str, products: bool) -> None:
+    """With augmentation of images; `products`: with the convolutions that a GPU computes."""
+    fed = named(name)
+    engine, start = Batched(fed.task), fed.start().out.params
+    engine.net = Mapped(fed.task, "fp32", products)
+    for batched, expected in zip(uploads(fed, engine), uploads(fed, Sequential(fed.task)), strict=True):
+        w, reference = read(batched.frame, start), read(expected.frame, start)
+        assert max(float((w[k] - reference[k]).abs().max()) for k in reference) < 1e-4
+        assert max(float((start[k] - reference[k]).abs().max()) for k in reference) > 1e-2
+    scores = engine.evaluate(start), Sequential(fed.task).evaluate(start)
+    assert scores[0].loss == pytest.approx(scores[1].loss, rel=1e-5)
 
 
 def test_jobs_of_several_runs_give_the_same_uploads_as_alone() -> None:

@@ -11,9 +11,9 @@ from fedshift.engines import Batched, StackError, Task
 from fedshift.engines.gpu.nets import KERNELS, Net
 from fedshift.engines.gpu.stacked import Mapped, stacked
 from fedshift.experiment.build import build
-from fedshift.models import PaperCNN
+from fedshift.models import CharLSTM, PaperCNN
 from tests.federations import Normed, federation, points, settings, train
-from tests.test_layers import MODULES, ours
+from tests.test_layers import MODULES, ours, package
 
 
 class LinearNet(Mapped):
@@ -48,7 +48,7 @@ def test_a_model_is_trained_by_the_kernels_that_support_it() -> None:
 def test_only_their_own_package_and_the_table_of_kernels_know_the_papers_cnn() -> None:
     engines = {name: ours(file) for name, file in MODULES.items() if name.startswith("engines.")}
     others = {name: found for name, found in engines.items() if not name.startswith("engines.gpu.paper_cnn")}
-    assert not [name for name, found in others.items() if "models" in found]
+    assert not [name for name, found in others.items() if any(package(other) == "models" for other in found)]
     assert [name for name, found in others.items() if "engines.gpu.paper_cnn" in found] == ["engines.gpu.nets"]
 
 
@@ -101,6 +101,20 @@ class Centred(nn.Linear):
 def test_models_that_a_stack_would_train_wrongly_are_refused(module: nn.Module, why: str) -> None:
     with pytest.raises(StackError, match=why):
         Batched(federation(module, dataset=words() if "padding" in why else None).task)
+
+
+@pytest.mark.parametrize("name", ["char-lstm", "gru"])
+def test_recurrent_layers_are_refused_without_advice_about_other_layers(name: str) -> None:
+    model = CharLSTM((1,), 9) if name == "char-lstm" else nn.Sequential(nn.Embedding(9, 4), nn.GRU(4, 4))
+    layer = "lstm (LSTM)" if name == "char-lstm" else "1 (GRU)"
+    x, y = torch.arange(60).view(60, 1) % 9, torch.arange(60) % 9
+    task = Task(model, dataset(x, y, x, y), F.cross_entropy, None)
+    with pytest.raises(StackError) as caught:
+        Batched(task)
+    assert str(caught.value) == (
+        f"{type(model).__name__} cannot be trained for many clients at once: {layer} is a fused recurrent layer, which "
+        "cannot be stacked; use engine.name = 'sequential' or 'processes'"
+    )
 
 
 def words() -> Dataset:

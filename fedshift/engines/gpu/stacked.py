@@ -1,6 +1,7 @@
 """Forward pass of K stacked models: weights, inputs and outputs have a leading axis of clients."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,7 @@ from torch.func import functional_call, vmap
 from fedshift.core.tree import same
 from fedshift.core.types import Params
 from fedshift.data.augment import cropped
+from fedshift.engines.gpu.convolution import Products
 from fedshift.engines.gpu.nets import KERNELS, Kernels, Net
 from fedshift.rounds.engine import Task, arithmetic, describe, duplicate
 from fedshift.rounds.evaluate import Loss
@@ -25,12 +27,13 @@ class StackError(ValueError):
 
 
 class Mapped:
-    """Any module, with `torch.vmap` over the clients."""
+    """Any module, with `torch.vmap` over the clients; on a GPU, its convolutions are products of matrices."""
 
     short = False
 
-    def __init__(self, task: Task, precision: str) -> None:
+    def __init__(self, task: Task, precision: str, products: bool | None = None) -> None:
         self.task, self.bf16 = task, precision == "bf16"
+        self.products = task.data.x.is_cuda if products is None else products
         self.forward: Callable[[Params, Tensor], Tensor] = vmap(self._forward)
 
     def _forward(self, params: Params, x: Tensor) -> Tensor:
@@ -43,7 +46,8 @@ class Mapped:
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         # no cache of casts: a replayed graph must cast again
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+        cast = torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        with cast, Products() if self.products else nullcontext():
             outputs = self.forward(params, x)
         return outputs.to(self.task.data.dtype) if self.bf16 else outputs
 
@@ -58,6 +62,8 @@ def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) ->
             raise StackError(_refusal(task, f"{kind} mixes the examples of a batch"))
         if isinstance(module, DROPOUT) and module.p:
             raise StackError(_refusal(task, f"{kind} draws random numbers"))
+        if isinstance(module, nn.RNNBase):
+            raise StackError(_refusal(task, f"{kind} is a fused recurrent layer, which cannot be stacked", ""))
         if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
             raise StackError(_refusal(task, f"{kind} has padding_idx or max_norm, which stacked models do not support"))
     try:
@@ -112,10 +118,11 @@ def _different(task: Task) -> str:
     return ""
 
 
-def _refusal(task: Task, why: str) -> str:
+def _refusal(task: Task, why: str, change: str = ", or GroupNorm instead of BatchNorm") -> str:
+    """Message with the reason and the ways out: another engine, or a change of the model."""
     return (
         f"{type(task.model).__name__} cannot be trained for many clients at once: {why}; "
-        "use engine.name = 'sequential' or 'processes', or GroupNorm instead of BatchNorm"
+        f"use engine.name = 'sequential' or 'processes'{change}"
     )
 
 

@@ -1,0 +1,72 @@
+"""Convolutional networks of two convolutions and two fully connected layers, for small images."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class PaperCNN(nn.Module):
+    """The paper's CNN: 4 weight tensors, no biases, 2,155,872 parameters on 32x32 colour images.
+
+    conv 5x5 3->32, pad 1; ReLU; maxpool 2x2 pad 1 (32 -> 30 -> 16); conv 5x5 32->64, pad 1; ReLU;
+    maxpool 2x2 pad 1 (16 -> 14 -> 8); fc 4096->512; ReLU; fc 512->10. Kaiming normal, fan-in.
+    """
+
+    def __init__(self, shape: Sequence[int] = (3, 32, 32), classes: int = 10) -> None:
+        super().__init__()
+        check_images("PaperCNN", shape, 4)
+        channels, height, width = shape[0], *(_pooled(_pooled(n)) for n in shape[1:])
+        self.conv1 = nn.Conv2d(channels, 32, 5, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=1, bias=False)
+        self.fc1 = nn.Linear(64 * height * width, 512, bias=False)
+        self.fc2 = nn.Linear(512, classes, bias=False)
+        for weight in self.parameters():
+            nn.init.kaiming_normal_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2, padding=1)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2, padding=1)
+        x = F.relu(self.fc1(x.flatten(1)))
+        logits: Tensor = self.fc2(x)
+        return logits
+
+
+def _pooled(n: int) -> int:
+    """Height after conv 5x5 pad 1 and maxpool 2x2 pad 1."""
+    return (n - 2) // 2 + 1
+
+
+class CNN(nn.Module):
+    """CNN for MNIST and Fashion-MNIST: 454,922 parameters on 28x28 grey images.
+
+    conv 5x5 1->32, pad 2; ReLU; maxpool 2x2 (28 -> 14); conv 5x5 32->64, pad 2; ReLU; maxpool 2x2 (14 -> 7);
+    fc 3136->hidden; ReLU; fc hidden->10; all with biases, which are 0 at first. Weights are Kaiming normal, fan-in.
+    hidden = 512 is the CNN of FedAvg (McMahan et al., AISTATS 2017), 1,663,370 parameters.
+    """
+
+    def __init__(self, shape: Sequence[int] = (1, 28, 28), classes: int = 10, hidden: int = 128) -> None:
+        super().__init__()
+        check_images("CNN", shape, 4)
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.fc1 = nn.Linear(64 * (height // 4) * (width // 4), hidden)
+        self.fc2 = nn.Linear(hidden, classes)
+        for p in self.parameters():
+            nn.init.kaiming_normal_(p) if p.ndim > 1 else nn.init.zeros_(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        logits: Tensor = self.fc2(x)
+        return logits
+
+
+def check_images(model: str, shape: Sequence[int], least: int) -> None:
+    """Raise ValueError unless examples are images of at least `least` pixels on each side."""
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"{model}(shape={tuple(shape)}): needs images (channels, height, width) of {least}x{least} or more"
+        )

@@ -92,7 +92,7 @@ NAMED: dict[str, tuple[int, ...]] = {
 }
 
 
-def named(name: str) -> Federation:
+def named(name: str, **changed: Any) -> Federation:
     """A federation of a model by name, with random examples."""
     narrow = partial(ResNet, widths=(4, 4, 8, 8), blocks=2)
     shape, g, y = NAMED[name], torch.Generator().manual_seed(0), torch.arange(60) % 10
@@ -106,6 +106,7 @@ def named(name: str) -> Federation:
         data,
         data={"clients": 6, "partition": "iid", "augment": len(shape) == 3},
         train={"cohort": 3, "epochs": 2, "batch": 4, "lr": 0.02, "momentum": 0.9},
+        **changed,
     )
 
 

@@ -19,7 +19,7 @@ from fedshift.rounds.federation import Federation
 from fedshift.rounds.uplink import read
 from tests.algorithms.test_methods import ARGUMENTS
 from tests.cuda import without_waiting
-from tests.engines.test_batched import uploads
+from tests.engines.test_batched import named, uploads
 from tests.engines.test_engines import CASES
 from tests.federations import federation, train
 from tests.test_packs import GRID, after, models, trained
@@ -63,6 +63,24 @@ def test_the_papers_cnn_is_trained_by_its_kernels_with_the_right_weights() -> No
     assert worst(fed, "fp32") < 1e-4
     assert worst(fed, "tf32") < 5e-3
     assert worst(fed, "bf16") < 5e-2
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet8"])
+def test_convolutions_of_models_by_name_are_products_in_a_graph_with_the_right_weights(name: str) -> None:
+    fed = papers(model={"name": name}, train={"cohort": 3, "lr": 0.01})
+    engine = Batched(fed.task, "fp32")
+    assert isinstance(engine.net, Mapped)
+    assert engine.net.products
+    uploads(fed, engine)
+    assert [steps.recorded for steps in engine.steps.values()] == [True]
+    assert worst(fed, "fp32") < 1e-4
+    assert worst(fed, "tf32") < 1e-2
+    assert worst(fed, "bf16") < 0.1
+
+
+@pytest.mark.parametrize("name", ["logistic", "char-transformer"])
+def test_other_models_by_name_have_the_right_weights(name: str) -> None:
+    assert worst(named(name, **CUDA), "fp32") < 1e-4
 
 
 def test_kernels_and_vmap_agree() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from fedshift import Experiment
+from fedshift import Experiment, dataset
 from fedshift.cli.interrupts import StopRequest
+from fedshift.engines import Task
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.runs.events import Event
 from fedshift.runs.packs import activations, memory_needed
@@ -203,6 +205,14 @@ def test_minutes_must_be_a_number(tmp_path: Path) -> None:
 def test_an_estimate_is_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
     for raw in (GRID, merge(GRID, {"engine": {"name": "sequential"}})):
         assert 0 < estimate(raw, 1) < math.inf
+
+
+def test_activations_include_the_largest_matrix_of_patches() -> None:
+    """conv 3x3 2->4 of 6x6 pixels has 4x4 positions: 18 * 16 inputs of patches, and 36 * 36 gradients."""
+    x, y = torch.zeros(40, 2, 6, 6), torch.arange(40) % 4
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    task = Task(model, dataset(x, y, x, y), F.cross_entropy, None)
+    assert activations(task) == 12 * (64 + 4 + 4 + 4) + 4 * 36 * 36
 
 
 def test_memory_needed_follows_the_formula() -> None:

@@ -14,6 +14,7 @@ from fedshift.algorithms.base import defines
 from fedshift.core.tree import same, take
 from fedshift.core.types import Params
 from fedshift.engines import Engine, Task
+from fedshift.engines.gpu.nets import KERNELS
 from fedshift.experiment.build import named_algorithm
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.engine import Job, Upload
@@ -95,16 +96,25 @@ def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
 
 
 def activations(task: Task) -> int:
-    """Bytes of one example in forward and backward pass: three times the outputs of the model's layers."""
-    found: list[int] = []
+    """Bytes of one example in forward and backward pass.
 
-    def count(module: nn.Module, inputs: object, output: object) -> None:
+    Three times the outputs of the model's layers and, without kernels for the model, the largest matrix of patches of
+    a convolution: of its inputs, or of the gradients of its outputs.
+    """
+    found: list[int] = []
+    patches = [0]
+    mapped = not any(package.supports(task) for package in KERNELS)
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
         if isinstance(output, Tensor):
             found.append(12 * output.numel())
+            if mapped and isinstance(module, nn.Conv2d):
+                patches.append(4 * module.weight[0].numel() * output[0, 0].numel())
+                patches.append(4 * module.weight[:, 0].numel() * inputs[0][0, 0].numel())
 
     hooks = [module.register_forward_hook(count) for module in task.model.modules()]
     with torch.no_grad():
         task.model(task.data.inputs(task.data.x[:1]))
     for hook in hooks:
         hook.remove()
-    return sum(found)
+    return sum(found) + max(patches)

@@ -1,10 +1,11 @@
 """Data sets by name: examples, labels, and their conversion to inputs of a model."""
 
+import inspect
 import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -20,6 +21,7 @@ from fedshift.core.names import named, suggest
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.files import memory
+from fedshift.data.synthetic import CLASSES, synthetic
 
 ARRAYS = ("x", "y", "test_x", "test_y")
 OWNERS = ("owner", "test_owner")
@@ -240,13 +242,17 @@ def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
     scikit-learn distributes it. cifar10, cifar100, mnist and fashion-mnist must have been fetched before. A .npz or
     .safetensors file contains arrays x, y, test_x and test_y, and optionally owner and test_owner; a function,
     searched for in the current folder as well, returns them as a tuple or dictionary, or a Dataset. In a folder, each
-    file is a client with x and y, and optionally test_x and test_y. `args` are arguments of the function.
+    file is a client with x and y, and optionally test_x and test_y. `args` are arguments of the function or of
+    synthetic, see `fedshift.data.synthetic`.
 
     >>> load("digits").x.shape
     torch.Size([1437, 64])
     """
     if ":" in name and not is_path(name):
         return _from(name, _call(name, args or {}))
+    if name == "synthetic":
+        arrays = _with_args(name, synthetic, args or {})
+        return dataset(**arrays, name=name, classes=CLASSES)
     if args:
         raise DataError(f"{name}: takes no arguments, got {', '.join(args)}")
     if name == "digits":
@@ -258,8 +264,16 @@ def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
         return _from(name, _file(Path(name), ARRAYS))
     if is_path(name):
         return _folder(Path(name))
-    known = suggest(name, ("digits", *CATALOG))
+    known = suggest(name, ("digits", "synthetic", *CATALOG))
     raise DataError(f"unknown data set {name!r}; {known} (or a .npz or .safetensors file, or module:function)")
+
+
+def _with_args(name: str, make: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+    """Result of a function of this package; DataError for an unknown argument."""
+    known = list(inspect.signature(make).parameters)
+    if unknown := [key for key in args if key not in known]:
+        raise DataError(f"{name}: unknown argument {unknown[0]!r}; {suggest(unknown[0], known)}")
+    return make(**args)
 
 
 def _digits() -> Dataset:

@@ -357,7 +357,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train": {"lr": 0}}, "train.lr = 0: must be greater than 0"),
     ({"train": {"lr": float("nan")}}, "train.lr = nan: must be"),
     ({"train": {"dropout": 1}}, "train.dropout = 1: must be less than 1"),
-    ({"data": {"partition": "shard"}}, "data.partition = 'shard': must be 'shards', 'dirichlet', 'iid' or 'labels'"),
+    (
+        {"data": {"partition": "shard"}},
+        "data.partition = 'shard': must be one of shards, dirichlet, iid, labels, natural, or module:function",
+    ),
     ({"shift": {"max_share": 2}}, "shift.max_share = 2: must be less than or equal to 1"),
     ({"shift": {"per": "unit"}}, "shift.per = 'unit': must be 'filter' or 'layer'"),
     ({"shift": {"per": 3}}, "shift.per = 3: must be 'filter' or 'layer'"),

@@ -45,7 +45,8 @@ def check(sweep: Sweep) -> None:
             built.append(parts)
             if not begun(run.folder):
                 require_goal(config)
-            loaded[config.data.name] = build(config, data=loaded.get(config.data.name)).task.data
+            source = f"{config.data.name} {config.data.args}"
+            loaded[source] = build(config, data=loaded.get(source)).task.data
 
 
 def free(path: Path) -> Path:

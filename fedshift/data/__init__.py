@@ -4,7 +4,7 @@ from fedshift.data.augment import crop_and_flip
 from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.datasets import Dataset, dataset, load
 from fedshift.data.fetch import fetch
-from fedshift.data.partition import Partition, dirichlet, iid, labels, shards
+from fedshift.data.partition import Partition, dirichlet, iid, labels, natural, shards
 
 __all__ = [
     "CATALOG",
@@ -18,5 +18,6 @@ __all__ = [
     "iid",
     "labels",
     "load",
+    "natural",
     "shards",
 ]

@@ -1,9 +1,11 @@
 """Data sets by name: examples, labels, and their conversion to inputs of a model."""
 
+import inspect
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -19,8 +21,11 @@ from fedshift.core.names import named, suggest
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.files import memory
+from fedshift.data.synthetic import CLASSES, synthetic
 
 ARRAYS = ("x", "y", "test_x", "test_y")
+OWNERS = ("owner", "test_owner")
+FILES = (".npz", ".safetensors")
 HEADER = 1 << 20  # maximum bytes of the header of a safetensors file
 
 
@@ -33,7 +38,7 @@ class Dataset:
     """
 
     name: str
-    x: Tensor  # (n, *shape) uint8 images, or float32 that is used unchanged
+    x: Tensor  # (n, *shape) uint8 images, other integers like tokens, or float32 that is used unchanged
     y: Tensor  # (n,) int64 labels, or any tensor with n rows if the targets are not classes
     test_x: Tensor
     test_y: Tensor
@@ -41,6 +46,9 @@ class Dataset:
     mean: tuple[float, ...] = ()  # of x / 255, per channel; (): not subtracted
     std: tuple[float, ...] = ()
     dtype: torch.dtype = torch.float32  # of floating point inputs and targets
+    owner: Tensor | None = None  # (n,) int64, on the CPU: whose training example it is, 0 .. N - 1
+    test_owner: Tensor | None = None  # the same of test examples
+    owners: tuple[str, ...] = ()  # names of the owners, () if they have none
     _affine: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -49,7 +57,9 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     def inputs(self, x: Tensor) -> Tensor:
-        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x unchanged, in `dtype`.
+        """(x / 255 - mean) / std for uint8 x (..., C, H, W), as x * scale + offset; other x unchanged.
+
+        Floating point x are converted to `dtype`, integers to int64.
 
         >>> images = torch.tensor([[[[0]]], [[[255]]]], dtype=torch.uint8)
         >>> data = dataset(images, [0, 1], images, [0, 1], mean=(0.5,), std=(0.25,))
@@ -57,7 +67,7 @@ class Dataset:
         [-2.0, 2.0]
         """
         if x.dtype != torch.uint8:
-            return self.targets(x)
+            return self.targets(x) if x.is_floating_point() else x.long()
         if x.device not in self._affine:
             self._affine[x.device] = self._scale_and_offset(x.device)
         scale, offset = self._affine[x.device]
@@ -76,9 +86,9 @@ class Dataset:
 
     @cached_property
     def checksum(self) -> str:
-        """CRC-32 of all examples and targets; a run cannot be resumed with other data."""
-        crc = 0
-        for x in (self.x, self.y, self.test_x, self.test_y):
+        """CRC-32 of all examples, targets and owners; a run cannot be resumed with other data."""
+        crc, owners = 0, [owner for owner in (self.owner, self.test_owner) if owner is not None]
+        for x in (self.x, self.y, self.test_x, self.test_y, *owners):
             crc = zlib.crc32(x.cpu().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
         return f"{crc:08x}"
 
@@ -98,11 +108,14 @@ def dataset(
     classes: int | None = None,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
+    owner: Any = None,
+    test_owner: Any = None,
 ) -> Dataset:
     """Build and check a Dataset from tensors, numpy arrays or nested lists.
 
     uint8 examples are images with channels first, (n, C, H, W); floating point examples are converted to float32,
     other integers to int64. Integer labels are converted to int64; `classes` defaults to the largest label plus one.
+    `owner` and `test_owner`, one whole number or text per example, name the natural clients.
 
     >>> data = dataset(np.zeros((4, 2)), [0, 1, 2, 1], np.zeros((1, 2)), [0])
     >>> data.x.dtype, data.shape, data.classes
@@ -118,7 +131,39 @@ def dataset(
             seen = f"{_kind(t[a])} in {a} and {_kind(t[b])} in {b}"
             raise ValueError(f"{name}: an example is {seen}; dtypes and shapes must be equal")
     mean, std = _moments(name, t["x"], mean, std)
-    return Dataset(name, t["x"], t["y"], t["test_x"], t["test_y"], _classes(name, t, classes), mean, std)
+    made = Dataset(name, t["x"], t["y"], t["test_x"], t["test_y"], _classes(name, t, classes), mean, std)
+    return made if owner is None and test_owner is None else _owned(made, owner, test_owner)
+
+
+def _owned(data: Dataset, owner: Any, test_owner: Any) -> Dataset:
+    """The data with owners, numbered in ascending order of their ids."""
+    train, test = (
+        None if given is None else _ids(data.name, key, given)
+        for key, given in zip(OWNERS, (owner, test_owner), strict=True)
+    )
+    if train is None:
+        raise ValueError(f"{data.name}: has test_owner and no owner; owners of training examples are needed")
+    for key, found, y in (("owner", train, data.y), ("test_owner", test, data.test_y)):
+        if found is not None and len(found) != len(y):
+            raise ValueError(f"{data.name}: {key} has {len(found)} values for {len(y)} examples; needs one per example")
+    if test is not None and train.dtype.kind != test.dtype.kind:
+        raise ValueError(f"{data.name}: owner has {train.dtype} and test_owner {test.dtype}; both must be of one kind")
+    both = train if test is None else np.concatenate([train, test])
+    names, numbers = np.unique(both, return_inverse=True)
+    number = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    first, rest = number[: len(train)], number[len(train) :]
+    return replace(data, owner=first, test_owner=None if test is None else rest, owners=tuple(map(str, names)))
+
+
+def _ids(name: str, key: str, given: Any) -> NDArray[Any]:
+    """Ids of owners (n,) as int64 or text."""
+    array = given.cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if array.dtype.kind not in "uiUS" or array.ndim != 1:
+        seen = f"{array.dtype} of shape {array.shape}"
+        raise ValueError(f"{name}: {key} has {seen}; needs one whole number or text per example")
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8")
+    return array if array.dtype.kind == "U" else array.astype(np.int64)
 
 
 def _tensor(name: str, key: str, value: Any) -> Tensor:
@@ -179,30 +224,56 @@ def _moments(
     return mean, std
 
 
-def load(name: str) -> Dataset:
-    """Load a data set by name, by the path of a .npz or .safetensors file, or by `module:function`.
+def is_path(name: str) -> bool:
+    """True if the name of a data set is the path of a file or folder.
+
+    >>> [is_path(name) for name in ("digits", "mine.npz", "./clients", "package.module:function")]
+    [False, True, True, False]
+    """
+    return name.endswith(FILES) or "/" in name or "\\" in name
+
+
+def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
+    """Load a data set by name, by the path of a file or of a folder with a file per client, or by `module:function`.
 
     digits is part of the package: 1,437 + 360 images of 64 pixels, the test set of "Optical Recognition of
     Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0,
     https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits) in the order in which
-    scikit-learn distributes it. cifar10, cifar100, mnist and fashion-mnist must have been fetched before. A file
-    contains arrays x, y, test_x and test_y; a function, searched for in the current folder as well, returns them as
-    a tuple or dictionary, or a Dataset.
+    scikit-learn distributes it. cifar10, cifar100, mnist and fashion-mnist must have been fetched before. A .npz or
+    .safetensors file contains arrays x, y, test_x and test_y, and optionally owner and test_owner; a function,
+    searched for in the current folder as well, returns them as a tuple or dictionary, or a Dataset. In a folder, each
+    file is a client with x and y, and optionally test_x and test_y. `args` are arguments of the function or of
+    synthetic, see `fedshift.data.synthetic`.
 
     >>> load("digits").x.shape
     torch.Size([1437, 64])
     """
+    if ":" in name and not is_path(name):
+        return _from(name, _call(name, args or {}))
+    if name == "synthetic":
+        arrays = _with_args(name, synthetic, args or {})
+        return dataset(**arrays, name=name, classes=CLASSES)
+    if args:
+        raise DataError(f"{name}: takes no arguments, got {', '.join(args)}")
     if name == "digits":
         return _digits()
     if name in CATALOG:
         entry = CATALOG[name]
         return Dataset(name, *cache.read(entry), entry.classes, entry.mean, entry.std)
-    if name.endswith((".npz", ".safetensors")):
-        return _from(name, _file(Path(name)))
-    if ":" in name:
-        return _from(name, _call(name))
-    known = suggest(name, ("digits", *CATALOG))
+    if name.endswith(FILES):
+        return _from(name, _file(Path(name), ARRAYS))
+    if is_path(name):
+        return _folder(Path(name))
+    known = suggest(name, ("digits", "synthetic", *CATALOG))
     raise DataError(f"unknown data set {name!r}; {known} (or a .npz or .safetensors file, or module:function)")
+
+
+def _with_args(name: str, make: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+    """Result of a function of this package; DataError for an unknown argument."""
+    known = list(inspect.signature(make).parameters)
+    if unknown := [key for key in args if key not in known]:
+        raise DataError(f"{name}: unknown argument {unknown[0]!r}; {suggest(unknown[0], known)}")
+    return make(**args)
 
 
 def _digits() -> Dataset:
@@ -213,27 +284,57 @@ def _digits() -> Dataset:
     return dataset(x[~test], y[~test], x[test], y[test], name="digits", classes=10)
 
 
-def _file(path: Path) -> Mapping[str, Any]:
+def _folder(path: Path) -> Dataset:
+    """Data set of a folder with one file per client, in the order of their names."""
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder")
+    files = sorted(file for file in path.iterdir() if file.suffix in FILES)
+    stems = [file.stem for file in files]
+    if double := [stem for stem, count in Counter(stems).items() if count > 1]:
+        raise DataError(f"{path}: two files are named {double[0]}; each client must have one file")
+    parts: dict[str, list[Tensor]] = {key: [] for key in (*ARRAYS, *OWNERS)}
+    for number, file in enumerate(files):
+        arrays = _file(file, ARRAYS[:2])
+        given = [key for key in ARRAYS if arrays.get(key) is not None]
+        if given not in ([*ARRAYS[:2]], [*ARRAYS]):
+            raise DataError(f"{file}: needs arrays x and y, and optionally test_x and test_y, got {', '.join(arrays)}")
+        for key in given:
+            parts[key].append(_tensor(str(file), key, arrays[key]))
+            seen, first = parts[key][-1], parts[key.removeprefix("test_")][0]
+            if _kind(seen) != _kind(first):
+                raise DataError(f"{file}: {key} has {_kind(seen)}; in {files[0].name} it is {_kind(first)}")
+        for key, y in zip(OWNERS, ARRAYS[1::2], strict=True):
+            if y in given:
+                parts[key].append(torch.full((len(parts[y][-1]),), number))
+    if not parts["test_y"]:
+        raise DataError(f"{path}: no file has test_x and test_y; at least one of {len(files)} files must have them")
+    joined = {key: torch.cat(tensors) for key, tensors in parts.items()}
+    owners = {key: joined.pop(key) for key in OWNERS}
+    return replace(dataset(**joined, name=str(path)), owners=tuple(stems), **owners)
+
+
+def _file(path: Path, needed: Sequence[str]) -> Mapping[str, Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        return _npz(path) if path.suffix == ".npz" else _safetensors(path)
+        return _npz(path, needed) if path.suffix == ".npz" else _safetensors(path)
     except DataError:
         raise
     except Exception as error:  # numpy, zipfile and safetensors raise different types
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def _npz(path: Path) -> Mapping[str, Any]:
-    """The four arrays, or only the names if some are missing; DataError if they do not fit into memory."""
+def _npz(path: Path, needed: Sequence[str]) -> Mapping[str, Any]:
+    """Arrays, or only the names if a needed one is missing; DataError if they do not fit into memory."""
     with zipfile.ZipFile(path) as archive:
         infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        if not set(ARRAYS) <= set(infos):
+        if not set(needed) <= set(infos):
             return dict.fromkeys(infos)
-        total, most = sum(infos[name].file_size for name in ARRAYS), memory()
+        names = [name for name in (*ARRAYS, *OWNERS) if name in infos]
+        total, most = sum(infos[name].file_size for name in names), memory()
         if total > most:
             raise DataError(f"{path}: unpacks to {total:,} bytes; this machine has {most:,} bytes of memory")
-        return {name: _array(path, archive, infos[name]) for name in ARRAYS}
+        return {name: _array(path, archive, infos[name]) for name in names}
 
 
 def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
@@ -250,7 +351,7 @@ def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArr
 
 
 def _safetensors(path: Path) -> Mapping[str, Any]:
-    """The four tensors; None for other names."""
+    """Tensors; None for other names."""
     from safetensors import safe_open
 
     with open(path, "rb") as file:
@@ -259,15 +360,15 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: cannot be read: its header claims {length:,} bytes; at most {HEADER:,} are read")
     with safe_open(path, framework="pt") as stored:
         names = stored.keys()
-        return {name: stored.get_tensor(name) if name in ARRAYS else None for name in names}
+        return {name: stored.get_tensor(name) if name in (*ARRAYS, *OWNERS) else None for name in names}
 
 
-def _call(name: str) -> Any:
+def _call(name: str, args: Mapping[str, Any]) -> Any:
     try:
         function = named(name)
     except ValueError as problem:
         raise DataError(f"{name}: {problem}") from problem
-    return function()
+    return function(**args)
 
 
 def _from(name: str, arrays: Any) -> Dataset:
@@ -279,4 +380,5 @@ def _from(name: str, arrays: Any) -> Dataset:
     if not isinstance(arrays, Mapping) or not set(ARRAYS) <= set(arrays):
         seen = ", ".join(map(str, arrays)) if isinstance(arrays, Mapping) else type(arrays).__name__
         raise DataError(f"{name}: needs arrays x, y, test_x and test_y, got {seen or 'nothing'}")
-    return dataset(*(arrays[key] for key in ARRAYS), name=name)
+    owners = {key: arrays[key] for key in OWNERS if key in arrays}
+    return dataset(*(arrays[key] for key in ARRAYS), name=name, **owners)

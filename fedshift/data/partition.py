@@ -1,6 +1,8 @@
-"""Partitions: assign the examples of a training set to N clients by their labels."""
+"""Partitions: assign the examples of a training set to N clients, by their labels or by their owners."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from fedshift.core import rng
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # dtypes of indices
 DRAWS = 1000  # of Dirichlet shares, before a minimum size is reported as unreachable
 
 
@@ -23,6 +26,8 @@ class Partition:
 
     order: Tensor  # int64: indices of examples, client by client
     start: Tensor  # int64 (N + 1,)
+    owners: Tensor | None = None  # int64 (N,): owner of the examples of each client, in a natural partition
+    left_out: int = 0  # owners with too few examples, in a natural partition
     _elsewhere: dict[torch.device, "Partition"] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -39,7 +44,7 @@ class Partition:
         if device == self.order.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = Partition(self.order.to(device), self.start)
+            self._elsewhere[device] = replace(self, order=self.order.to(device))
         return self._elsewhere[device]
 
     def of(self, client: int) -> Tensor:
@@ -175,6 +180,63 @@ def labels(y: Tensor, clients: int, per_client: int, key: Tensor) -> Partition:
     turn = held.cumsum(1)  # 1 .. holders
     counts = (turn * total // holders - (turn - 1) * total // holders) * held
     return _deal(label, counts, key)
+
+
+def natural(owner: Tensor, clients: int, key: Tensor, least: int = 1) -> Partition:
+    """One client per owner with at least `least` examples; of these, `clients` drawn at random, or all with 0.
+
+    Clients are in the order of their owners, and examples of a client keep their order.
+
+    >>> p = natural(torch.tensor([2, 0, 2, 1, 2, 0]), 0, rng.key(0, "partition"), least=2)
+    >>> p.owners.tolist(), p.left_out, [p.of(i).tolist() for i in range(p.clients)]
+    ([0, 2], 1, [[1, 5], [0, 2, 4]])
+    """
+    sizes = owner.bincount()
+    owners = torch.nonzero(sizes >= max(least, 1))[:, 0]
+    if clients > len(owners) or not len(owners):
+        have = f"{len(owners)} of {len(sizes)} owners have {max(least, 1)} examples or more"
+        raise ValueError(f"natural(clients={clients}, least={least}): {have}")
+    left_out = len(sizes) - len(owners)
+    if clients:
+        owners = owners[_shuffle(len(owners), key)[:clients]].sort().values
+    order = owner.argsort(stable=True)[_ranges(_starts(sizes)[owners], sizes[owners])]
+    return Partition(order, _starts(sizes[owners]), owners, left_out)
+
+
+def limited(partition: Partition, most: int, key: Tensor) -> Partition:
+    """The same with at most `most` examples per client, drawn at random; the kept ones keep their order.
+
+    >>> p = limited(Partition(torch.arange(5), torch.tensor([0, 1, 5])), 2, rng.key(0, "most"))
+    >>> p.sizes.tolist()
+    [1, 2]
+    """
+    if int(partition.sizes.max()) <= most:
+        return partition
+    client = torch.arange(partition.clients).repeat_interleave(partition.sizes)
+    draws = rng.uniform(key.view(1), int(partition.order.max()) + 1)[0][partition.order]  # one per example
+    drawn = draws.argsort(stable=True)
+    drawn = drawn[client[drawn].argsort(stable=True)]  # by client, then by draw
+    rank = torch.arange(len(drawn)) - partition.start[:-1].repeat_interleave(partition.sizes)
+    kept = drawn[rank < most].sort().values
+    return replace(partition, order=partition.order[kept], start=_starts(partition.sizes.clamp(max=most)))
+
+
+def listed(parts: Sequence[Any], examples: int) -> Partition:
+    """Partition from the indices of each client's examples, after a check that they are below `examples`.
+
+    >>> listed([[0, 2], [1]], 3).sizes.tolist()
+    [2, 1]
+    """
+    indices = [torch.as_tensor(part) for part in parts]
+    for i, part in enumerate(indices):
+        if part.dim() != 1 or (len(part) and part.dtype not in INTEGERS):
+            raise ValueError(f"client {i} has {part.dtype} of shape {tuple(part.shape)}; needs a list of indices")
+        if wrong := [x for x in (part.min().item(), part.max().item()) if not 0 <= x < examples] if len(part) else []:
+            raise ValueError(f"client {i} has example {wrong[0]}; examples are 0 to {examples - 1}")
+    if not any(map(len, indices)):
+        raise ValueError(f"{len(indices)} clients without examples; at least one client must have some")
+    order = torch.cat([part.long().cpu() for part in indices])
+    return Partition(order, _starts(torch.tensor([len(part) for part in indices])))
 
 
 def _deal(label: Tensor, counts: Tensor, key: Tensor) -> Partition:

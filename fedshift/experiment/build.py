@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain
 from fedshift.algorithms.table import ALGORITHMS
@@ -44,7 +44,7 @@ def build(
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
-        data = data or datasets.load(experiment.data.name)
+        data = data or datasets.load(experiment.data.name, experiment.data.args)
     except (ValueError, ImportError, OSError) as problem:
         raise SettingsError(f"data.name = {experiment.data.name!r}: {problem}") from None
     except Exception as problem:  # raised by the user's function
@@ -72,6 +72,8 @@ def build(
         batched(experiment, task)
     with setting("data.partition"):
         clients = partition or split(experiment, data)
+    if not experiment.data.clients:
+        experiment = experiment.changed(**{"data.clients": clients.clients})
     groups, group = links(experiment, uplink)
     with setting("train.cohort"):
         if train.selection == "stratified":
@@ -263,15 +265,47 @@ def rate(experiment: Experiment) -> cohorts.Rate:
 def split(experiment: Experiment, data: Dataset) -> Partition:
     """Partition of the training examples among clients."""
     config, key = experiment.data, rng.key(experiment.seed, "partition")
-    if config.partition != "iid" and not data.classes:
+    if config.partition in ("shards", "dirichlet", "labels") and not data.classes:
         raise SettingsError(
             f"data.partition = {config.partition!r}: needs class labels, and the targets are not classes; use 'iid'"
         )
-    if config.partition == "dirichlet":
-        return partitions.dirichlet(data.y, config.clients, config.alpha, key, config.least)
-    if config.partition == "labels":
-        return partitions.labels(data.y, config.clients, config.labels, key)
-    return (partitions.shards if config.partition == "shards" else partitions.iid)(data.y, config.clients, key)
+    match config.partition:
+        case "shards":
+            made = partitions.shards(data.y, config.clients, key)
+        case "dirichlet":
+            made = partitions.dirichlet(data.y, config.clients, config.alpha, key, config.least)
+        case "labels":
+            made = partitions.labels(data.y, config.clients, config.labels, key)
+        case "iid":
+            made = partitions.iid(data.y, config.clients, key)
+        case "natural":
+            if data.owner is None:
+                raise SettingsError(f"data.partition = 'natural': {data.name} has no owners; use another partition")
+            made = partitions.natural(data.owner, config.clients, key, config.least)
+        case _:
+            made = own_partition(experiment, data, key)
+    return partitions.limited(made, config.most, rng.key(experiment.seed, "most")) if config.most else made
+
+
+def own_partition(experiment: Experiment, data: Dataset, key: Tensor) -> Partition:
+    """Partition by the user's function(data, clients, key, **partition_args).
+
+    It returns a Partition or, per client, the indices of its examples; `clients` is 0 if the settings have no number.
+    """
+    config = experiment.data
+    where = f"data.partition = {config.partition!r}"
+    make = function("data.partition", config.partition)
+    try:
+        made = make(data, config.clients, key, **config.partition_args)
+        if not isinstance(made, Partition):
+            made = partitions.listed(made, len(data.y))
+    except (TypeError, ValueError) as problem:
+        raise SettingsError(f"{where}: {' '.join(str(problem).split())}") from problem
+    except Exception as problem:
+        raise SettingsError(f"{where}: {describe(problem)}") from problem
+    if config.clients not in (0, made.clients):
+        raise SettingsError(f"{where}: returns {made.clients} clients; data.clients is {config.clients}")
+    return made
 
 
 def named_model(experiment: Experiment, data: Dataset) -> nn.Module:

@@ -28,10 +28,13 @@ from fedshift.algorithms.table import ALGORITHMS, arguments
 from fedshift.codecs import Codec, Step, Ternary
 from fedshift.codecs.named import CODECS, WIDTH, make_codec
 from fedshift.core.names import named, suggest
+from fedshift.data.datasets import is_path
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
 from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
 
+CLIENTS = 100  # number of clients, unless it follows from the data
+PARTITIONS = ("shards", "dirichlet", "iid", "labels", "natural")
 REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # by a codec
 
 
@@ -88,18 +91,39 @@ class SettingsTable(BaseModel):
 class DataSettings(SettingsTable):
     """Data set, and its partition among clients."""
 
-    name: str = "digits"  # a data set, a path to .npz or .safetensors, or module:function
-    clients: Count = 100
-    partition: Literal["shards", "dirichlet", "iid", "labels"] = "shards"
+    name: str = "digits"  # a data set, the path of a file or of a folder of files, or module:function
+    args: dict[str, Any] = {}  # of the data set or of the function
+    clients: Whole = 0  # 0: 100, or in a natural or a user's partition all
+    partition: str = "shards"  # shards, dirichlet, iid, labels, natural, or module:function
+    partition_args: dict[str, Any] = {}  # of a user's partition
     alpha: Positive = 0.5  # concentration, for dirichlet
-    least: Whole = 10  # minimum number of examples per client, for dirichlet
+    least: Whole = 10  # minimum number of examples per client, for dirichlet and natural
+    most: Whole = 0  # maximum number of examples per client, the others are not used; 0: no limit
     labels: Count = 2  # labels per client, for labels
     augment: bool = False  # random crops and flips of images
 
     @field_validator("name")
     @classmethod
     def _whole_path(cls, name: str) -> str:
-        return str(Path(name).absolute()) if name.endswith((".npz", ".safetensors")) else name
+        return str(Path(name).absolute()) if is_path(name) else name
+
+    @field_validator("partition")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PARTITIONS and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(PARTITIONS)}, or module:function")
+        return name
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        """Fill in the number of clients without marking it as set, so that `changed` computes it again."""
+        if self.partition_args and ":" not in self.partition:
+            raise ValueError(f"partition_args = {self.partition_args}: only a partition module:function takes them")
+        if self.partition != "natural" and ":" not in self.partition and not self.clients:
+            if "clients" in self.model_fields_set:
+                raise ValueError(f"clients = 0: must be 1 or more with partition = {self.partition!r}")
+            object.__setattr__(self, "clients", CLIENTS)
+        return self
 
 
 class ModelSettings(SettingsTable):
@@ -479,6 +503,8 @@ class Experiment(SettingsTable):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         clients = self.data.clients
+        if not clients:  # known and checked when the data are loaded
+            return self
         if self.train.cohort > clients:
             raise ValueError(f"train.cohort = {self.train.cohort}: there are only {clients} clients (data.clients)")
         if isinstance(self.uplink.bits, tuple) and len(self.uplink.bits) != clients:
@@ -538,13 +564,13 @@ def downlink_name(downlink: DownlinkSettings) -> str | None:
     return next((name for name in DOWNLINKS if DownlinkSettings(**expanded_down(name)) == downlink), None)
 
 
-# setting -> (other setting, its only value for which the first one is used)
-USED_BY = {
+# setting -> (other setting, its only values for which the first one is used)
+USED_BY: dict[str, tuple[str, ...]] = {
     "train.decay": ("train.schedule", "decayed"),
     "train.convexity": ("train.schedule", "strongly-convex"),
     "train.gamma": ("train.schedule", "strongly-convex"),
     "data.alpha": ("data.partition", "dirichlet"),
-    "data.least": ("data.partition", "dirichlet"),
+    "data.least": ("data.partition", "dirichlet", "natural"),
     "data.labels": ("data.partition", "labels"),
     "algorithm.mu": ("algorithm.name", "fedprox"),
 }
@@ -561,12 +587,13 @@ def check_used(experiments: Sequence[Experiment]) -> None:
     """
     given = [dotted(experiment.model_dump()) for experiment in experiments]
     default = dotted(Experiment().model_dump())
-    for key, (choice, value) in USED_BY.items():
+    for key, (choice, *values) in USED_BY.items():
         if key == "algorithm.mu" and any(experiment.algorithm.name not in ALGORITHMS for experiment in experiments):
             continue  # an argument of a user's function
         changed = [settings[key] for settings in given if settings[key] != default[key]]
-        if changed and not any(settings[choice] == value for settings in given):
-            raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {value!r}")
+        if changed and not any(settings[choice] in values for settings in given):
+            needed = " or ".join(map(repr, values))
+            raise SettingsError(f"{key} = {changed[0]!r}: has no effect without {choice} = {needed}")
     algorithms = [experiment.algorithm for experiment in experiments]
     for settings in algorithms:
         for key, seen in (settings.model_extra or {}).items():

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from fedshift.experiment.settings import Experiment
@@ -16,12 +17,13 @@ from fedshift.runs.summary import comparable
 
 CLIENTS = 120  # most rows of a chart of clients
 PARTITIONS = 8
+DRAWN = ("shards", "dirichlet", "iid", "labels")  # partitions that assign examples to a given number of clients
 ABOUT = ("fedshift", "commit", "torch", "numpy", "python", "system", "cpu", "gpu", "data", "command")
 
 
 def section(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken]) -> Section:
     parts: list[Table | Heat | Choice] = [listed(grouped, runs, broken), common(grouped, runs)]
-    parts += [*shifted(runs), *versions(runs), *partitions(runs)]
+    parts += [*shifted(runs), *versions(runs), *populations(runs), *partitions(runs)]
     return Section("what", "What was run?", [], [*parts])
 
 
@@ -97,6 +99,24 @@ def versions(runs: Sequence[Recorded]) -> list[Table]:
         for value, count in found.items():
             rows.append(TableRow("", [key if key != "data" else "data checksum", value, str(count)]))
     return [Table("versions", "Versions and machine", ["item", "value", "runs"], rows, folded=True)] if rows else []
+
+
+def populations(runs: Sequence[Recorded]) -> list[Table]:
+    """Table of the clients of natural and users' partitions: their number, sizes, and how many were left out."""
+    known = [run for run in runs if run.clients and run.experiment.data.partition not in DRAWN]
+    found = Counter(
+        (run.experiment.data.partition, sizes(run.clients), str(run.about.get("left_out", ""))) for run in known
+    )
+    rows = [TableRow("", [name, *counts, left_out, str(count)]) for (name, counts, left_out), count in found.items()]
+    columns = ["partition", "clients", "examples", "per client", "left out", "runs"]
+    return [Table("populations", "Clients", columns, rows)] if rows else []
+
+
+def sizes(clients: Sequence[ClientRecord]) -> tuple[str, str, str]:
+    """Number of clients, of their examples, and the range of examples per client."""
+    counts = sorted(client.examples for client in clients)
+    spread = f"{counts[0]:,} to {counts[-1]:,}, median {median_low(counts):,}"
+    return f"{len(counts):,}", f"{sum(counts):,}", spread
 
 
 def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:

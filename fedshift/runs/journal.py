@@ -47,7 +47,8 @@ class Journal:
         if left := leftover(where):
             raise RunError(f"{where}: contains {left} of a run whose {SETTINGS} is missing; choose an empty folder")
         about = machine() | {"seed": str(self.experiment.seed), "data": self.fed.task.data.checksum}
-        self.folder.begin(self.experiment, self.fed, about | {"shifted": self.fed.shifted}, self.identity)
+        counts = {"clients": self.fed.partition.clients, "left_out": self.fed.partition.left_out}
+        self.folder.begin(self.experiment, self.fed, about | {"shifted": self.fed.shifted} | counts, self.identity)
         self.memory = StoredMemory.restored(where / "memory", self.identity.run, keep=self.in_ram)
         return self.fed.start()
 
@@ -166,7 +167,8 @@ def _missing(stored: RunIdentity, objects: Collection[str]) -> list[str]:
 
 def _found_by_name(stored: RunIdentity) -> bool:
     try:
-        return data_id(load(tomllib.loads(stored.settings)["data"]["name"])) == stored.data
+        settings = tomllib.loads(stored.settings)["data"]
+        return data_id(load(settings["name"], settings.get("args", {}))) == stored.data
     except Exception:  # an invalid name may raise anything
         return False
 

@@ -15,7 +15,7 @@ from fedshift.core.tree import same, take
 from fedshift.core.types import Params
 from fedshift.engines import Engine, Task
 from fedshift.engines.gpu.nets import KERNELS
-from fedshift.experiment.build import named_algorithm
+from fedshift.experiment.build import named_algorithm, split
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
@@ -47,7 +47,7 @@ def kind(experiment: Experiment) -> str:
     train = experiment.train
     return repr(
         (
-            (experiment.data.name, experiment.data.augment, experiment.model, experiment.engine),
+            (experiment.data.name, experiment.data.args, experiment.data.augment, experiment.model, experiment.engine),
             experiment.record.checkpoint if experiment.engine.deterministic else None,  # resumed together
             (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, train.metric),
         )
@@ -86,7 +86,8 @@ def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     at most, for P weights, K of N clients per round, batches of B examples, and A bytes per example.
     """
     p = sum(x.numel() for x in task.params.values())
-    (client, server), k, n = named_algorithm(experiment), experiment.train.cohort, experiment.data.clients
+    (client, server), k = named_algorithm(experiment), experiment.train.cohort
+    n = experiment.data.clients or split(experiment, task.data).clients
     trained = take(task.params, task.trained)
     memory = sum(x.numel() for x in client.init(trained).values()) + p * ("memory" in server.needs)
     if any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values())):

@@ -2,7 +2,8 @@
 
 settings.toml       every setting, defaults included; `fedshift run settings.toml` repeats the run
 identity.json       id of the run, and digests of its data, its initial and its final model
-about.json          versions, commit, machine, command; the names of the tensors that are shifted
+about.json          versions, commit, machine, command; the names of the tensors that are shifted;
+                    the number of clients, and of those left out because they have too few examples
 clients.csv         each client's group, examples and labels
 rounds.csv          one line per round, six significant digits
 histograms.jsonl    in some rounds: a layer's weights before and after the quantizer

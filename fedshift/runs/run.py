@@ -157,6 +157,8 @@ class Run(Training):
         fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link)
         if experiment.shift.on and not fed.shifted:
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
+        if count := fed.partition.left_out:
+            tell(left_out(count, experiment.data.least))
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
         try:
             if self.journal:
@@ -349,6 +351,16 @@ def reason_nothing_shifted(fed: Federation) -> str:
         return f"no trained tensor of {kind} is the weight of a known layer"
     few = f"no weight of {kind} has filters of {FAN_IN} inputs or more"
     return f"{few}; name weights in shift.tensors, or choose shift.per = 'layer'"
+
+
+def left_out(count: int, least: int) -> str:
+    """Sentence on natural clients with too few examples.
+
+    >>> left_out(136, 10)
+    '136 clients with fewer than 10 examples were left out'
+    """
+    which = "1 client" if count == 1 else f"{count:,} clients"
+    return f"{which} with fewer than {least} examples {'was' if count == 1 else 'were'} left out"
 
 
 def nothing_to_resume(folder: Path) -> str:

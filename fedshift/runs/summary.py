@@ -40,7 +40,7 @@ WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by s
 # settings of the computation and the record, which change scores only by rounding
 NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings that are newer than the checksums in folder names, which leave them out at these values
-LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False}
+LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False, "data.most": 0}
 LATER |= dict.fromkeys(("uplink.step", "uplink.rate", "uplink.keep", "uplink.codec"))
 LATER |= {f"downlink.{name}": value for name, value in DownlinkSettings().model_dump().items()}
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
@@ -264,6 +264,8 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
         unused = {key for key in flat if key.startswith("shift.")}
     unused |= {key for key in flat if key.startswith("downlink.")}
     whole = {SHIFT: f"per {shift.per}" if shift.on else NO, "downlink": downlink_label(experiment)}
+    if not experiment.data.clients:
+        whole["data.clients"] = "all"
     return {key: value for key, value in (flat | whole).items() if key in whole or key not in unused}
 
 

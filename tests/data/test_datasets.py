@@ -245,3 +245,115 @@ def test_a_data_set_is_immutable() -> None:
     with pytest.raises(AttributeError):
         data.name = "other"  # type: ignore[misc]
     assert isinstance(data, Dataset)
+
+
+def test_owners_are_numbered_in_the_order_of_their_ids() -> None:
+    x = np.zeros((4, 2))
+    data = dataset(x, [0, 1, 0, 1], x[:2], [0, 1], owner=["b", "a", "b", "z"], test_owner=["z", "c"])
+    assert data.owner is not None
+    assert data.test_owner is not None
+    assert (data.owners, data.owner.tolist(), data.test_owner.tolist()) == (("a", "b", "c", "z"), [1, 0, 1, 3], [3, 2])
+    numbers = dataset(x, [0, 1, 0, 1], x[:2], [0, 1], owner=torch.tensor([70, -3, 70, 5], dtype=torch.int32))
+    assert numbers.owner is not None
+    assert (numbers.owners, numbers.owner.tolist(), numbers.test_owner) == (("-3", "5", "70"), [2, 0, 2, 1], None)
+
+
+def test_owners_are_part_of_the_checksum() -> None:
+    made = [dataset(*four(), owner=owner) for owner in ([0, 1], [1, 1], None)]
+    assert len({data.checksum for data in made}) == 3
+    assert made[2].checksum == dataset(*four()).checksum
+
+
+@pytest.mark.parametrize(
+    ("owners", "message"),
+    [
+        ({"owner": [0]}, "own: owner has 1 values for 2 examples"),
+        ({"owner": [0, 1], "test_owner": [0]}, "own: test_owner has 1 values for 2 examples"),
+        ({"test_owner": [0, 1]}, "own: has test_owner and no owner"),
+        ({"owner": [0.5, 1]}, "own: owner has float64 of shape"),
+        ({"owner": [[0], [1]]}, r"own: owner has int64 of shape \(2, 1\)"),
+        ({"owner": [0, 1], "test_owner": ["a", "b"]}, "both must be of one kind"),
+    ],
+)
+def test_wrong_owners_are_refused(owners: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataset(*four(), **owners)
+
+
+def test_files_may_have_owners(tmp_path: Path) -> None:
+    arrays = dict(zip(("x", "y", "test_x", "test_y"), four(y=np.array([0, 1])), strict=True))
+    np.savez(tmp_path / "a.npz", **arrays, owner=np.array(["Ann", "Bob"]), test_owner=np.array([b"Bob", b"Bob"]))
+    data = load(str(tmp_path / "a.npz"))
+    assert data.test_owner is not None
+    assert (data.owners, data.test_owner.tolist()) == (("Ann", "Bob"), [1, 1])
+    tensors = {name: torch.tensor(np.asarray(x)) for name, x in arrays.items()}
+    save_file(tensors | {"owner": torch.tensor([9, 4])}, tmp_path / "b.safetensors")
+    stored = load(str(tmp_path / "b.safetensors"))
+    assert stored.owner is not None
+    assert (stored.owners, stored.owner.tolist()) == (("4", "9"), [1, 0])
+
+
+def test_pickled_owners_are_refused(tmp_path: Path) -> None:
+    arrays = dict(zip(("x", "y", "test_x", "test_y"), four(y=np.array([0, 1])), strict=True))
+    np.savez(tmp_path / "a.npz", **arrays, owner=np.array(["Ann", None], dtype=object))
+    with pytest.raises(DataError, match="cannot be read"):
+        load(str(tmp_path / "a.npz"))
+
+
+def client(path: Path, n: int, tests: int = 0, **changed: Any) -> None:
+    arrays: dict[str, Any] = {"x": np.full((n, 3), n, np.float32), "y": np.arange(n) % 2}
+    if tests:
+        arrays |= {"test_x": np.full((tests, 3), -n, np.float32), "test_y": np.arange(tests) % 2}
+    arrays |= changed
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        save_file({name: torch.from_numpy(x) for name, x in arrays.items()}, path)
+
+
+def test_a_folder_has_one_client_per_file_in_the_order_of_names(tmp_path: Path) -> None:
+    client(tmp_path / "lisa.npz", 4)
+    client(tmp_path / "bart.safetensors", 2, tests=3)
+    client(tmp_path / "maggie.npz", 1, tests=1)
+    (tmp_path / "README.txt").write_text("not a client")
+    data = load(f"{tmp_path}/")
+    assert data.owner is not None
+    assert data.test_owner is not None
+    assert data.owners == ("bart", "lisa", "maggie")
+    assert data.owner.tolist() == [0, 0, 1, 1, 1, 1, 2]
+    assert data.test_owner.tolist() == [0, 0, 0, 2]
+    assert data.x[:, 0].tolist() == [2, 2, 4, 4, 4, 4, 1]
+    assert data.test_x[:, 0].tolist() == [-2, -2, -2, -1]
+
+
+def test_clients_of_a_folder_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        load(f"{tmp_path}/nothing")
+    with pytest.raises(DataError, match="no file has test_x and test_y; at least one of 0 files"):
+        load(str(tmp_path))
+    client(tmp_path / "a.npz", 2)
+    with pytest.raises(DataError, match="no file has test_x and test_y"):
+        load(str(tmp_path))
+    client(tmp_path / "b.npz", 2, tests=1, x=np.zeros((2, 4), np.float32))
+    with pytest.raises(
+        DataError, match=r"b.npz: x has float32 of shape \(4,\); in a.npz it is float32 of shape \(3,\)"
+    ):
+        load(str(tmp_path))
+    client(tmp_path / "b.npz", 2, test_x=np.zeros((1, 3), np.float32))
+    with pytest.raises(
+        DataError, match=r"b.npz: needs arrays x and y, and optionally test_x and test_y, got x, y, test_x"
+    ):
+        load(str(tmp_path))
+    np.savez(tmp_path / "b.npz", x=np.zeros(3))
+    with pytest.raises(DataError, match=r"b.npz: needs arrays x and y, and .*, got x"):
+        load(str(tmp_path))
+    client(tmp_path / "b.npz", 2, tests=1)
+    client(tmp_path / "b.safetensors", 2)
+    with pytest.raises(DataError, match="two files are named b"):
+        load(str(tmp_path))
+
+
+def test_tokens_of_any_integer_type_become_int64() -> None:
+    data = dataset(*four(X.astype(np.int64)))
+    assert data.inputs(data.x.to(torch.int8)).dtype == torch.int64
+    assert data.inputs(data.x) is data.x

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedshift.core import rng
-from fedshift.data import Partition, dirichlet, iid, labels, load, shards
+from fedshift.data import Partition, dirichlet, iid, labels, load, natural, shards
+from fedshift.data.partition import limited, listed
 
 KEY = rng.key(0, "partition")
 CIFAR10 = torch.arange(10).repeat(5000)[iid(torch.zeros(50_000), 1, rng.key(7, "test")).order]  # like its labels
@@ -207,3 +209,77 @@ def test_impossible_arguments_are_refused() -> None:
 def test_an_unknown_client_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Partition.of\(client=3\): clients are 0 to 2"):
         iid(torch.zeros(9), 3, KEY).of(3)
+
+
+def test_a_natural_partition_has_a_client_per_owner_with_enough_examples() -> None:
+    owner = torch.tensor([3, 0, 3, 1, 3, 0, 5])  # owners 2 and 4 have no training example
+    p = natural(owner, 0, KEY, least=2)
+    assert p.owners is not None
+    assert (p.owners.tolist(), p.left_out) == ([0, 3], 4)
+    assert [p.of(i).tolist() for i in range(2)] == [[1, 5], [0, 2, 4]]
+    assert natural(owner, 0, KEY, least=0).sizes.tolist() == [2, 1, 3, 1]
+
+
+def test_fewer_natural_clients_are_drawn_by_the_key_and_keep_their_order() -> None:
+    owner = torch.arange(50).repeat_interleave(3)[torch.randperm(150)]
+    drawn = {tuple(some_of(owner, 10, seed)) for seed in range(5)}
+    assert len(drawn) == 5
+    for chosen in drawn:
+        assert list(chosen) == sorted(set(chosen))
+        assert len(chosen) == 10
+    assert some_of(owner, 50, 3) == some_of(owner, 0, 3) == list(range(50))
+
+
+def some_of(owner: Tensor, clients: int, seed: int) -> list[int]:
+    p = natural(owner, clients, rng.key(seed, "partition"))
+    assert p.owners is not None
+    assert all((owner[p.of(i)] == number).all() for i, number in enumerate(p.owners.tolist()))
+    return p.owners.tolist()
+
+
+def test_more_natural_clients_than_owners_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"clients=3, least=2\): 2 of 3 owners have 2 examples or more"):
+        natural(torch.tensor([0, 0, 1, 2, 2]), 3, KEY, least=2)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any), st.integers(1, 12), st.integers(0, 99))
+def test_a_limit_keeps_a_random_part_of_larger_clients(counts: list[int], most: int, seed: int) -> None:
+    start = torch.tensor([0, *counts]).cumsum(0)
+    whole = Partition(torch.randperm(sum(counts)), start, owners=torch.arange(len(counts)), left_out=2)
+    p = limited(whole, most, rng.key(seed, "most"))
+    assert p.sizes.tolist() == [min(n, most) for n in counts]
+    assert p.owners is whole.owners
+    assert p.left_out == 2
+    for i in range(p.clients):
+        kept = set(p.of(i).tolist())
+        assert [x for x in whole.of(i).tolist() if x in kept] == p.of(i).tolist()
+
+
+def test_the_examples_that_a_limit_keeps_do_not_depend_on_other_clients() -> None:
+    order = torch.arange(60)
+    p, alone = (limited(Partition(order[:n], torch.tensor([0, 30, n])), 5, KEY) for n in (60, 31))
+    assert p.of(0).tolist() == alone.of(0).tolist()
+    assert (
+        p.of(0).tolist() != limited(Partition(order, torch.tensor([0, 30, 60])), 5, rng.key(1, "most")).of(0).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([[0, 1], [5]], "client 1 has example 5; examples are 0 to 4"),
+        ([[0, -1]], "client 0 has example -1"),
+        ([[0.5]], "client 0 has torch.float32 of shape"),
+        ([[[0]]], "client 0 has torch.int64 of shape \\(1, 1\\)"),
+        ([[], []], "2 clients without examples"),
+        ([], "0 clients without examples"),
+    ],
+)
+def test_invalid_lists_of_examples_are_refused(parts: list[list[float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        listed(parts, 5)
+
+
+def test_lists_of_examples_are_a_partition() -> None:
+    p = listed([torch.tensor([3, 1]), [], np.array([1], np.int32)], 4)
+    assert [p.of(i).tolist() for i in range(3)] == [[3, 1], [], [1]]

@@ -57,7 +57,7 @@ def simulate(experiment: Experiment, out: Path, should_stop: Callable[[], bool])
 
     A run in folder `out` is resumed. An exception that ended the run is raised again in this process.
     """
-    build(experiment)  # fail early on invalid settings
+    clients = build(experiment).partition.clients  # fails early on invalid settings
     with tempfile.TemporaryDirectory(prefix="fedshift-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "settings.toml").write_text(experiment.toml(), encoding="utf-8")
@@ -69,7 +69,7 @@ def simulate(experiment: Experiment, out: Path, should_stop: Callable[[], bool])
         }
         try:
             cpus, gpus = resources(experiment, cores_here())
-            with SuperLink(folder, supernodes=experiment.data.clients, cpus=cpus, gpus=gpus) as link:
+            with SuperLink(folder, supernodes=clients, cpus=cpus, gpus=gpus) as link:
                 yield from _follow(link, link.run(write_app(folder / "app"), config), Channel(folder), should_stop)
         except ProcessError as problem:
             raise RunError(f"Flower: {problem}") from problem

@@ -30,9 +30,7 @@ from fedshift.codecs.named import CODECS, WIDTH, make_codec
 from fedshift.core.names import named, suggest
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
-from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
-
-REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # by a codec
+from fedshift.rounds.uplinks import DOWNLINKS, REPLACED, UPLINKS, expanded, expanded_down
 
 
 def _rate(value: Any) -> Any:

@@ -19,7 +19,6 @@ from fedshift.core.names import printable
 from fedshift.core.tables import titled
 from fedshift.core.units import megabytes
 from fedshift.experiment.settings import (
-    REPLACED,
     DownlinkSettings,
     Experiment,
     LinkSettings,
@@ -31,7 +30,7 @@ from fedshift.experiment.settings import (
     widths,
 )
 from fedshift.experiment.toml import dotted
-from fedshift.rounds.uplinks import UPLINKS
+from fedshift.rounds.uplinks import REPLACED, UPLINKS
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS
 from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet

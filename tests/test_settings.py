@@ -38,7 +38,7 @@ from fedshift.experiment.grid import expand
 from fedshift.experiment.links import interleave, links
 from fedshift.experiment.overrides import settings as given
 from fedshift.experiment.presets import PRESETS
-from fedshift.experiment.settings import check_used, uplink_name
+from fedshift.experiment.settings import CodecSettings, check_used, uplink_name
 from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, read
 from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
@@ -166,6 +166,18 @@ def test_codecs_by_name() -> None:
     assert (mixed["32 bit"].codec, mixed["8 bit"].codec) == (EXACT, Codec(Step(step=2.0), Range()))
 
 
+def test_a_later_codec_replaces_an_earlier_quantizer_and_coder() -> None:
+    later = given(None, "smoke", ["uplink=lean", "uplink.codec={name = 'qsgd', s = 3}", "uplink.codec=sign"])
+    (found,) = expand(later)
+    assert found.uplink.codec == CodecSettings(name="sign")
+    assert found.uplink.feedback
+    (back,) = expand(given(None, "smoke", ["uplink.codec=sign", "uplink.quantizer=step", "uplink.bits=8"]))
+    assert back.uplink.codec is None
+    assert back.uplink.quantizer == "step"
+    swept = {"uplink": {"coder": "zstd"}, "sweep": {"uplink.codec": ["sign", {"name": "topk", "keep": 0.1}]}}
+    assert [run.uplink.codec and run.uplink.codec.name for run in expand(swept)] == ["sign", "topk"]
+
+
 def test_a_codec_in_the_settings_is_that_of_quantized_clients() -> None:
     assert groups(codec="sign")[0] == {"sign": Uplink(sign())}
     found, group = groups(bits="32+8", codec={"name": "qsgd", "s": 4}, send="updates", feedback=True)
@@ -175,6 +187,7 @@ def test_a_codec_in_the_settings_is_that_of_quantized_clients() -> None:
     }
     assert group == [0, 1] * 4
     assert groups(codec="eden", biases=True)[0]["eden"].codec == replace(eden(), min_axes=1)
+    assert [*groups(bits="8+4", codec="sign")[0]] == ["sign, 8 bit", "sign, 4 bit"]
     assert groups(bits=3, codec="sign")[0]["sign"].codec == sign()  # the number is not that of the codec
     found, group = groups(bits=32, group={"phones": {"share": 0.5, "codec": {"name": "topk", "keep": 0.1}}})
     assert found == {"phones": Uplink(topk(keep=0.1)), "others": Uplink(EXACT)}

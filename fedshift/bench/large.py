@@ -129,9 +129,11 @@ def memory_rows(name: str, rounds: Sequence[PeakMemory]) -> list[tuple[str, ...]
 
 
 def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
-    """Memory of the clients of a simulation and of a deployment with TLS: lean, downlink=8, two rounds."""
+    """Memory of the clients of a simulation and of a deployment with TLS: lean, downlink=8, two rounds.
+
+    One that does not complete is a target that is not met.
+    """
     from fedshift.bench.deployed import write_app
-    from fedshift.flower.app.processes import ProcessError
     from fedshift.flower.app.superlink import SuperLink
     from fedshift.flower.testing.deployment import Deployment
     from fedshift.flower.testing.large import FOUND, TIMEOUT
@@ -139,9 +141,10 @@ def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str
     targets, rows = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_app(folder / "app", "large", {"layers": size.flower_layers, "width": size.width, "nodes": NODES})
+        config = {"layers": size.flower_layers, "width": size.width, "nodes": NODES}
         for kind in ("simulation", "deployment"):
             tick(f"a {kind}, which takes minutes")
+            write_app(folder / f"app-{kind}", "large", config | {"state": str(folder / f"state-{kind}")})
             with ExitStack() as stack:
                 link: SuperLink | Deployment
                 if kind == "simulation":  # one client at a time
@@ -149,10 +152,12 @@ def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str
                 else:
                     nodes = [{"partition-id": i} for i in range(NODES)]
                     link = stack.enter_context(Deployment(folder / kind, nodes))
-                status, log = link.wait(link.run(folder / "app"), TIMEOUT)
+                status, log = link.wait(link.run(folder / f"app-{kind}"), TIMEOUT)
             metrics = re.search(rf"{FOUND} (\[.*\])", log)
             if status != "finished:completed" or metrics is None:
-                raise ProcessError(f"the {kind} ended with status {status}:\n{log}")
+                tick(f"the {kind} ended with status {status}: {' '.join(log.split())[-300:]}")
+                targets.append(Target(f"{kind}, lean: rounds completed", ">= 2", 0.0, False))
+                continue
             measured = [PeakMemory(**found) for found in json.loads(metrics[1])]
             targets.append(memory_target(f"{kind}, lean", measured, FEEDBACK_LIMIT))
             rows += memory_rows(f"{kind}, lean", measured)

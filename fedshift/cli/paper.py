@@ -127,7 +127,8 @@ for name, about in {
     "beyond": "Filter centring, compared with no shift and with the paper's shift.",
     "uplinks": "Uplinks lean and extreme, and random K-means codes, compared with full precision.",
     "rivals": "FedHQ, agreement mask, grouped averaging, each with and without a shift; server optimizers.",
-    "all": "Tables 1 and 2, ablations, filter centring, uplinks and rivals, in order of importance.",
+    "codecs": "Every codec at about one bit per weight, compared with full precision.",
+    "all": "Tables 1 and 2, ablations, filter centring, uplinks, rivals and codecs, in order of importance.",
 }.items():
     paper.command(
         name,

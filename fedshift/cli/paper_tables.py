@@ -44,7 +44,7 @@ class Request(NamedTuple):
     @property
     def tables(self) -> dict[str, list[Cell]]:
         """Cells of each requested table."""
-        every = ("table1", "ablations", "beyond", "uplinks", "rivals", "table2")
+        every = ("table1", "ablations", "beyond", "uplinks", "rivals", "codecs", "table2")
         names = every if self.table == "all" else (self.table,)
         tables = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not tables:
@@ -138,6 +138,8 @@ def show_tables(request: Request, results: Results, out: Path | None, as_json: b
             listings.append(beyond.centring_listing(experiments.contrasts(request.choice), results))
         elif name == "uplinks":
             listings.append(beyond.uplinks_listing(experiments.compressed(request.choice), results))
+        elif name == "codecs":
+            listings.append(beyond.codecs_listing(experiments.at_one_bit(), results))
         elif name == "rivals":
             rules, optimizers = experiments.rivals_contrasts(request.choice), experiments.optimizers(request.choice)
             listings += [beyond.rivals_listing(rules, results)] if rules else []

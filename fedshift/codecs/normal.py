@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, chunks, ends, finite
 from fedshift.codecs.bitpack import BitPack
-from fedshift.codecs.codec import Codec
+from fedshift.codecs.codec import Codec, PerBlock
 from fedshift.codecs.entropy import Range
 from fedshift.codecs.rotation import Hadamard
 
@@ -166,8 +166,11 @@ def _tensor(levels: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def eden(bits: int = 1) -> Codec:
-    """EDEN: a random rotation, then the levels of a normal distribution, without bias."""
-    return Codec(Normal(bits), Range() if bits > 1 else BitPack(), transform=Hadamard())
+    """EDEN: a random rotation, then the levels of a normal distribution, without bias.
+
+    Each block of 4,096 values has its own scale, because values of an update differ in size between blocks.
+    """
+    return Codec(Normal(bits), Range() if bits > 1 else BitPack(), PerBlock(4096), Hadamard())
 
 
 def fixed(bits: int = 2) -> Codec:

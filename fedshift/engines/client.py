@@ -124,6 +124,12 @@ class Client:
                 check_finite(rule_memory, "memory")
         except ValueError as problem:  # NaN or infinity, which cannot be sent
             return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
+        except TrainingError:
+            raise
+        except Exception as problem:  # of a user's codec
+            raise TrainingError(
+                f"round {job.number}, client {client}: {uplink.codec}: {describe(problem)}"
+            ) from problem
         end = time.perf_counter()
         return Upload(
             client=client,

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedshift.experiment.settings import Bits, CodingSettings, Experiment, LinkSettings
+from fedshift.experiment.settings import Bits, CodingSettings, Experiment, LinkSettings, widths
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Group
 from fedshift.rounds.uplink import Uplink
@@ -32,7 +32,10 @@ def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Gr
 
     def kind(bits: Bits) -> str:
         """Name of clients with these bits."""
-        return f"{bits} bit" if config.codec is None or bits > 8 else config.codec.name.rpartition(":")[2]
+        if config.codec is None or bits > 8:
+            return f"{bits} bit"
+        name = config.codec.name.rpartition(":")[2]
+        return name if len([width for width in widths(config) if width <= 8]) == 1 else f"{name}, {bits} bit"
 
     if isinstance(config.bits, tuple):
         kinds = sorted(set(config.bits), reverse=True)

@@ -31,11 +31,10 @@ from fedshift.core.names import named, suggest
 from fedshift.data.datasets import is_path
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
-from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
+from fedshift.rounds.uplinks import DOWNLINKS, REPLACED, UPLINKS, expanded, expanded_down
 
 CLIENTS = 100  # number of clients, unless it follows from the data
 PARTITIONS = ("shards", "dirichlet", "iid", "labels", "natural")
-REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # by a codec
 
 
 def _rate(value: Any) -> Any:

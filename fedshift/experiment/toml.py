@@ -7,7 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from fedshift.core.names import printable
-from fedshift.rounds.uplinks import expanded, expanded_down
+from fedshift.rounds.uplinks import REPLACED, expanded, expanded_down
 
 VALUES = ("bits", "bandwidth")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
@@ -66,18 +66,28 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
             raw = below[table] = _named(table, raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
+    if tables and tables[-1] in LINKS:
+        for replaced in _replaced({last: value}):
+            raw.pop(replaced, None)
     raw[last] = renamed(raw.get(last), value) if key == "uplink" and isinstance(value, str) else value
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables; values of `above` take precedence."""
+    """Merge tables; values of `above` take precedence.
+
+    >>> merge({"uplink": {"bits": 4, "coder": "zstd"}}, {"uplink": {"codec": "sign"}})  # a codec replaces a coder
+    {'uplink': {'bits': 4, 'codec': 'sign'}}
+    """
     joined = dict(below)
     for key, value in above.items():
         if key in LINKS and isinstance(joined.get(key), str) and isinstance(value, Mapping):
             joined[key] = _named(key, joined[key])
         elif key == "uplink" and isinstance(value, str):
             value = renamed(joined.pop(key, None), value)
+        if key in LINKS and isinstance(value, Mapping) and isinstance(joined.get(key), Mapping):
+            joined[key] = {name: x for name, x in joined[key].items() if name not in _replaced(value)}
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
+        both = both and not (key == "codec" and "name" in value)  # arguments of another codec are not kept
         joined[key] = merge(joined[key], value) if both else value
     return joined
 
@@ -91,6 +101,11 @@ def renamed(before: Any, name: str) -> str | dict[str, Any]:
     if not isinstance(before, Mapping) or before.get("bandwidth") is None:
         return name
     return {"bandwidth": before["bandwidth"]} | _named("uplink", name)
+
+
+def _replaced(link: Mapping[str, Any]) -> tuple[str, ...]:
+    """Earlier settings of an uplink that these replace: a codec replaces a quantizer and coder, and vice versa."""
+    return REPLACED if "codec" in link else ("codec",) if any(name in link for name in REPLACED) else ()
 
 
 def _named(link: str, name: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Results beyond the paper, on its task: filter centring compared with no shift and with the paper's shift per layer,
-uplinks compared with full precision, and other aggregation rules and server optimizers compared with FedAvg.
+uplinks and codecs compared with full precision, and other aggregation rules and server optimizers with FedAvg.
 """
 
 import statistics
@@ -53,6 +53,18 @@ OPTIMIZERS_NOTE = (
     "section on filter centring:"
 )
 OPTIMIZERS_COLUMNS = ("optimizer", "bits", "seeds", "accuracy", "against FedAvg", f"rounds to {REACHED:g} %")
+
+CODECS_TITLE = "Beyond the paper: codecs at one bit"
+CODECS_NOTE = (
+    "Every codec at about one bit per weight, or the nearest rate of its settings, on updates of all clients, with "
+    "filter centring. Scores are means of the last ten of 300 rounds; the difference is in points from full precision "
+    "with the same shift, over the same rounds and seeds. Bits per weight are those of the uploads, headers "
+    "included. With two seeds, codecs whose scores differ by less than a point are not ranked."
+)
+CODECS_COLUMNS = (
+    *("codec", "feedback", "seeds", "accuracy", "against full precision"),
+    *("bits per weight", "times fewer bytes"),
+)
 
 
 class SeedGains(NamedTuple):
@@ -203,6 +215,23 @@ def _uplink_line(uplink: Compressed, results: Results) -> tuple[str, ...]:
         summary.times(statistics.fmean(full) / up) if full else "",
         f"{(up + down) / 1e9:.3g}",
     )
+
+
+def codecs_listing(codecs: Sequence[Compressed], results: Results) -> Listing:
+    """Table with one line per codec: score, difference from full precision after as many rounds, and bytes."""
+    return Listing(CODECS_TITLE, CODECS_COLUMNS, [_codec_line(codec, results) for codec in codecs], 2)
+
+
+def _codec_line(codec: Compressed, results: Results) -> tuple[str, ...]:
+    records = results.of(codec.cell)
+    line = *codec.label, str(len(records)), score(codec.cell, results)
+    exact = {seed: FinishedRun(run.folder, codec.cell.rounds) for seed, run in results.of(codec.exact).items()}
+    both = sorted(records.keys() & exact.keys())
+    if not both:
+        return *line, "", "", ""
+    gains = SeedGains([records[seed].score - exact[seed].score for seed in both])
+    full, up = (statistics.fmean(sum(runs[seed].uploaded.up) for seed in both) for runs in (exact, records))
+    return *line, gains.text, f"{32 * up / full:.2f}", summary.times(full / up)
 
 
 def _interval(found: summary.Paired) -> str:

@@ -45,6 +45,25 @@ TITLES |= {
     "fedyogi": "FedYogi",
     "fedexp": "FedExP",
 }
+# codecs at about one bit per weight, as far as their settings allow; biased ones with error feedback
+FEEDBACK: dict[str, Any] = {"send": "updates", "feedback": True}
+NO_FEEDBACK: dict[str, Any] = {"send": "updates", "feedback": False}
+ONE_BIT: dict[str, dict[str, Any]] = {
+    "step": {"quantizer": "step", "rate": 1.0, "coder": "range", "bits": "8+8"} | FEEDBACK,
+    "common-step": {"codec": {"name": "common-step", "rate": 1.0}} | FEEDBACK,
+    "ternary": {"quantizer": "ternary", "keep": 0.25, "coder": "range", "bits": "2+2"} | FEEDBACK,
+    "topk": {"codec": {"name": "topk", "keep": 0.25}} | FEEDBACK,
+    "fedzip": {"codec": {"name": "fedzip", "keep": 0.2}} | FEEDBACK,
+    "qsparse": {"codec": {"name": "qsparse", "keep": 0.2}} | FEEDBACK,
+    "kmeans": {"quantizer": "kmeans", "coder": "range", "bits": "2+2"} | FEEDBACK,
+    "uniform": {"quantizer": "uniform", "coder": "range", "bits": "4+4"} | FEEDBACK,
+    "sign": {"codec": {"name": "sign"}} | FEEDBACK,
+    "fixed": {"codec": {"name": "fixed", "bits": 1}} | NO_FEEDBACK,
+    "qsgd": {"codec": {"name": "qsgd", "s": 1}} | NO_FEEDBACK,
+    "eden": {"codec": {"name": "eden", "bits": 1}} | NO_FEEDBACK,
+    "kmeans-random": {"quantizer": "kmeans-random", "coder": "range", "bits": "2+2"} | NO_FEEDBACK,
+    "stochastic": {"quantizer": "stochastic", "coder": "range", "bits": "4+4"} | NO_FEEDBACK,
+}
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
 NO, FILTER = "no", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
@@ -335,6 +354,29 @@ def rivals(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [*shifted, *(plain if False in choice.shifts else []), *optimizers(choice)]
 
 
+def at_one_bit() -> list[Compressed]:
+    """Every codec at about one bit per weight, all clients compressed, with filter centring, for 300 rounds.
+
+    >>> at_one_bit()[0].cell.name, at_one_bit()[0].exact.name
+    ('codec_step', 'fedavg_32+32_filter')
+    """
+    exact, found = filtered(mixed("fedavg", 32, False)), []
+    for name, uplink in ONE_BIT.items():
+        changes = {"uplink": {"bits": "8+8"} | uplink}
+        if name == "fixed":
+            changes["algorithm"] = {"name": "fedwsq"}
+        title = f"{name}, algorithm fedwsq" if name == "fixed" else name
+        label = title, "yes" if uplink["feedback"] else "no"
+        cell = Cell(f"codec_{name}", label, merge(exact.settings, changes), rounds=300)
+        found.append(Compressed(label, cell, exact))
+    return found
+
+
+def codecs(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Cells of codecs at about one bit per weight."""
+    return [row.cell for row in at_one_bit()] if "fedavg" in choice.algorithms and True in choice.shifts else []
+
+
 def drawn() -> list[Cell]:
     """Cells of the figures that are drawn from published records: Table 1, also with filter centring."""
     return [*table1(), *(filtered(cell) for cell in table1(chosen((), (), "off")))]
@@ -352,6 +394,7 @@ TABLES = {
     "beyond": beyond,
     "uplinks": uplinks,
     "rivals": rivals,
+    "codecs": codecs,
 }
 
 

@@ -44,7 +44,7 @@ class PaperReport(NamedTuple):
 
 def report(folder: Path) -> PaperReport:
     """Report from the records in a folder; it depends on nothing else."""
-    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks", "rivals")}
+    cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks", "codecs", "rivals")}
     results, others = published(folder, [cell for table in cells.values() for cell in table])
     uploads, measured_on = codecs(folder)
     sections: list[tuple[str, list[str | Listing]]] = [("Runs", _runs(results, others))]
@@ -61,6 +61,9 @@ def report(folder: Path) -> PaperReport:
     )
     sections.append(
         (beyond.UPLINKS_TITLE, [beyond.UPLINKS_NOTE, beyond.uplinks_listing(experiments.compressed(), results)])
+    )
+    sections.append(
+        (beyond.CODECS_TITLE, [beyond.CODECS_NOTE, beyond.codecs_listing(experiments.at_one_bit(), results)])
     )
     rules = beyond.rivals_listing(experiments.rivals_contrasts(), results)
     optimizers = beyond.optimizers_listing(experiments.optimizers(), results)

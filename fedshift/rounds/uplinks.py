@@ -19,6 +19,7 @@ UPLINKS: dict[str, dict[str, Any]] = {
     "extreme": {"quantizer": "step", "rate": 0.3} | UPDATES,
 }
 
+REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # settings that a codec replaces
 DOWNLINKS = "exact", "lean", "extreme"
 
 

@@ -19,7 +19,6 @@ from fedshift.core.names import printable
 from fedshift.core.tables import titled
 from fedshift.core.units import megabytes
 from fedshift.experiment.settings import (
-    REPLACED,
     DownlinkSettings,
     Experiment,
     LinkSettings,
@@ -31,7 +30,7 @@ from fedshift.experiment.settings import (
     widths,
 )
 from fedshift.experiment.toml import dotted
-from fedshift.rounds.uplinks import UPLINKS
+from fedshift.rounds.uplinks import REPLACED, UPLINKS
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS
 from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet
@@ -729,15 +728,29 @@ def quantized(experiment: Experiment) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Value of a setting in a table: {32: 0.5, 4: 0.5} is 32+4."""
+    """Value of a setting in a table: {32: 0.5, 4: 0.5} is 32+4.
+
+    >>> shown({32: 0.5, 4: 0.5}), shown((4, 32, 4)), shown({"levels": ["low", [2]]})
+    ('32+4', '32+4', 'levels:low+2')
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        equal = len(set(value.values())) == 1
-        return "+".join(str(key) if equal else f"{key}:{part:g}" for key, part in value.items())
-    if isinstance(value, (list, tuple)):
+        equal = _numbers(value.values()) and len(set(value.values())) == 1
+        return "+".join(str(key) if equal else f"{key}:{_short(part)}" for key, part in value.items())
+    if isinstance(value, (list, tuple)) and _numbers(value):
         return "+".join(str(part) for part in sorted(set(value), reverse=True))
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(shown, value))
     return str(value)
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else shown(value)
 
 
 def names(experiments: Iterable[Experiment]) -> list[str]:

@@ -1,15 +1,19 @@
 """One table of cases: the same bytes on every CPU engine; and engines that fail."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedshift.engines import Engine, Sequential, TrainingError
+from fedshift.codecs import Codec
+from fedshift.engines import Batched, Engine, Sequential, TrainingError
 from fedshift.experiment.build import build
-from fedshift.rounds.federation import Federation
+from fedshift.rounds.federation import Federation, Group
+from fedshift.rounds.uplink import Uplink
 from tests.federations import Normed, federation, points, processes, same, settings, train
+from tests.own_codecs import Ends
 
 CENTRED: dict[str, Any] = {"on": True, "per": "filter", "tensors": ["*weight"]}  # filters have only 6 to 8 inputs
 CASES: dict[str, dict[str, Any]] = {
@@ -139,3 +143,17 @@ def test_an_engine_that_was_stopped_in_a_round_is_closed() -> None:
         train(failing(KeyError("x")), rounds=1, engine=engine)
     with pytest.raises(RuntimeError, match="the engine is closed"):
         train(federation(), rounds=1, engine=engine)
+
+
+@dataclass(frozen=True)
+class Faulty(Ends, number=215):
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("out of levels")
+
+
+@pytest.mark.parametrize("engine", [Sequential, Batched])
+def test_an_exception_in_a_users_codec_stops_the_run_in_a_sentence(engine: type[Sequential | Batched]) -> None:
+    fed = federation()
+    fed = replace(fed, groups=[Group("faulty", Uplink(Codec(Faulty())))], group=torch.zeros_like(fed.group))
+    with pytest.raises(TrainingError, match=r"round 1.*RuntimeError: out of levels"):
+        train(fed, engine=engine(fed.task))

@@ -82,7 +82,10 @@ class Batched:
     def _uploads(self, trained: Sequence[TrainedJob], begin: float) -> list[list[Upload]]:
         self._wait()
         middle, clients = time.perf_counter(), sum(len(stack.job.clients) for stack in trained)
-        made = uploads(self.task, trained)
+        try:
+            made = uploads(self.task, trained)
+        except Exception as problem:  # of a user's codec
+            raise TrainingError(f"round {trained[0].job.number}: {describe(problem)}") from problem
         self._wait()
         seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)
         return [[upload._replace(seconds=seconds) for upload in job] for job in made]

@@ -128,6 +128,7 @@ for name, about in {
     "uplinks": "Uplinks lean and extreme, and random K-means codes, compared with full precision.",
     "rivals": "FedHQ, agreement mask, grouped averaging, each with and without a shift; server optimizers.",
     "codecs": "Every codec at about one bit per weight, compared with full precision.",
+    "small": "Tables 1 and 2 and the claims on Fashion-MNIST, at a size for two cores and one night.",
     "all": "Tables 1 and 2, ablations, filter centring, uplinks, rivals and codecs, in order of importance.",
 }.items():
     paper.command(
@@ -193,18 +194,28 @@ def publish(
 
 @paper.command(epilog=examples("fedshift paper report", "fedshift paper report --markdown"))
 def report(
-    results: Records = Path("results"),
+    results: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the published records (default: results).")
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Rewrite the generated part of the page in --page.")
     ] = False,
-    page: Annotated[Path, typer.Option(metavar="FILE", help="Page to rewrite.")] = Path("docs/reproduction.md"),
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Page to rewrite (default: docs/reproduction.md).")
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Report of `fedshift paper small`: results/small and docs/small.md.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the paper's tables and claims from published records."""
     with sentences():
         from fedshift.cli import paper_tables
 
-        paper_tables.report(results, page if markdown else None, as_json)
+        folder, document = (
+            (Path("results/small"), Path("docs/small.md")) if small else (Path("results"), Path("docs/reproduction.md"))
+        )
+        paper_tables.report(results or folder, (page or document) if markdown else None, as_json, small)
 
 
 def plan(

@@ -18,7 +18,7 @@ from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
 from fedshift.experiment.settings import ShiftSettings
 from fedshift.experiment.toml import SettingsError, assign, dotted
-from fedshift.paper import beyond, experiments, uplinks
+from fedshift.paper import beyond, experiments, small, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, CellChoice
@@ -45,7 +45,7 @@ class Request(NamedTuple):
     def tables(self) -> dict[str, list[Cell]]:
         """Cells of each requested table."""
         every = ("table1", "ablations", "beyond", "uplinks", "rivals", "codecs", "table2")
-        names = every if self.table == "all" else (self.table,)
+        names = {"all": every, "small": ("table1", "table2")}.get(self.table, (self.table,))
         tables = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not tables:
             raise SettingsError(f"paper {self.table}: no cell matches these --bits, --algorithms and --shift")
@@ -55,7 +55,7 @@ class Request(NamedTuple):
     def runs(self) -> list[tuple[Cell, int]]:
         """Runs in order of importance: one seed of everything, then the other seeds; Table 2 last."""
         tables = self.tables
-        last = tables.pop("table2", []) if self.table == "all" else []
+        last = tables.pop("table2", []) if self.table in ("all", "small") else []
         ordered = [(cell, seed) for seed in range(self.seeds) for cells in tables.values() for cell in cells]
         ordered += [(cell, seed) for seed in range(self.seeds) for cell in last]
         published = self.published.records
@@ -73,14 +73,26 @@ class Request(NamedTuple):
         if self.rounds is not None or changes:
             seen = f"--set {changes[0]}" if changes else f"--rounds {self.rounds}"
             raise SettingsError(f"--records {self.records}: records have the paper's settings; leave out {seen}")
-        return published(self.records, [cell for cells in self.tables.values() for cell in cells])[0]
+        cells = [cell for cells in self.tables.values() for cell in cells]
+        return published(self.records, cells, self.base, self.default_rounds)[0]
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """Settings that the cells change."""
+        return experiments.SMALL if self.table == "small" else experiments.BASE
+
+    @property
+    def default_rounds(self) -> int | None:
+        """Rounds per run; None for those of each cell."""
+        return experiments.SMALL_ROUNDS if self.table == "small" else None
 
     def raw(self, runs: Sequence[tuple[Cell, int]]) -> dict[str, Any]:
         """Settings of a sweep over these runs."""
         changes: dict[str, Any] = {}
         for assignment in self.assignments:
             assign(changes, assignment)
-        raw = experiments.sweep(runs, self.rounds, {key: value for key, value in changes.items() if key != "sweep"})
+        over = {key: value for key, value in changes.items() if key != "sweep"}
+        raw = experiments.sweep(runs, self.rounds or self.default_rounds, over, self.base)
         if "sweep" in changes:
             raise SettingsError("--set sweep: the runs of a table of the paper are fixed")
         if fixed := sorted(dotted(changes).keys() & (grid.keys(raw) | {"name", "seed"})):
@@ -132,8 +144,8 @@ def run(request: Request, out: Path, display: Display, as_json: bool, minutes: f
 
 def show_tables(request: Request, results: Results, out: Path | None, as_json: bool) -> None:
     """Print the tables, and write the report of the finished runs in `out`."""
-    listings = list[Listing]()
-    for name, cells in request.tables.items():
+    listings = small.tables(results, request.choice) if request.table == "small" else list[Listing]()
+    for name, cells in request.tables.items() if request.table != "small" else ():
         if name == "beyond":
             listings.append(beyond.centring_listing(experiments.contrasts(request.choice), results))
         elif name == "uplinks":
@@ -163,10 +175,10 @@ def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
         echo(f"{place}: {'published' if new else 'already published'}")
 
 
-def report(folder: Path, page: Path | None, as_json: bool) -> None:
+def report(folder: Path, page: Path | None, as_json: bool, of_small: bool = False) -> None:
     if not folder.is_dir():
         raise SettingsError(f"--results {folder}: there is no such folder")
-    content = reporting.report(folder)
+    content = small.report(folder) if of_small else reporting.report(folder)
     if page is not None:
         try:
             before = page.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedshift.models.convolutional import CNN, PaperCNN
+from fedshift.models.convolutional import CNN, PaperCNN, SmallPaperCNN
 from fedshift.models.perceptron import MLP, Logistic
 from fedshift.models.resnet import ResNet, resnet8, resnet18
 from fedshift.models.text import CharLSTM, CharTransformer
@@ -18,6 +18,7 @@ __all__ = [
     "Logistic",
     "PaperCNN",
     "ResNet",
+    "SmallPaperCNN",
     "resnet8",
     "resnet18",
 ]
@@ -25,6 +26,7 @@ __all__ = [
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "paper-cnn": PaperCNN,
+    "small-paper-cnn": SmallPaperCNN,
     "logistic": Logistic,
     "cnn": CNN,
     "resnet8": resnet8,

@@ -33,7 +33,7 @@ class PaperCNN(nn.Module):
 
 
 class SmallPaperCNN(nn.Module):
-    """The paper's CNN on images of half the height and width: 12,056 parameters on 28x28 grey images.
+    """The paper's CNN on images of half the height and width: 12,024 parameters on 28x28 grey images.
 
     mean of 2x2 pixels (28 -> 14); conv 5x5 1->8, pad 1; ReLU; maxpool 2x2 pad 1 (14 -> 12 -> 7); conv 5x5 8->16, pad 1;
     ReLU; maxpool 2x2 pad 1 (7 -> 5 -> 3); fc 144->hidden; ReLU; fc hidden->10. No biases; Kaiming normal, fan-in.

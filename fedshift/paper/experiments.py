@@ -65,6 +65,16 @@ ONE_BIT: dict[str, dict[str, Any]] = {
     "stochastic": {"quantizer": "stochastic", "coder": "range", "bits": "4+4"} | NO_FEEDBACK,
 }
 BASE = merge(PRESETS["paper"], {"record": {"checkpoint": 25, "histograms": 0}})
+# Tables 1 and 2 at a size for two cores: smaller images and network, fewer local steps and rounds
+SMALL = merge(
+    BASE,
+    {
+        "data": {"name": "fashion-mnist", "augment": False},
+        "model": {"name": "small-paper-cnn"},
+        "train": {"epochs": 1, "lr": 0.02},
+    },
+)
+SMALL_ROUNDS = 200
 NO, FILTER = "no", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
 # values of lean and extreme before those of UPLINKS, chosen on digits and measured on the same seeds
@@ -414,10 +424,12 @@ def settings(cell: Cell, seed: int, rounds: int | None = None) -> dict[str, Any]
     return merge(cell.settings, changes)
 
 
-def sweep(runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a sweep over runs; `over` overrides the preset, and the settings of a cell override both."""
+def sweep(
+    runs: Iterable[tuple[Cell, int]], rounds: int | None, over: Mapping[str, Any], base: Mapping[str, Any] = BASE
+) -> dict[str, Any]:
+    """Settings of a sweep over runs; `over` overrides the base, and the settings of a cell override both."""
     entries = [settings(cell, seed, rounds) for cell, seed in runs]
-    return merge(merge(BASE, over), {"name": "paper", "sweep": {"runs": entries}})
+    return merge(merge(base, over), {"name": "paper", "sweep": {"runs": entries}})
 
 
 def chosen(bits: Sequence[str], algorithms: Sequence[str], shift: str, default: CellChoice = EVERYTHING) -> CellChoice:

@@ -110,9 +110,11 @@ class Results:
         return [record for seeds in self.records.values() for record in seeds.values()]
 
 
-def published(folder: Path, cells: Iterable[Cell]) -> tuple[Results, list[str]]:
+def published(
+    folder: Path, cells: Iterable[Cell], base: Mapping[str, Any] = BASE, rounds: int | None = None
+) -> tuple[Results, list[str]]:
     """Results in a folder of published records, and the names of records that belong to none of the cells."""
-    known = {identity(Experiment(**merge(BASE, settings(cell, 0)))): cell for cell in cells}
+    known = {identity(Experiment(**merge(base, settings(cell, 0, rounds)))): cell for cell in cells}
     found: dict[str, dict[int, FinishedRun]] = {}
     others: list[FinishedRun] = []
     for path in sorted(folder.glob(f"*/{SETTINGS}")):

@@ -47,7 +47,7 @@ def report(folder: Path) -> PaperReport:
     cells = {name: experiments.TABLES[name]() for name in (*ORDER, "beyond", "uplinks", "codecs", "rivals")}
     results, others = published(folder, [cell for table in cells.values() for cell in table])
     uploads, measured_on = codecs(folder)
-    sections: list[tuple[str, list[str | Listing]]] = [("Runs", _runs(results, others))]
+    sections: list[tuple[str, list[str | Listing]]] = [("Runs", runs_section(results, others))]
     sections += [("Precision", precisions)] if (precisions := _precisions(results)) else []
     sections.append(("The claims", [claims.listing(claims.answers(results, uploads))]))
     for name in ORDER:
@@ -80,7 +80,7 @@ def report(folder: Path) -> PaperReport:
     return PaperReport(sections + [(figure.title, [figure]) for figure in figures])
 
 
-def _runs(results: Results, others: Sequence[str]) -> list[str | Listing]:
+def runs_section(results: Results, others: Sequence[str]) -> list[str | Listing]:
     """Number of runs by machine, commit, torch and precision."""
     kinds = Counter((*_where(record.about), precision(record)) for record in results.all)
     lines = [(*kind, str(count)) for kind, count in sorted(kinds.items())]

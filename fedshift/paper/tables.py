@@ -71,11 +71,11 @@ def listing(table: str, cells: Sequence[Cell], results: Results, rounds: int | N
     """Table of cells in the paper's order, independent of the order in which they are run."""
     at = rounds or cells[0].rounds
     columns = *HEADS[table], f"round {at}", "last ten", "seeds", "paper", "difference"
-    ordered = sorted(cells, key=_place) if table in ("table1", "table2") else cells
+    ordered = sorted(cells, key=place) if table in ("table1", "table2") else cells
     return Listing(NAMES[table], columns, [compared(cell, results).texts() for cell in ordered], len(HEADS[table]))
 
 
-def _place(cell: Cell) -> tuple[object, ...]:
+def place(cell: Cell) -> tuple[object, ...]:
     """Sort key for the paper's order: by algorithm or quantizer and alpha, then by bits, then by shift."""
     *before, _, _ = cell.label
     order = ("FedAvg", "FedPAQ", "Fed-EF", "FedProx", "SCAFFOLD", "uniform", "K-means")

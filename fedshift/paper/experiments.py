@@ -71,7 +71,7 @@ SMALL = merge(
     {
         "data": {"name": "fashion-mnist", "augment": False},
         "model": {"name": "small-paper-cnn"},
-        "train": {"epochs": 1, "lr": 0.02},
+        "train": {"epochs": 1, "lr": 0.01},
     },
 )
 SMALL_ROUNDS = 200

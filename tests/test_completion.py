@@ -49,7 +49,7 @@ def tab(*words: str) -> list[str]:
         (["sweep", "grid.toml", "--track", ""], ["tensorboard", "mlflow", "wandb"]),
         (["resume", "runs/grid", "--track", "w"], ["wandb"]),
         (["frontier", "--task", ""], ["digits", "cifar10"]),
-        (["data", ""], ["cifar10", "cifar100", "mnist", "fashion-mnist"]),
+        (["data", ""], ["cifar10", "cifar100", "mnist", "fashion-mnist", "shakespeare"]),
         (["bench", ""], ["codecs", "engines", "rates", "flower", "large"]),
         (["paper", "table1", "--algorithms", "fedp"], ["fedpaq", "fedprox"]),
         (["plan", "--model", ""], ["paper-cnn", "mlp"]),

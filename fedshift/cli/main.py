@@ -14,7 +14,7 @@ from fedshift.experiment.presets import PRESETS
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
 TASKS = ("digits", "cifar10")
-DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist")
+DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist", "shakespeare")
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
@@ -231,7 +231,7 @@ def report(
 def data(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", autocompletion=among(*DATA), help="cifar10, cifar100, mnist or fashion-mnist."),
+        typer.Argument(metavar="NAME", autocompletion=among(*DATA), help=f"{', '.join(DATA[:-1])} or {DATA[-1]}."),
     ],
     source: Annotated[
         Path | None, typer.Option("--from", metavar="PATH", help="Local copy: an archive or a folder.")

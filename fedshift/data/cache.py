@@ -6,7 +6,7 @@ import secrets
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -15,9 +15,6 @@ from torch import Tensor
 
 from fedshift.core.files import replace
 from fedshift.data.catalog import DataError, Entry
-
-Four = tuple[Tensor, Tensor, Tensor, Tensor]  # x, y, test_x, test_y
-NAMES = ("x", "y", "test_x", "test_y")
 
 
 def folder() -> Path:
@@ -34,26 +31,26 @@ def path(entry: Entry) -> Path:
     return folder() / f"{entry.name}.safetensors"
 
 
-def read(entry: Entry) -> Four:
-    """Read the four tensors of a stored data set; DataError if it is missing or damaged."""
+def read(entry: Entry) -> list[Tensor]:
+    """Read the tensors of a stored data set; DataError if it is missing or damaged."""
     file, hint = path(entry), f"delete it and run `fedshift data {entry.name}`"
     if not file.exists():
         raise DataError(f"{entry.name} is not in {folder()}; run `fedshift data {entry.name}` to fetch it")
     try:
         with safe_open(file, framework="pt") as stored:
-            x, y, test_x, test_y = (stored.get_tensor(name) for name in NAMES)
+            tensors = [stored.get_tensor(name) for name in entry.tensors]
             expected = (stored.metadata() or {}).get("crc32")
     except (OSError, SafetensorError) as error:
         raise DataError(f"{file}: cannot be read ({error}); {hint}") from error
-    if expected != checksum(x, y, test_x, test_y):
+    if expected != checksum(*tensors):
         raise DataError(f"{file}: damaged, its checksum is wrong; {hint}")
-    return x, y, test_x, test_y
+    return tensors
 
 
-def store(entry: Entry, tensors: Four, checked: str) -> Path:
+def store(entry: Entry, tensors: Sequence[Tensor], checked: str) -> Path:
     """Store a data set atomically: it is written under a temporary name, then renamed."""
     file = path(entry)
-    data = save(dict(zip(NAMES, tensors, strict=True)), {"crc32": checksum(*tensors), "checked": checked})
+    data = save(dict(zip(entry.tensors, tensors, strict=True)), {"crc32": checksum(*tensors), "checked": checked})
     with writing():
         sweep(file)
         beside = file.with_name(f".{file.name}-{secrets.token_hex(4)}")  # several processes may store it at once

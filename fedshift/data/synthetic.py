@@ -6,8 +6,8 @@
 
 The second argument of N is a standard deviation, except for the covariance of x. Client k has 50 + floor(e^z) examples,
 z ~ N(4, 2), of which the last tenth are for testing. beta says how much the inputs of clients differ; their models
-differ anyway. alpha has no effect: u_k adds the same number to the scores of all classes. It is kept because the task is
-known by both numbers, mostly as Synthetic(1, 1).
+differ anyway. alpha has no effect: u_k adds the same number to the scores of all classes. It is kept because the task
+is known by both numbers, mostly as Synthetic(1, 1).
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020, section 5.1,
 with the sizes and the split of the authors' code, which draws without a seed.

@@ -132,7 +132,7 @@ def test_a_sweep_reports_a_run_that_diverges_and_continues(tmp_path: Path) -> No
         (["run", "none.toml"], 2, "none.toml: cannot be read"),
         (["run", "far.toml"], 2, "far.toml: data.name = 'nodata': unknown data set"),
         (["sweep", "grid.toml"], 2, "grid.toml: data.name = 'nodata': unknown data set"),
-        (["run", "--preset", "nope"], 2, "--preset nope: no such preset; known are demo, smoke, paper"),
+        (["run", "--preset", "nope"], 2, "--preset nope: no such preset; known are demo, smoke, paper, fashion"),
         (["run", "--preset", "smoke", "--set", "uplink.bits=0"], 2, "--set: uplink.bits = 0: bits must be 1 to 8"),
         (["run", "--preset", "smoke", "--set", "train.lr=1e30"], 1, "no usable upload in 5 rounds in a row"),
         (

@@ -44,7 +44,7 @@ def tab(*words: str) -> list[str]:
     [
         (["ru"], ["run"]),
         (["me"], ["methods"]),
-        (["run", "--preset", ""], ["demo", "smoke", "paper"]),
+        (["run", "--preset", ""], ["demo", "smoke", "paper", "fashion", "synthetic", "shakespeare", "resnet"]),
         (["run", "--engine", "s"], ["sequential"]),
         (["sweep", "grid.toml", "--track", ""], ["tensorboard", "mlflow", "wandb"]),
         (["resume", "runs/grid", "--track", "w"], ["wandb"]),

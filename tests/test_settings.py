@@ -33,6 +33,7 @@ from fedshift.codecs.qsgd import qsgd
 from fedshift.codecs.sign import sign
 from fedshift.codecs.ternary import topk
 from fedshift.core.files import RunError
+from fedshift.data.datasets import dataset
 from fedshift.experiment.build import build, complete_algorithm
 from fedshift.experiment.grid import expand
 from fedshift.experiment.links import interleave, links
@@ -68,6 +69,38 @@ def test_settings_are_written_to_a_file_and_read_again(tmp_path: Path) -> None:
 def test_presets_are_valid(name: str) -> None:
     experiments = expand(PRESETS[name])
     assert len(experiments) == (15 if name == "demo" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("fashion", (1, 28, 28), 454_922),
+        ("synthetic", (60,), 610),
+        ("shakespeare", (80,), 133_520),
+        ("resnet", (3, 32, 32), 78_042),
+    ],
+)
+def test_presets_of_tasks_are_plain_training_of_a_model_that_fits(
+    name: str, shape: tuple[int, ...], parameters: int
+) -> None:
+    """With generated examples instead of the data set."""
+    text = name == "shakespeare"
+    n, classes = (1200, 80) if text else (4000, 10)
+    x, y = torch.zeros(n, *shape, dtype=torch.int64 if text else torch.float32), torch.arange(n) % classes
+    data = dataset(x, y, x[:100], y[:100], owner=torch.arange(n) // 100 if text else None)
+    (experiment,) = expand(PRESETS[name])
+    fed = build(experiment, data=None if name == "synthetic" else data)
+    assert sum(x.numel() for x in fed.task.params.values()) == parameters
+    assert not fed.shifted
+    assert [group.uplink.lossy for group in fed.groups] == [False]
+    assert fed.partition.clients == {"synthetic": 30, "shakespeare": 12}.get(name, 100)
+
+
+def test_the_synthetic_preset_has_the_values_of_fedprox() -> None:
+    (synthetic,) = expand(PRESETS["synthetic"])
+    train, algorithm = synthetic.train, synthetic.algorithm
+    assert (train.rounds, train.cohort, train.epochs, train.batch, train.lr) == (200, 10, 20, 10, 0.01)
+    assert (algorithm.name, algorithm.mu, algorithm.weights) == ("fedprox", 1.0, "examples")
 
 
 def test_the_paper_preset_has_the_papers_values() -> None:

@@ -24,7 +24,7 @@ app.add_typer(bench, name="bench")
 File = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="Settings file (default: the demo preset).")]
 Preset = Annotated[
     str | None,
-    typer.Option(metavar="NAME", autocompletion=among(*PRESETS), help="Preset to start from: demo, smoke or paper."),
+    typer.Option(metavar="NAME", autocompletion=among(*PRESETS), help=f"Preset to start from: {', '.join(PRESETS)}."),
 ]
 EngineName = Annotated[
     str | None,

@@ -46,4 +46,39 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "uplink": {"bits": "32+4", "quantizer": "kmeans", "coder": "bitpack", "send": "weights"},
     },
+    # the tasks below upload exact weights without a shift, as published; options add an uplink or a shift
+    "fashion": {
+        "name": "fashion",
+        "data": {"name": "fashion-mnist", "clients": 100, "partition": "labels", "labels": 2},
+        "model": {"name": "cnn"},
+        "shift": {"on": False},
+        "train": {"rounds": 100, "cohort": 10, "epochs": 1, "batch": 20, "lr": 0.05},
+    },
+    # Synthetic(1, 1) of FedProx (Li et al., MLSys 2020), with its settings
+    "synthetic": {
+        "name": "synthetic",
+        "data": {"name": "synthetic", "args": {"alpha": 1.0, "beta": 1.0}, "partition": "natural"},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedprox", "mu": 1.0, "weights": "examples"},
+        "shift": {"on": False},
+        "bounds": {"weight": 0.0},  # sizes of clients differ a hundredfold
+        "train": {"rounds": 200, "cohort": 10, "epochs": 20, "batch": 10, "lr": 0.01},
+        "record": {"evaluate": 5},
+    },
+    "shakespeare": {
+        "name": "shakespeare",
+        "data": {"name": "shakespeare", "partition": "natural", "least": 64, "most": 500},
+        "model": {"name": "char-lstm"},
+        "algorithm": {"name": "fedavg", "weights": "examples"},
+        "shift": {"on": False},
+        "train": {"rounds": 50, "cohort": 10, "epochs": 2, "batch": 10, "lr": 1.0},
+        "record": {"evaluate": 10},
+    },
+    "resnet": {
+        "name": "resnet",
+        "data": {"name": "cifar10", "clients": 100, "partition": "dirichlet", "alpha": 0.5, "augment": True},
+        "model": {"name": "resnet8"},
+        "shift": {"on": False},
+        "train": {"rounds": 500, "cohort": 10, "epochs": 5, "batch": 50, "lr": 0.1},
+    },
 }

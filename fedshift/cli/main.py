@@ -13,7 +13,7 @@ from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, Uplink, a
 from fedshift.experiment.presets import PRESETS
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
-TASKS = ("digits", "cifar10")
+TASKS = ("digits", "cifar10", "fashion", "shakespeare", "synthetic")
 DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist", "shakespeare")
 
 app = typer.Typer(
@@ -143,16 +143,22 @@ def sweep(
     epilog=examples(
         "fedshift frontier                     # digits, one seed: minutes",
         "fedshift frontier --task my.toml --seeds 3 --minutes 30",
-        "fedshift frontier --task cifar10 --set train.rounds=200",
+        "fedshift frontier --task shakespeare --brief --seeds 3",
     )
 )
 def frontier(
     task: Annotated[
         str,
         typer.Option(
-            metavar="NAME", autocompletion=among(*TASKS), help="digits, cifar10, or FILE.toml: settings of one run."
+            metavar="NAME", autocompletion=among(*TASKS), help=f"{', '.join(TASKS)}, or FILE.toml: settings of one run."
         ),
     ] = "digits",
+    brief: Annotated[
+        bool,
+        typer.Option(
+            "--brief", help="Only exact and lean uploads with and without the shift, extreme, and the paper's."
+        ),
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Train seeds 0 to N - 1.")] = 1,
     assignments: Set = None,
     engine: EngineName = None,
@@ -172,7 +178,7 @@ def frontier(
         from fedshift.cli import running
 
         assignments = as_assignments(None, engine) + (assignments or [])
-        running.frontier(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes)
+        running.frontier(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes, brief)
 
 
 @app.command(

@@ -23,6 +23,7 @@ paper = typer.Typer(
         "fedshift paper report                 # from the records in results/",
     ),
 )
+REPORTS = ("paper", "small", "tasks")
 SEVERAL = ("--bits", "--algorithms")
 
 
@@ -192,30 +193,32 @@ def publish(
         paper_tables.publish(folders, to, force)
 
 
-@paper.command(epilog=examples("fedshift paper report", "fedshift paper report --markdown"))
+@paper.command(
+    epilog=examples("fedshift paper report", "fedshift paper report small", "fedshift paper report --markdown")
+)
 def report(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WHAT]",
+            autocompletion=among(*REPORTS),
+            help="paper: its tables and claims; small: those of `fedshift paper small`; tasks: uplinks on every task.",
+        ),
+    ] = "paper",
     results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the published records (default: results).")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the published records (default: under results).")
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Rewrite the generated part of the page in --page.")
     ] = False,
-    page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Page to rewrite (default: docs/reproduction.md).")
-    ] = None,
-    small: Annotated[
-        bool, typer.Option("--small", help="Report of `fedshift paper small`: results/small and docs/small.md.")
-    ] = False,
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Page to rewrite (default: under docs).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the paper's tables and claims from published records."""
+    """Print tables and claims from published records."""
     with sentences():
         from fedshift.cli import paper_tables
 
-        folder, document = (
-            (Path("results/small"), Path("docs/small.md")) if small else (Path("results"), Path("docs/reproduction.md"))
-        )
-        paper_tables.report(results or folder, (page or document) if markdown else None, as_json, small)
+        paper_tables.report(what, results, page, markdown, as_json)
 
 
 def plan(

@@ -1,7 +1,7 @@
 """`fedshift paper` and `fedshift plan`, after their arguments are parsed."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
 from fedshift.experiment.settings import ShiftSettings
 from fedshift.experiment.toml import SettingsError, assign, dotted
-from fedshift.paper import beyond, experiments, small, uplinks
+from fedshift.paper import beyond, experiments, small, tasks, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, CellChoice
@@ -175,11 +175,24 @@ def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
         echo(f"{place}: {'published' if new else 'already published'}")
 
 
-def report(folder: Path, page: Path | None, as_json: bool, of_small: bool = False) -> None:
+# report -> its content from a folder of records, the default folder, and the default page
+REPORTS: dict[str, tuple[Callable[[Path], reporting.PaperReport], str, str]] = {
+    "paper": (reporting.report, "results", "docs/reproduction.md"),
+    "small": (small.report, "results/small", "docs/small.md"),
+    "tasks": (tasks.report, "results/tasks", "docs/tasks.md"),
+}
+
+
+def report(what: str, results: Path | None, page: Path | None, markdown: bool, as_json: bool) -> None:
+    if what not in REPORTS:
+        raise SettingsError(f"paper report {what}: must be one of {', '.join(REPORTS)}")
+    make, default, document = REPORTS[what]
+    folder = results or Path(default)
     if not folder.is_dir():
         raise SettingsError(f"--results {folder}: there is no such folder")
-    content = small.report(folder) if of_small else reporting.report(folder)
-    if page is not None:
+    content = make(folder)
+    if markdown:
+        page = page or Path(document)
         try:
             before = page.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:

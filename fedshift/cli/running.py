@@ -201,13 +201,16 @@ def frontier(
     display: Display,
     as_json: bool,
     minutes: float | None,
+    brief: bool = False,
 ) -> None:
     """Train the missing runs of a frontier and conclude like a sweep."""
-    raw = frontiers.settings(name, seeds, assignments)
+    raw = frontiers.settings(name, seeds, assignments, brief)
     if "uplink" in frontiers.task(name):
-        display.tell(f"{name}: its uplink is ignored; a frontier trains {len(frontiers.GRID)} others.")
+        others = len(frontiers.BRIEF if brief else frontiers.GRID)
+        display.tell(f"{name}: its uplink is ignored; a frontier trains {others} others.")
     with placed(f"--task {name}", assignments):
-        grid(raw, out or Path("runs") / f"frontier-{Path(name).stem}", display, as_json, minutes)
+        folder = Path("runs") / f"frontier-{Path(name).stem}{'-brief' * brief}"
+        grid(raw, out or folder, display, as_json, minutes)
 
 
 def conclude(results: Sequence[summary.RunResult], planned: Sequence[Experiment], out: Path, as_json: bool) -> None:

@@ -36,8 +36,25 @@ GRID: dict[str, dict[str, Any]] = {
     "ternary-0.02": {"quantizer": "ternary", "keep": 0.02} | FEEDBACK | ALL,
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
 }
-TASKS = {"digits": "demo", "cifar10": "paper"}  # task -> preset with its settings
-PARTS = ("data", "model", "algorithm", "train")  # tables of a preset that define the task
+# full precision, lean and extreme, without and with filter centring, and the paper's 32+4 with its shift per layer
+PLAIN, CENTRED = {"on": False}, {"on": True, "per": "filter"}
+BRIEF: dict[str, dict[str, Any]] = {
+    "exact-no-shift": {"uplink": "exact", "shift": PLAIN},
+    "lean-no-shift": {"uplink": "lean", "shift": PLAIN},
+    "exact": {"uplink": "exact", "shift": CENTRED},
+    "lean": {"uplink": "lean", "shift": CENTRED},
+    "extreme": {"uplink": "extreme", "shift": CENTRED},
+    "paper": {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
+}
+# task -> preset with its settings
+TASKS = {
+    "digits": "demo",
+    "cifar10": "paper",
+    "fashion": "fashion",
+    "shakespeare": "shakespeare",
+    "synthetic": "synthetic",
+}
+PARTS = ("data", "model", "algorithm", "bounds", "train", "record")  # tables of a preset that define the task
 
 
 def task(name: str) -> dict[str, Any]:
@@ -56,8 +73,10 @@ def task(name: str) -> dict[str, Any]:
     return raw
 
 
-def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str, Any]:
+def settings(name: str, seeds: int, assignments: Sequence[str] = (), brief: bool = False) -> dict[str, Any]:
     """Settings of a sweep over the uplinks, seed by seed; the bandwidth of the task's uplink is kept.
+
+    `brief`: the six runs of BRIEF, which also differ in the shift.
 
     >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][14:18]
     ['ternary-0.02_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']
@@ -70,9 +89,12 @@ def settings(name: str, seeds: int, assignments: Sequence[str] = ()) -> dict[str
     links = raw.get("uplink")
     if isinstance(links, Mapping) and not isinstance(rate := links.get("bandwidth", {}), Mapping):
         kept["uplink"] = {"bandwidth": rate}
+    grid_runs = BRIEF if brief else {label: {"uplink": uplink} for label, uplink in GRID.items()}
+    if brief:
+        kept.pop("shift", None)
     runs = [
-        {"name": f"{label}_seed-{seed}", "seed": seed, "uplink": uplink}
+        {"name": f"{label}_seed-{seed}", "seed": seed, **changes}
         for seed in range(seeds)
-        for label, uplink in GRID.items()
+        for label, changes in grid_runs.items()
     ]
     return overrides.changed(kept | {"sweep": {"runs": runs}}, where, assignments)

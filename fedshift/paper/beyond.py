@@ -209,7 +209,7 @@ def _uplink_line(uplink: Compressed, results: Results) -> tuple[str, ...]:
     return (
         *line,
         gains[0],
-        _interval(summary.paired(results.scores(uplink.cell), results.scores(uplink.exact))) if gains[0] else "",
+        interval(summary.paired(results.scores(uplink.cell), results.scores(uplink.exact))) if gains[0] else "",
         gains[1],
         f"{up / 1e9:.3g}",
         summary.times(statistics.fmean(full) / up) if full else "",
@@ -234,9 +234,9 @@ def _codec_line(codec: Compressed, results: Results) -> tuple[str, ...]:
     return *line, gains.text, f"{32 * up / full:.2f}", summary.times(full / up)
 
 
-def _interval(found: summary.Paired) -> str:
+def interval(found: summary.Paired) -> str:
     """
-    >>> _interval(summary.Paired(-0.2, "within noise", 0.5)), _interval(summary.Paired(-0.2, "1 seed"))
+    >>> interval(summary.Paired(-0.2, "within noise", 0.5)), interval(summary.Paired(-0.2, "1 seed"))
     ('-0.7 to +0.3', '')
     """
     if found.margin is None:

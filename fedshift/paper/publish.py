@@ -12,7 +12,7 @@ from fedshift.experiment.toml import plain
 from fedshift.paper.records import FinishedRun
 from fedshift.runs.columns import ESTIMATES, column
 from fedshift.runs.record import ABOUT, ROUNDS, SETTINGS, begun, finished
-from fedshift.runs.sheet import PARTS, csv_lines
+from fedshift.runs.sheet import PARTS, TOTAL, csv_lines
 
 LAYER = ("mean_after", "step", "drift", "drift_coded")  # mean_before is mean_after / (1 - share)
 DROPPED = ("command",)  # of about.json: contains paths of the machine
@@ -79,11 +79,11 @@ def reduced(record: FinishedRun) -> bytes:
         "seconds.round": 3,
     }
     checks = [name for name in ESTIMATES if name in record.header and record.column(name)]
-    rows: list[list[object]] = [[*digits, "bytes.up", "bytes.down", *checks]]
+    rows: list[list[object]] = [[*digits, TOTAL, *PARTS, "bytes.down", *checks]]
     for line in record.lines:
-        up = sum(int(line[part]) for part in PARTS)
+        parts = [int(line[part]) for part in PARTS]
         cells = [short(line[name], n) for name, n in digits.items()]
-        rows.append([*cells, up, line["bytes.down"], *(line[name] for name in checks)])
+        rows.append([*cells, sum(parts), *parts, line["bytes.down"], *(line[name] for name in checks)])
     return csv_lines(rows)
 
 

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from fedshift.core.files import RunError
 from fedshift.runs.columns import ESTIMATES
 
-PARTS, TOTAL = ("bytes.codes", "bytes.side", "bytes.header"), "bytes.up"  # a published record has only their sum
+PARTS, TOTAL = (
+    ("bytes.codes", "bytes.side", "bytes.header"),
+    "bytes.up",
+)  # a published record has their sum, and an earlier one only that
 DAMAGE = "\0", "\ufffd"  # characters that show damage: bytes that are not UTF-8 are decoded as the second
 
 Figures = NDArray[np.float64]

@@ -155,9 +155,7 @@ def frontier(
     ] = "digits",
     brief: Annotated[
         bool,
-        typer.Option(
-            "--brief", help="Only exact and lean uploads with and without the shift, extreme, and the paper's."
-        ),
+        typer.Option("--brief", help="Six runs: exact and lean without and with the shift, extreme, 32+4."),
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Train seeds 0 to N - 1.")] = 1,
     assignments: Set = None,

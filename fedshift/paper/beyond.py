@@ -59,7 +59,7 @@ CODECS_NOTE = (
     "Every codec at about one bit per weight, or the nearest rate of its settings, on updates of all clients, with "
     "filter centring. Scores are means of the last ten of 300 rounds; the difference is in points from full precision "
     "with the same shift, over the same rounds and seeds. Bits per weight are those of the uploads, headers "
-    "included. With two seeds, codecs whose scores differ by less than a point are not ranked."
+    "included. With one or two seeds, differences of less than about a point are within noise."
 )
 CODECS_COLUMNS = (
     *("codec", "feedback", "seeds", "accuracy", "against full precision"),

@@ -87,7 +87,7 @@ def published(folder: Path) -> list[TaskRuns]:
 
 def lean_lines(task: TaskRuns) -> list[tuple[str, ...]]:
     """Lean against full precision, without and with the shift."""
-    lines = []
+    lines = list[tuple[str, ...]]()
     for shift, full, lean in ("no", "exact-no-shift", "lean-no-shift"), ("per filter", "exact", "lean"):
         gains = task.gains(lean, full)
         found = summary.paired(task.scores(lean), task.scores(full)) if gains.gains else None

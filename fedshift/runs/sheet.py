@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from fedshift.core.files import RunError
 from fedshift.runs.columns import ESTIMATES
 
-PARTS, TOTAL = (
-    ("bytes.codes", "bytes.side", "bytes.header"),
-    "bytes.up",
-)  # a published record has their sum, and an earlier one only that
+PARTS, TOTAL = ("bytes.codes", "bytes.side", "bytes.header"), "bytes.up"  # published records have their sum
 DAMAGE = "\0", "\ufffd"  # characters that show damage: bytes that are not UTF-8 are decoded as the second
 
 Figures = NDArray[np.float64]

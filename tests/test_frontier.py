@@ -71,6 +71,18 @@ def test_runs_differ_in_their_uplink_only(task: str) -> None:
     assert runs[0].shift == Experiment().shift
 
 
+def test_a_brief_frontier_has_lean_and_exact_uploads_without_and_with_the_shift(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = fedshift("frontier", "--task", mine, "--brief", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    assert f"{mine}: its uplink is ignored; a frontier trains 6 others." in done.stderr
+    assert names(out) == {f"{name}_seed-0" for name in frontier.BRIEF}
+    runs = {name: settings_of(out / f"{name}_seed-0") for name in frontier.BRIEF}
+    shifts = [(run.shift.on, run.shift.per) for run in runs.values()]
+    assert shifts == [(False, "filter")] * 2 + [(True, "filter")] * 3 + [(True, "layer")]
+    assert runs["lean"].uplink == runs["lean-no-shift"].uplink
+
+
 def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "one.toml"
     for bandwidth, kept in (("1MB/s", 1e6), ({"32": "1MB/s", "4": "1kB/s"}, None)):
@@ -82,7 +94,10 @@ def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--task", "mnist"], "--task mnist: must be digits, cifar10 or a file of settings, FILE.toml"),
+        (
+            ["--task", "mnist"],
+            "--task mnist: must be digits, cifar10, fashion, shakespeare, synthetic or a file of settings, FILE.toml",
+        ),
         (["--task", "none.toml"], "none.toml: cannot be read"),
         (["--task", "grid.toml"], "--task grid.toml: has a table named sweep; it must contain the settings of one run"),
         (["--task", "bad.toml"], "--task bad.toml: unknown setting 'train.lrr'; did you mean 'lr'?"),

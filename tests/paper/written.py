@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedshift import Experiment
 from fedshift.experiment.toml import merge
@@ -21,9 +22,11 @@ def write(
     predicted: Sequence[float] = EVEN,
     figures: Mapping[str, float | Sequence[float]] | None = None,
     sent: int = 1000,
+    base: Mapping[str, Any] = BASE,
+    rounds: int | None = None,
 ) -> Path:
     """Write a record; accuracy and layer figures may vary by round, `sent` are the bytes uploaded per round."""
-    experiment = Experiment(**merge(BASE, settings(cell, seed)))
+    experiment = Experiment(**merge(base, settings(cell, seed, rounds)))
     folder, rounds = to / experiment.name, experiment.train.rounds
     folder.mkdir(parents=True)
     (folder / "settings.toml").write_text(experiment.toml())

@@ -52,7 +52,7 @@ def tab(*words: str) -> list[str]:
         (["data", ""], ["cifar10", "cifar100", "mnist", "fashion-mnist", "shakespeare"]),
         (["bench", ""], ["codecs", "engines", "rates", "flower", "large"]),
         (["paper", "table1", "--algorithms", "fedp"], ["fedpaq", "fedprox"]),
-        (["plan", "--model", ""], ["paper-cnn", "mlp"]),
+        (["plan", "--model", "res"], ["resnet8", "resnet18"]),
         (["paper", "figures", "7", "--format", "p"], ["png", "pdf"]),
         (["run", "--mi"], ["--minutes"]),
     ],

@@ -290,10 +290,45 @@ def test_an_honest_client_with_far_more_steps_than_the_others_is_not_left_out() 
     model.load_state_dict({name: torch.zeros_like(x) for name, x in model.state_dict().items()})
     long = {"cohort": 12, "epochs": 10, "batch": 1, "lr": 3.0, "momentum": 0.0}
     fed = unequal(federation(model, train=long), first=229)
-    _, outcomes, _ = train(fed, 3)
-    assert [outcome.arrived for outcome in outcomes] == [12, 12, 12]
+    _, outcomes, _ = train(fed, 5)  # the others have little left to learn, and hardly move
+    assert [outcome.arrived for outcome in outcomes] == [12] * 5
     hostile = Edited(Sequential(fed.task), fed, sends(filled(everything(fed), 1e6)))
     assert [list(outcome.failed) for outcome in train(fed, 2, hostile)[1]] == [[2], [2]]
+
+
+SIZES = [2, 1300, 3, 12, 2000, 5, 3, 8, 40, 2, 700, 15, 4, 100, 6, 300, 5, 20, 8, 10]  # like those of roles in plays
+
+
+def roles(model: nn.Module | None = None, **changed: Any) -> Federation:
+    """Natural clients with two to two thousand examples of digits."""
+    data = digits()
+    chosen = torch.randint(0, len(data.y), (sum(SIZES),), generator=torch.Generator().manual_seed(0))
+    owner = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+    owned = dataset(data.x[chosen], data.y[chosen], data.test_x, data.test_y, owner=owner)
+    natural = {"clients": 0, "partition": "natural", "least": 2}
+    return federation(model, owned, data=natural, **changed | {"train": {"cohort": 20, "epochs": 3, "batch": 10}})
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("start", ["zero", "drawn"])
+def test_natural_clients_of_very_unequal_sizes_are_never_left_out(start: str, algorithm: str) -> None:
+    model = nn.Linear(64, 10)
+    if start == "zero":  # so that no update is shorter than the model
+        model.load_state_dict({name: torch.zeros_like(x) for name, x in model.state_dict().items()})
+    fed = roles(model, algorithm={"name": algorithm, "control": "sent"}, uplink={"bits": "32+4"})
+    _, outcomes, _ = train(fed, 3)
+    assert [(outcome.arrived, outcome.failed) for outcome in outcomes] == [(20, {})] * 3
+
+
+@pytest.mark.parametrize(("place", "times"), [(0, 100.0), (11, 100.0), (4, 100.0)])
+def test_a_natural_client_that_multiplies_its_update_is_left_out(place: int, times: float) -> None:
+    """Clients 0 and 11 have 2 and 15 examples; client 4 has 2,000, two hundred times as many as most."""
+    model = nn.Linear(64, 10)
+    model.load_state_dict({name: torch.zeros_like(x) for name, x in model.state_dict().items()})
+    fed = roles(model)
+    multiply = sends(lambda params: {name: times * x for name, x in params.items()})  # updates of a model that is zero
+    _, (outcome,), _ = train(fed, 1, Edited(Sequential(fed.task), fed, multiply, place))
+    assert list(outcome.failed) == [place]
 
 
 def test_a_quantization_error_is_not_an_outlier() -> None:

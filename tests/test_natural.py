@@ -185,8 +185,13 @@ def test_a_folder_of_clients_is_run_by_the_command(tmp_path: Path) -> None:
     (tmp_path / "clients").mkdir()
     for i, size in enumerate(SIZES):
         part = slice(begin, begin := begin + size)
-        tests = {"test_x": data.test_x[3 * i : 3 * i + 3].numpy(), "test_y": data.test_y[3 * i : 3 * i + 3].numpy()}
-        np.savez(tmp_path / "clients" / f"{i}.npz", x=data.x[part].numpy(), y=data.y[part].numpy(), **tests)
+        x, y, test_x, test_y = (
+            data.x[part],
+            data.y[part],
+            data.test_x[3 * i : 3 * i + 3],
+            data.test_y[3 * i : 3 * i + 3],
+        )
+        np.savez(tmp_path / "clients" / f"{i}.npz", x=x, y=y, test_x=test_x, test_y=test_y)
     text = settings(data={"partition": "natural", "name": str(tmp_path / "clients")}).toml()
     (tmp_path / "a.toml").write_text(text)
     done = fedshift("run", str(tmp_path / "a.toml"), "--out", str(tmp_path / "out"))

@@ -12,7 +12,7 @@ from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, among, di
 
 ALGORITHMS = ("fedavg", "fedpaq", "fedef", "fedprox", "scaffold")
 BITS = ("4", "5", "6", "7", "8")
-MODELS = ("paper-cnn", "mlp")
+MODELS = ("paper-cnn", "mlp", "logistic", "cnn", "resnet8", "resnet18", "char-lstm", "char-transformer")
 
 paper = typer.Typer(
     help="Reproduce the tables and figures of the FedShift paper.",
@@ -225,7 +225,9 @@ def plan(
     uplink: Uplink,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", autocompletion=among(*MODELS), help="Model: paper-cnn, mlp or module:function."),
+        typer.Option(
+            metavar="NAME", autocompletion=among(*MODELS), help=f"Model: {', '.join(MODELS)} or module:function."
+        ),
     ] = None,
     weights: Annotated[
         int | None, typer.Option(min=1, max=10**15, metavar="N", help="Number of weights, instead of a model.")

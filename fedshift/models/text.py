@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, length, width) -> (B, heads, length, width / heads)"""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class Layer(nn.Module):

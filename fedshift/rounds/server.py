@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import defines
-from fedshift.algorithms.bounds import capped, median_integers, middle, outliers, reference, refusal, update_floor
+from fedshift.algorithms.bounds import (
+    capped,
+    median_integers,
+    middle,
+    outliers,
+    reaches,
+    reference,
+    refusal,
+    update_floor,
+)
 from fedshift.codecs.base import CHUNK, finite
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng, tree
@@ -156,23 +165,23 @@ class RoundUploads:
             most = bound * median_low(norms)
             if not bound or all(x <= most for x in norms):
                 continue  # the usual case: floors, which take time, are not needed
-            longer = self._longer(job)
+            reach = self._reaches(job)
             for k, checked in enumerate(self.waiting):
-                floor = self._floor(kind, job, checked.place)
+                floor = self._floor(kind, job, checked.place, reach[k])
                 if kind == UPDATE:
-                    floor = max(floor, longer[k] * middle(norms))
+                    floor = max(floor, reach[k] * middle(norms))
                 if outliers(norms, bound, floor)[k]:
                     why = refusal(kind, norms[k], reference(norms, floor), bound)
                     self.failed.setdefault(checked.upload.client, why)
         return [checked for checked in self.waiting if checked.upload.client not in self.failed]
 
-    def _floor(self, kind: str, job: Job, i: int) -> float:
+    def _floor(self, kind: str, job: Job, i: int, reach: float) -> float:
         """Lower limit of the typical norm: see `update_floor`; for buffers, their own norm.
 
         A second upload is a change of a gradient; the corresponding change of the model is travel times as large.
         """
         if kind == UPDATE:
-            return update_floor(self._size, self.fed.bound, self._error(job.uplinks[i]))
+            return update_floor(reach * self._size, self.fed.bound, self._error(job.uplinks[i]))
         if kind == SECOND:
             distance = float(travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum))
             moved = self._size / distance if distance else 0.0
@@ -180,12 +189,10 @@ class RoundUploads:
         skipped = {*self.trained, *self._infinite}
         return norm(x for name, x in self.sent.params.items() if name not in skipped)
 
-    def _longer(self, job: Job) -> list[float]:
-        """s_k / (lower median of s): with more steps a client can move further, |w_k - w| <= s_k max |g|."""
+    def _reaches(self, job: Job) -> list[float]:
+        """Distances that the plans of the uploads' clients allow, relative to the typical one."""
         travels = travel(job.plan, self.fed.task.momentum).tolist()
-        distances = [travels[checked.place] for checked in self.waiting]
-        typical = median_low(distances)
-        return [distance / typical if typical else 0.0 for distance in distances]
+        return reaches([travels[checked.place] for checked in self.waiting], self.fed.bound)
 
     @cached_property
     def _size(self) -> float:

@@ -347,6 +347,9 @@ def test_clients_of_a_folder_that_do_not_fit_together_are_refused(tmp_path: Path
     np.savez(tmp_path / "b.npz", x=np.zeros(3))
     with pytest.raises(DataError, match=r"b.npz: needs arrays x and y, and .*, got x"):
         load(str(tmp_path))
+    client(tmp_path / "b.npz", 2, tests=1, y=np.zeros(3, np.int64))
+    with pytest.raises(DataError, match=r"b.npz: x has 2 examples and y has 3; the numbers must be equal"):
+        load(str(tmp_path))
     client(tmp_path / "b.npz", 2, tests=1)
     client(tmp_path / "b.safetensors", 2)
     with pytest.raises(DataError, match="two files are named b"):

@@ -52,6 +52,22 @@ def test_the_bound_is_a_multiple_of_the_median_and_can_be_changed_or_switched_of
         assert result.arrays["w"].numpy().item() == pytest.approx(7.5 if used == 6 else 3.0)
 
 
+@pytest.mark.parametrize(("length", "examples", "used"), [(60.0, 1, 5), (60.0, 100, 6), (31.0, 2, 5), (80.0, 10**9, 5)])
+def test_a_node_with_more_examples_may_move_farther_by_their_square_root(
+    length: float, examples: int, used: int
+) -> None:
+    """Up to sqrt(10): five nodes move by 1, so with 10 to 10^9 times their examples a sixth may move by 63."""
+
+    def train(start: Any, client: int, context: Any) -> Any:
+        return {"w": start["w"] + (length if client == BAD else 1.0)}, {
+            "num-examples": examples if client == BAD else 1
+        }
+
+    strategy = FedShift(FedAvg(**ALL), bound=20)
+    run(strategy, train=train, start=to_record({"w": torch.zeros(1, 1)}), rounds=1)
+    assert strategy.rounds[0].used == used
+
+
 @pytest.mark.parametrize("setting", [{"bound": 0.5}, {"max_weight": -1}, {"bound": float("nan")}])
 def test_limits_below_the_median_are_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be 1 or more, or 0 for no limit"):

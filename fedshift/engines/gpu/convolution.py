@@ -48,7 +48,7 @@ def _conv2d(
     x, w, device = input, weight, input.device.type
     if torch.is_autocast_enabled(device):  # as torch casts the operands of conv2d
         x, w = (part.to(torch.get_autocast_dtype(device)) for part in (x, w))
-    y: Tensor = _Mapped.apply(x, w, _pair(stride), _pair(padding))
+    y: Tensor = _Mapped.apply(x, w, _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias.to(y.dtype)[:, None, None]
 
 
@@ -77,7 +77,7 @@ class _Mapped(torch.autograd.Function):
         )
         if info.batch_size == 1:  # one group, as in an evaluation, whose columns would need much memory
             return F.conv2d(x[0], w[0], None, stride, padding)[None], 0
-        y: Tensor = Stacked.apply(x, w, stride, padding)
+        y: Tensor = Stacked.apply(x, w, stride, padding)  # type: ignore[no-untyped-call]
         return y, 0
 
 
@@ -125,7 +125,7 @@ def _outer(dy: Tensor, columns: Tensor) -> Tensor:
     _, k, b, height, width = columns.shape
     if dy.shape[2] <= height * width:
         each = torch.bmm(dy.flatten(0, 1).flatten(2), columns.flatten(1, 2).flatten(2).permute(1, 2, 0))
-        return each.unflatten(0, (k, b)).sum(1)
+        return each.view(k, b, *each.shape[1:]).sum(1)
     return torch.bmm(dy.transpose(1, 2).flatten(2), columns.flatten(2).permute(1, 2, 0))
 
 

@@ -11,7 +11,18 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedshift.algorithms.bounds import VARIANCES, capped, median_integers, outliers, reference, refusal, update_floor
+from fedshift.algorithms.bounds import (
+    CAP,
+    VARIANCES,
+    capped,
+    median_integers,
+    middle,
+    outliers,
+    reaches,
+    reference,
+    refusal,
+    update_floor,
+)
 from fedshift.codecs.base import finite
 from fedshift.core.names import printable
 from fedshift.core.tree import norm
@@ -224,14 +235,23 @@ def _unlike(found: Mapping[int, Usable]) -> dict[int, str]:
 def _outliers(found: Mapping[int, Usable], bound: float) -> dict[int, str]:
     """Return the reason by node, for nodes whose update is longer than `bound` times the median of the round.
 
-    Few steps or a coarse codec also make a control update long. So it is an outlier only if both its norm and the
-    travel that it was divided by are.
+    Nodes with more examples take more steps and move farther, mostly by the square root of their number. The number of
+    steps is not known here and weights are those that nodes report, so a weight counts only up to `CAP` times the
+    median: a node cannot raise its bound by more than sqrt(CAP). Few steps or a coarse codec also make a control update
+    long. So it is an outlier only if both its norm and the travel that it was divided by are.
     """
     beyond: dict[str, dict[int, str]] = {}
     for what in dict.fromkeys(what for upload in found.values() for what in upload.distances):
         distances = {node: upload.distances[what] for node, upload in found.items() if what in upload.distances}
         norms = [distance.norm for distance in distances.values()]
-        floors = {node: update_floor(distance.model, bound, distance.error) for node, distance in distances.items()}
+        reach = dict.fromkeys(distances, 1.0)
+        if what == UPDATE:
+            weights = capped([found[node].weight for node in distances], CAP)
+            reach = dict(zip(distances, reaches(weights, bound), strict=True))
+        floors = {
+            node: max(update_floor(reach[node] * distance.model, bound, distance.error), reach[node] * middle(norms))
+            for node, distance in distances.items()
+        }
         for floor in set(floors.values()):
             far = [node for node, out in zip(distances, outliers(norms, bound, floor), strict=True) if out]
             typical = reference(norms, floor)

@@ -11,6 +11,7 @@ from fedshift.rounds.uplinks import expanded, expanded_down
 
 VALUES = ("bits", "bandwidth")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
+EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # settings of training, of which the later one is kept
 LISTED = 5  # differences named in a message
 
 
@@ -66,12 +67,21 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
             raw = below[table] = _named(table, raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
+    if tables == ["train"]:
+        raw.pop(EXCLUSIVE.get(last, ""), None)
     raw[last] = renamed(raw.get(last), value) if key == "uplink" and isinstance(value, str) else value
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables; values of `above` take precedence."""
+    """Merge tables; values of `above` take precedence.
+
+    >>> merge({"train": {"epochs": 5, "lr": 0.1}}, {"train": {"steps": 20}})
+    {'train': {'lr': 0.1, 'steps': 20}}
+    """
     joined = dict(below)
+    if isinstance(above.get("train"), Mapping) and isinstance(below.get("train"), Mapping):
+        replaced = {EXCLUSIVE.get(key) for key in above["train"]}
+        joined["train"] = {key: value for key, value in below["train"].items() if key not in replaced}
     for key, value in above.items():
         if key in LINKS and isinstance(joined.get(key), str) and isinstance(value, Mapping):
             joined[key] = _named(key, joined[key])

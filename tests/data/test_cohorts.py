@@ -69,22 +69,18 @@ def test_draws_of_a_client_do_not_depend_on_other_clients() -> None:
 
 def test_rates() -> None:
     """lr 0.1 decayed by half: 0.025 in round three; 2 / (0.5 (8 + 4)) = 1/3 at the fourth step."""
-    tau = torch.arange(5)[None]
-    assert constant(0.1)(3, tau)[0, 0] == pytest.approx(0.1)
-    assert decayed(0.1, 0.5)(3, tau)[0, 0] == pytest.approx(0.025)
-    assert strongly_convex(0.5, 8)(1, tau)[0, 4] == pytest.approx(1 / 3)
+    step, count = torch.arange(5), torch.tensor([[5]])
+    assert constant(0.1)(3, step, count)[0, 0] == pytest.approx(0.1)
+    assert decayed(0.1, 0.5)(3, step, count)[0, 0] == pytest.approx(0.025)
+    assert strongly_convex(0.5, 8)(1, step, count)[0, 4] == pytest.approx(1 / 3)
 
 
 def test_the_steps_of_a_schedule_are_counted_over_rounds() -> None:
-    seen = {}
-
-    def rate(number: int, tau: torch.Tensor) -> torch.Tensor:
-        seen[number] = tau.tolist()
-        return tau.float()
-
-    for number in (1, 2):
-        draw_plan(sizes(8), [0], seed=0, number=number, epochs=1, batch=4, rate=rate)
-    assert seen == {1: [[0, 1]], 2: [[2, 3]]}
+    """2 / (gamma + tau) for two clients with two steps and one step per round: tau continues in the second round."""
+    rate = strongly_convex(1.0, 1.0)
+    seen = [draw_plan(sizes(8, 3), [0, 1], seed=0, number=number, epochs=1, batch=4, rate=rate).lr for number in (1, 2)]
+    assert seen[0].tolist() == [pytest.approx([2, 1]), pytest.approx([2, 1])]  # the second step of client 1 is unused
+    assert seen[1].tolist() == [pytest.approx([2 / 3, 2 / 4]), pytest.approx([2 / 2, 2 / 3])]
 
 
 def test_travel_is_the_distance_under_a_unit_gradient() -> None:

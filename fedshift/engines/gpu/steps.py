@@ -2,6 +2,8 @@
 
     v = m v + adjust(grad + weight_decay w);   w = w - lr v       for each client separately
 
+or the step of `Adam` along adjust(grad + weight_decay w).
+
 Clients are sorted by their number of steps, in descending order, so the clients that still train are
 the first A of the stack; A decreases in a few stages, and the weights of a finished client do not change.
 On a GPU, a step is one CUDA graph, which finds its batches in the plan with a counter on the device.
@@ -21,6 +23,7 @@ from fedshift.engines.gpu import kernels
 from fedshift.engines.gpu.nets import Net
 from fedshift.engines.gpu.stacked import each_loss, mean_losses
 from fedshift.rounds.engine import Job, Task
+from fedshift.rounds.optimizers import Adam
 
 STAGES = 8  # number of different A for which a step is prepared
 
@@ -29,7 +32,8 @@ class Buffers(NamedTuple):
     """Tensors that steps read and write, at the same address in every round, as CUDA graphs require."""
 
     w: Params  # (K, ...) trained weights
-    v: Params  # their velocity, {} without momentum
+    v: Params  # their velocity, or the first moment of Adam; {} without momentum
+    second: Params  # the second moment of Adam; {} for SGD
     short: Params  # w in bfloat16, {} if the forward pass uses w
     fixed: Params  # the model's buffers
     start: Params  # w_t, control and memory: {} if the rule does not use them
@@ -49,6 +53,8 @@ class Steps:
         self.task, self.net, self.rule = task, net, rule
         self.device = task.data.x.device
         self.fused = self.device.type == "cuda" and kernels.AVAILABLE
+        assert task.optimizer is None or isinstance(task.optimizer, Adam)
+        self.adam = task.optimizer  # None: SGD
         self.idle = not defines(rule, "adjust")  # the rule does not change gradients
         self.buffers: Buffers | None = None
         self.recorded = self.device.type == "cuda"
@@ -114,7 +120,8 @@ class Steps:
         memory = {} if self.idle else self.rule.init(weights)
         self.buffers = Buffers(
             w=stack(weights),
-            v=stack(weights) if self.task.momentum else {},
+            v=stack(weights) if self.task.momentum or self.adam else {},
+            second=stack(weights) if self.adam else {},
             short=stack(weights, torch.bfloat16) if self.net.short else {},
             fixed=stack({name: x for name, x in params.items() if name not in weights}),
             start={} if self.idle else stack(weights),
@@ -137,7 +144,7 @@ class Steps:
         order: Tensor,
     ) -> None:
         buffers.at.zero_()
-        for x in buffers.v.values():
+        for x in (*buffers.v.values(), *buffers.second.values()):
             x.zero_()
         buffers.keep.zero_()
         buffers.lr.zero_()
@@ -219,6 +226,11 @@ class Steps:
         for name, x in w.items():
             v = buffers.v[name][:a] if buffers.v else None
             short = buffers.short[name][:a] if buffers.short else None
+            if self.adam is not None and v is not None:
+                adam_step(self.adam, x, v, buffers.second[name][:a], grads[name].to(x.dtype), lr, buffers.at + 1)
+                if short is not None:
+                    short.copy_(x)
+                continue
             if self.fused and v is not None and x.dtype == torch.float32:
                 kernels.sgd(x, v, grads[name].contiguous(), lr, task.momentum, short)
                 continue
@@ -231,6 +243,22 @@ class Steps:
         """Free the graphs and their buffers."""
         self.graphs.clear()
         self.buffers, self.pool = None, None
+
+
+def adam_step(adam: Adam, w: Tensor, m: Tensor, v: Tensor, grad: Tensor, lr: Tensor, t: Tensor) -> None:
+    """Take step t (1,) of a round in place, for stacked clients with rates lr (K,); a client with rate 0 stays.
+
+    Every client starts at step 1, and those that have finished have the rate 0, so that t is the same for all.
+    """
+    first, second = adam.betas
+    unbias, scale = (1 - torch.pow(beta, t.double()) for beta in adam.betas)
+    m.lerp_(grad, 1 - first)
+    v.mul_(second).addcmul_(grad, grad, value=1 - second)
+    step = m / (v.sqrt() / scale.sqrt().to(v.dtype) + adam.eps)
+    rate = tree.over((lr / unbias).to(w.dtype), w)
+    if adam.decay:
+        w.mul_(1 - tree.over(lr, w) * adam.decay)
+    w.sub_(step * rate)
 
 
 def _fill(stack: Params, rows: slice | Tensor, of: Params) -> None:

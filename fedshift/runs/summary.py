@@ -269,6 +269,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     if not shift.on:
         unused = {key for key in flat if key.startswith("shift.")}
     unused |= {key for key in flat if key.startswith("downlink.")}
+    unused |= {"train.steps"} if experiment.train.steps is None else set()
     whole = {SHIFT: f"per {shift.per}" if shift.on else NO, "downlink": downlink_label(experiment)}
     return {key: value for key, value in (flat | whole).items() if key in whole or key not in unused}
 

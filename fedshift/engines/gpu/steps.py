@@ -223,19 +223,18 @@ class Steps:
             grads = self.rule.adjust(
                 tree.tmap(lambda g: g.float(), grads) if buffers.short else grads, w, sent, _first(buffers.memory, a)
             )
+        rates = None if self.adam is None else adam_rates(self.adam, lr, buffers.at + 1)
         for name, x in w.items():
             v = buffers.v[name][:a] if buffers.v else None
             short = buffers.short[name][:a] if buffers.short else None
-            if self.adam is not None and v is not None:
-                adam_step(self.adam, x, v, buffers.second[name][:a], grads[name].to(x.dtype), lr, buffers.at + 1)
-                if short is not None:
-                    short.copy_(x)
-                continue
-            if self.fused and v is not None and x.dtype == torch.float32:
+            if self.adam and rates and v is not None:
+                adam_step(self.adam, x, v, buffers.second[name][:a], grads[name].to(x.dtype), rates)
+            elif self.fused and v is not None and x.dtype == torch.float32:
                 kernels.sgd(x, v, grads[name].contiguous(), lr, task.momentum, short)
                 continue
-            step = grads[name] if v is None else v.mul_(task.momentum).add_(grads[name])
-            x.sub_(step * tree.over(lr, x))
+            else:
+                step = grads[name] if v is None else v.mul_(task.momentum).add_(grads[name])
+                x.sub_(step * tree.over(lr, x))
             if short is not None:
                 short.copy_(x)
 
@@ -245,20 +244,32 @@ class Steps:
         self.buffers, self.pool = None, None
 
 
-def adam_step(adam: Adam, w: Tensor, m: Tensor, v: Tensor, grad: Tensor, lr: Tensor, t: Tensor) -> None:
-    """Take step t (1,) of a round in place, for stacked clients with rates lr (K,); a client with rate 0 stays.
+class AdamRates(NamedTuple):
+    """Numbers of one step of Adam that all tensors share."""
 
-    Every client starts at step 1, and those that have finished have the rate 0, so that t is the same for all.
+    decay: Tensor  # (K,) lr decay
+    rate: Tensor  # (K,) lr / (1 - b1^t)
+    root: Tensor  # (1,) sqrt(1 - b2^t)
+
+
+def adam_rates(adam: Adam, lr: Tensor, t: Tensor) -> AdamRates:
+    """Rates at step t (1,) of a round for clients with learning rates lr (K,).
+
+    Every client begins with step 1, and clients that have finished have the rate 0, so t is the same for all.
     """
+    first, second = (1 - torch.pow(beta, t.double()) for beta in adam.betas)
+    return AdamRates(lr * adam.decay, (lr / first).to(lr.dtype), second.sqrt().to(lr.dtype))
+
+
+def adam_step(adam: Adam, w: Tensor, m: Tensor, v: Tensor, grad: Tensor, rates: AdamRates) -> None:
+    """Step of `Adam` for stacked clients (K, ...), in place; a client with rate 0 does not move."""
     first, second = adam.betas
-    unbias, scale = (1 - torch.pow(beta, t.double()) for beta in adam.betas)
     m.lerp_(grad, 1 - first)
     v.mul_(second).addcmul_(grad, grad, value=1 - second)
-    step = m / (v.sqrt() / scale.sqrt().to(v.dtype) + adam.eps)
-    rate = tree.over((lr / unbias).to(w.dtype), w)
+    step = m / (v.sqrt() / rates.root.to(v.dtype) + adam.eps)
     if adam.decay:
-        w.mul_(1 - tree.over(lr, w) * adam.decay)
-    w.sub_(step * rate)
+        w.sub_(w * tree.over(rates.decay, w))
+    w.sub_(step * tree.over(rates.rate, w))
 
 
 def _fill(stack: Params, rows: slice | Tensor, of: Params) -> None:

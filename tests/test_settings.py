@@ -550,6 +550,17 @@ def test_the_later_of_steps_and_epochs_is_kept() -> None:
     assert [experiment.train.steps for experiment in expand(grid)] == [10, 20]
 
 
+def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name() -> None:
+    raw = merge({"train": {"optimizer": "adam"}}, {"train": {"optimizer": {"eps": 1e-6}}})
+    assign(raw, "train.optimizer.betas=[0.9, 0.99]")
+    assert raw == {"train": {"optimizer": {"name": "adam", "eps": 1e-6, "betas": [0.9, 0.99]}}}
+    raw = {"uplink": {"codec": "qsgd"}}
+    assign(raw, "uplink.codec.s=4")
+    assert raw == {"uplink": {"codec": {"name": "qsgd", "s": 4}}}
+    assign(raw, "uplink.codec=sign")
+    assert raw == {"uplink": {"codec": "sign"}}
+
+
 def test_an_optimizer_is_written_with_its_arguments_and_read_again() -> None:
     for optimizer in ("adam", {"name": "adamw", "betas": [0.9, 0.99]}, {"name": "torch.optim:RMSprop", "alpha": 0.9}):
         experiment = Experiment(train={"optimizer": optimizer, "schedule": "steps", "milestones": [3, 5], "decay": 0.1})

@@ -11,6 +11,7 @@ from fedshift.rounds.uplinks import expanded, expanded_down
 
 VALUES = ("bits", "bandwidth")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
+NAMED = ("codec", "optimizer")  # tables that may be written as their name alone
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # settings of training, of which the later one is kept
 LISTED = 5  # differences named in a message
 
@@ -63,8 +64,8 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
         raise SettingsError(f"{key}: contains an empty name between dots")
     for table in tables:
         below, raw = raw, raw.setdefault(table, {})
-        if table in LINKS and isinstance(raw, str):
-            raw = below[table] = _named(table, raw)
+        if isinstance(raw, str):
+            raw = below[table] = _table(table, raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
     if tables == ["train"]:
@@ -83,8 +84,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         replaced = {EXCLUSIVE.get(key) for key in above["train"]}
         joined["train"] = {key: value for key, value in below["train"].items() if key not in replaced}
     for key, value in above.items():
-        if key in LINKS and isinstance(joined.get(key), str) and isinstance(value, Mapping):
-            joined[key] = _named(key, joined[key])
+        if isinstance(joined.get(key), str) and isinstance(value, Mapping):
+            joined[key] = _table(key, joined[key])
         elif key == "uplink" and isinstance(value, str):
             value = renamed(joined.pop(key, None), value)
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
@@ -101,6 +102,11 @@ def renamed(before: Any, name: str) -> str | dict[str, Any]:
     if not isinstance(before, Mapping) or before.get("bandwidth") is None:
         return name
     return {"bandwidth": before["bandwidth"]} | _named("uplink", name)
+
+
+def _table(key: str, name: str) -> Any:
+    """Table that a text is short for; the text itself for settings that have no such form."""
+    return _named(key, name) if key in LINKS else {"name": name} if key in NAMED else name
 
 
 def _named(link: str, name: str) -> dict[str, Any]:

@@ -160,10 +160,12 @@ def test_steps_of_a_client_do_not_depend_on_other_clients() -> None:
         assert torch.equal(together.key[place], alone.key[0])
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Number of elements of the largest tensor that is made."""
 
-    elements = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **kwargs or {})

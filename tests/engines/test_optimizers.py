@@ -29,7 +29,8 @@ STILL = {"momentum": 0.0, "lr": 0.01}
 def slow_bias(parameters: list[nn.Parameter], lr: float, factor: float = 0.1) -> torch.optim.Optimizer:
     """SGD whose parameters with one axis have a smaller learning rate."""
     matrices, biases = ([p for p in parameters if (p.ndim > 1) == wide] for wide in (True, False))
-    return torch.optim.SGD([{"params": matrices}, {"params": biases, "lr": factor * lr}], lr=lr)
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": biases, "lr": factor * lr}]
+    return torch.optim.SGD(groups, lr=lr)
 
 
 def not_an_optimizer(parameters: list[nn.Parameter], lr: float) -> int:
@@ -39,7 +40,7 @@ def not_an_optimizer(parameters: list[nn.Parameter], lr: float) -> int:
 class Replacing(torch.optim.SGD):
     """Optimizer that gives parameters other memory, which nothing else refers to."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 p.data = p.data - group["lr"] * p.grad

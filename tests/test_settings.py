@@ -40,6 +40,7 @@ from fedshift.experiment.overrides import settings as given
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.settings import check_used, run_number, uplink_name
 from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, read
+from fedshift.rounds.engine import TrainingError
 from fedshift.rounds.loop import draw
 from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
@@ -590,6 +591,8 @@ def test_a_schedule_may_be_a_function_of_round_and_step() -> None:
     for plan, factor in zip(drawn, (0.5, 1.0), strict=True):
         assert plan is not None
         assert plan.lr.tolist() == [pytest.approx([0.1 * factor, 0.05 * factor, 0.025 * factor])] * 2
+    with pytest.raises(TrainingError, match=r"round 11, step 0: returns -0\.01; a learning rate must be 0 or more"):
+        draw(fed, 11, torch.device("cpu"))
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

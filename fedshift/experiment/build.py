@@ -342,13 +342,16 @@ def named_rate(experiment: Experiment) -> cohorts.Rate:
         try:
             value = float(schedule(number, step))
         except Exception as problem:
-            raise SettingsError(f"{where}: {describe(problem)}") from problem
+            raise TrainingError(f"{where}: {describe(problem)}") from problem
         if not 0 <= value < math.inf:
-            raise SettingsError(f"{where}: returns {value}; a learning rate must be 0 or more, and finite")
+            raise TrainingError(f"{where}: returns {value}; a learning rate must be 0 or more, and finite")
         return value
 
-    for number in range(1, min(rounds, TRIED) + 1):
-        lr(number, 0)
+    try:
+        for number in range(1, min(rounds, TRIED) + 1):
+            lr(number, 0)
+    except TrainingError as problem:
+        raise SettingsError(str(problem)) from problem
     return lambda number, step, count: torch.tensor([[lr(number, j) for j in step.tolist()]]).expand(len(count), -1)
 
 

@@ -45,7 +45,8 @@ class Stepper:
     def step(self, grads: list[Tensor], lr: float) -> None:
         """Change the parameters in place."""
         for p, grad in zip(self.parameters, grads, strict=True):
-            p.grad = grad.to(p.dtype)
+            alike = grad.dtype == p.dtype and grad.stride() == p.stride()  # fused optimizers ignore strides
+            p.grad = grad if alike else torch.empty_like(p, requires_grad=False).copy_(grad)
         for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
             group["lr"] = ratio * lr
         self.optimizer.step()

@@ -20,6 +20,7 @@ from fedshift.rounds.federation import Federation
 from fedshift.rounds.loop import OpenRound, Ram, draw
 from fedshift.rounds.optimizers import Adam, MakeOptimizer, Stepper
 from fedshift.runs.packs import kind, memory_needed
+from fedshift.runs.sweep import estimate
 from tests.engines.test_batched import uploads
 from tests.federations import Normed, federation, points, processes, same, settings, train
 
@@ -110,6 +111,21 @@ def test_decoupled_decay_does_not_enter_the_moments() -> None:
     w = nn.Parameter(torch.tensor([2.0]))
     Stepper(Adam(decay=0.5), [w], 0.1).step([torch.tensor([3.0])], 0.1)
     assert w.item() == pytest.approx(1.8, rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [Adam(), torch.optim.RMSprop])
+def test_a_gradient_may_have_another_layout_than_its_parameter(make: MakeOptimizer) -> None:
+    """Equal numbers, transposed in memory or expanded, as the gradients of some operations are."""
+    generator = torch.Generator().manual_seed(0)
+    start, column = torch.randn(3, 4, generator=generator), torch.randn(3, 1, generator=generator)
+    expected, transposed, expanded = (nn.Parameter(start.clone()) for _ in range(3))
+    grad = column.expand(3, 4).clone()
+    for w, g in ((expected, grad), (transposed, grad.t().contiguous().t()), (expanded, column.expand(3, 4))):
+        stepper = Stepper(make, [w], 0.1)
+        stepper.step([g], 0.1)
+        stepper.step([g], 0.1)
+    assert torch.equal(transposed, expected)
+    assert torch.equal(expanded, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", {"name": "adamw", "eps": 1e-6}])
@@ -253,6 +269,15 @@ def test_runs_with_different_optimizers_do_not_share_a_pack() -> None:
     )
     plain, adam = (memory_needed(experiment(name), federation(train={"optimizer": name}).task, 0) for name in kinds[:2])
     assert adam > plain
+
+
+def test_the_time_of_a_sweep_with_local_steps_is_estimated() -> None:
+    raw: dict[str, Any] = {
+        "train": {"rounds": 2, "steps": 3},
+        "engine": {"name": "sequential"},
+        "sweep": {"seed": [0, 1]},
+    }
+    assert estimate(raw, 1) > 0
 
 
 def test_the_state_of_the_model_and_its_gradients_are_not_changed_by_a_trial() -> None:

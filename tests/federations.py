@@ -12,6 +12,7 @@ from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Decoded
 from fedshift.engines import Engine, ForkError, Processes, Sequential, Task
 from fedshift.experiment.build import build
+from fedshift.experiment.toml import merge
 from fedshift.rounds.federation import Federation, Outcome, State
 from fedshift.rounds.loop import Ended, Ram, Training, run_rounds
 from fedshift.wire.writer import Choice, Writer
@@ -50,9 +51,7 @@ def settings(**changed: Any) -> Experiment:
         "shift": {"on": False},
         "engine": {"name": "sequential"},
     }
-    for table, values in changed.items():
-        base[table] = base.get(table, {}) | values if isinstance(values, dict) else values
-    return Experiment(**base)
+    return Experiment(**merge(base, changed))
 
 
 def federation(model: nn.Module | None = None, dataset: Dataset | None = None, **changed: Any) -> Federation:

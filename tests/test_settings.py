@@ -39,8 +39,10 @@ from fedshift.experiment.grid import expand
 from fedshift.experiment.links import interleave, links
 from fedshift.experiment.overrides import settings as given
 from fedshift.experiment.presets import PRESETS
-from fedshift.experiment.settings import CodecSettings, check_used, uplink_name
+from fedshift.experiment.settings import CodecSettings, check_used, run_number, uplink_name
 from fedshift.experiment.toml import SettingsError, assign, dotted, merge, put, read
+from fedshift.rounds.engine import TrainingError
+from fedshift.rounds.loop import draw
 from fedshift.rounds.uplink import named
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import uplink_label
@@ -407,6 +409,30 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"data": {"partition": "shard"}},
         "data.partition = 'shard': must be one of shards, dirichlet, iid, labels, natural, or module:function",
     ),
+    ({"train": {"steps": 0}}, "train.steps = 0: must be greater than or equal to 1"),
+    ({"train": {"steps": 5, "epochs": 2}}, "train.steps = 5 and epochs = 2: only one of them can be given"),
+    (
+        {"train": {"schedule": "sine"}},
+        "train.schedule = 'sine': must be one of constant, decayed, strongly-convex, cosi",
+    ),
+    ({"train": {"schedule": "steps"}}, "train.schedule = 'steps': needs milestones, the rounds after which lr is"),
+    (
+        {"train": {"optimizer": "adm"}},
+        "train.optimizer.name = 'adm': must be one of sgd, adam, adamw, or module:function",
+    ),
+    ({"train": {"optimizer": 5}}, "train.optimizer = 5: must be one of sgd, adam, adamw, module:function, or a table"),
+    (
+        {"train": {"optimizer": {"momentum": 0.9}}},
+        "train.optimizer.momentum = 0.9: is not an argument of sgd; set train.momentum",
+    ),
+    (
+        {"train": {"optimizer": {"name": "adam", "betas": [0.9]}}},
+        "train.optimizer.betas = [0.9]: does not fit; the argum",
+    ),
+    (
+        {"train": {"optimizer": {"name": "adamw", "beta": 1}}},
+        "train.optimizer.beta = 1: does not fit; the arguments of",
+    ),
     ({"shift": {"max_share": 2}}, "shift.max_share = 2: must be less than or equal to 1"),
     ({"shift": {"per": "unit"}}, "shift.per = 'unit': must be 'filter' or 'layer'"),
     ({"shift": {"per": 3}}, "shift.per = 3: must be 'filter' or 'layer'"),
@@ -498,7 +524,21 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ),
     ({"train": {"loss": "unreadable:f"}}, "train.loss = 'unreadable:f': SyntaxError"),
     ({"data": {"partition": "dirichlet", "least": 300}}, "least=300"),
+    ({"train": {"schedule": "nowhere:f"}}, "train.schedule = 'nowhere:f': no module 'nowhere'"),
+    (
+        {"train": {"schedule": "tests.test_settings:falling"}},
+        "train.schedule = 'tests.test_settings:falling': round 11, step 0: returns -0.01; a learning rate must be 0",
+    ),
+    (
+        {"train": {"schedule": "tests.test_settings:broken"}},
+        "train.schedule = 'tests.test_settings:broken': round 1, step 0: KeyError: 'no'",
+    ),
 ]
+
+
+def falling(number: int, step: int) -> float:
+    """Negative from the eleventh round on."""
+    return round(0.1 - 0.01 * number, 6) if number > 10 else 0.1 * 2.0**-step
 
 
 def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -547,13 +587,72 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | bytes |
     assert str(path) in str(caught.value)
 
 
+def test_the_later_of_steps_and_epochs_is_kept() -> None:
+    raw = merge({"train": {"epochs": 5, "lr": 0.1}}, {"train": {"steps": 20}})
+    assert raw == {"train": {"lr": 0.1, "steps": 20}}
+    assign(raw, "train.epochs=3")
+    assert raw == {"train": {"lr": 0.1, "epochs": 3}}
+    stepped = Experiment(**raw).changed(**{"train.steps": 7})
+    assert stepped.train.steps == 7
+    assert "epochs" not in stepped.toml()
+    assert Experiment(**tomllib.loads(stepped.toml())) == stepped
+    grid = {"train": {"epochs": 5}, "sweep": {"train.steps": [10, 20], "seed": [0]}}
+    assert [experiment.train.steps for experiment in expand(grid)] == [10, 20]
+
+
+def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name() -> None:
+    raw = merge({"train": {"optimizer": "adam"}}, {"train": {"optimizer": {"eps": 1e-6}}})
+    assign(raw, "train.optimizer.betas=[0.9, 0.99]")
+    assert raw == {"train": {"optimizer": {"name": "adam", "eps": 1e-6, "betas": [0.9, 0.99]}}}
+    raw = {"uplink": {"codec": "qsgd"}}
+    assign(raw, "uplink.codec.s=4")
+    assert raw == {"uplink": {"codec": {"name": "qsgd", "s": 4}}}
+    assign(raw, "uplink.codec=sign")
+    assert raw == {"uplink": {"codec": "sign"}}
+
+
+def test_an_optimizer_is_written_with_its_arguments_and_read_again() -> None:
+    for optimizer in ("adam", {"name": "adamw", "betas": [0.9, 0.99]}, {"name": "torch.optim:RMSprop", "alpha": 0.9}):
+        experiment = Experiment(train={"optimizer": optimizer, "schedule": "steps", "milestones": [3, 5], "decay": 0.1})
+        assert Experiment(**tomllib.loads(experiment.toml())) == experiment
+    assert (
+        Experiment(train={"optimizer": "adam"}).train.optimizer
+        == Experiment(train={"optimizer": {"name": "adam"}}).train.optimizer
+    )
+
+
+def test_a_new_setting_of_training_changes_no_number_of_a_run_at_its_default() -> None:
+    """The numbers are those of the version before optimizers, local steps and further schedules were added."""
+    assert run_number(Experiment()) == 15037649215586016175
+    assert run_number(Experiment(uplink={"bits": {32: 0.5, 4: 0.5}})) == 16489371951936243808
+    changed = [{"optimizer": "adam"}, {"steps": 3}, {"warmup": 2}, {"local_schedule": "linear"}, {"schedule": "cosine"}]
+    assert len({run_number(Experiment(train=train)) for train in [{}, *changed]}) == 6
+    for schedule, same in (("constant", True), ("cosine", False)):
+        numbers = {run_number(Experiment(train={"schedule": schedule, "rounds": rounds})) for rounds in (10, 20)}
+        assert (len(numbers) == 1) == same
+
+
+def test_a_schedule_may_be_a_function_of_round_and_step() -> None:
+    """Rounds count from 1 and steps from 0; the warm-up halves the first of two rounds."""
+    config = {"schedule": "tests.test_settings:falling", "rounds": 10, "steps": 3, "batch": 4, "warmup": 1}
+    fed = build(Experiment(data={"clients": 4, "partition": "iid"}, train=config | {"cohort": 2}), data=points())
+    drawn = [draw(fed, number, torch.device("cpu")).plan for number in (1, 2)]
+    for plan, factor in zip(drawn, (0.5, 1.0), strict=True):
+        assert plan is not None
+        assert plan.lr.tolist() == [pytest.approx([0.1 * factor, 0.05 * factor, 0.025 * factor])] * 2
+    with pytest.raises(TrainingError, match=r"round 11, step 0: returns -0\.01; a learning rate must be 0 or more"):
+        draw(fed, 11, torch.device("cpu"))
+
+
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfseed = 3\n")
     assert read(tmp_path / "a.toml") == {"seed": 3}
 
 
 UNUSED: list[tuple[dict[str, Any], str]] = [
-    ({"train": {"decay": 0.9}}, "train.decay = 0.9: has no effect without train.schedule = 'decayed'"),
+    ({"train": {"decay": 0.9}}, "train.decay = 0.9: has no effect without train.schedule = 'decayed' or 'steps'"),
+    ({"train": {"milestones": [5]}}, "train.milestones = (5,): has no effect without train.schedule = 'steps'"),
+    ({"train": {"final": 0.1}}, "train.final = 0.1: has no effect without train.schedule = 'cosine'"),
     ({"train": {"convexity": 2.0}}, "train.convexity = 2.0: has no effect without train.schedule = 'strongly-convex'"),
     ({"train": {"gamma": 7.0, "schedule": "decayed"}}, "train.gamma = 7.0: has no effect without train.schedule"),
     ({"data": {"alpha": 0.1}}, "data.alpha = 0.1: has no effect without data.partition = 'dirichlet'"),

@@ -21,9 +21,11 @@ from fedshift.runs.summary import (
     comparable,
     difference,
     difference_text,
+    label,
     load,
     names,
     paired,
+    phrase,
     rows,
     sentences,
     table,
@@ -229,16 +231,34 @@ def test_settings_that_look_alike_get_names_that_differ() -> None:
 
 
 def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
-    """The checksum is that of the settings before `record.frames`, `downlink`, and step and ternary were added."""
+    """The checksum is that of the settings before `record.frames`, `downlink`, step, ternary, optimizers were added."""
     before = {key: x for key, x in dotted(Experiment().model_dump()).items() if not key.startswith("downlink.")}
     assert before.pop("record.frames") == 50
     assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep", "codec")] == [None] * 4
     assert before.pop("uplink.biases") is False
     assert before.pop("data.most") == 0
+    for name in ("steps", "milestones", "final", "warmup", "local_schedule", "optimizer.name"):
+        before.pop(f"train.{name}")
     checksum = f"{zlib.crc32(str(sorted(before.items())).encode()):08x}"
     assert names([Experiment(), Experiment()]) == [f"seed-0_{checksum}"] * 2
     often = Experiment(record={"frames": 1})
     assert checksum not in names([often, often])[0]
+
+
+def test_optimizers_and_steps_are_named_in_tables() -> None:
+    runs = [
+        Experiment(),
+        Experiment(train={"optimizer": "adam", "steps": 20}),
+        Experiment(train={"optimizer": {"name": "adam", "betas": [0.9, 0.8]}, "steps": 20}),
+    ]
+    keys = apart(runs)[0]
+    assert keys == ["train.epochs", "train.optimizer.name", "train.steps", "train.optimizer.betas"]
+    assert [list(label(run, keys).values()) for run in runs] == [
+        ["2", "sgd", "-", "-"],
+        ["-", "adam", "20", "-"],
+        ["-", "adam", "20", "0.9, 0.8"],
+    ]
+    assert phrase("train.steps", "steps", 1) == "1 step"
 
 
 def test_rows_are_distinguished_if_some_runs_failed() -> None:

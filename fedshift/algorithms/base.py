@@ -1,8 +1,8 @@
-"""Contracts of an algorithm: the client rule in addition to SGD, and the server rules after averaging.
+"""Contracts of an algorithm: the client rule in addition to the local optimizer, and the server rules after averaging.
 
 Every method has a default, so a rule defines only what it changes. `w_t` is the model that clients receive, `w_k` the
 model that client k trained, and `travel` the distance that a unit gradient would have moved the client: steps * lr
-without momentum.
+without momentum. Rules whose results depend on it require SGD.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from fedshift.core.types import Broadcast, DecodedUpload, Params, Round
 
 
 class ClientRule:
-    """Rule of clients in addition to SGD, for one client or for K stacked on a leading axis.
+    """Rule of clients in addition to the local optimizer, for one client or for K stacked on a leading axis.
 
     `sent` is not stacked, except in `adjust`. All tensors are the trained ones; `travel` is (), or (K,) if stacked.
     On a GPU, `adjust` is recorded as a CUDA graph, so it must not depend on values of tensors in Python conditions.

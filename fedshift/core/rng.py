@@ -62,5 +62,9 @@ def key(seed: int, purpose: str, *numbers: int | Tensor) -> Tensor:
 
 def uniform(key: Tensor, n: int, start: int = 0) -> Tensor:
     """Draws start .. start + n of every key (rows,): float32 (rows, n) in [0, 1), multiples of 2^-24."""
-    position = torch.arange(start, start + n, device=key.device)
-    return _shift(fold(key[:, None], position), 40).float() * 2**-24
+    return bits(key[:, None], torch.arange(start, start + n, device=key.device)).float() * 2**-24
+
+
+def bits(key: Tensor, position: Tensor) -> Tensor:
+    """24 random bits for each (key, position), the draws of `uniform` as integers; arguments are broadcast."""
+    return _shift(fold(key, position), 40)

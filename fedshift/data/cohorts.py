@@ -4,6 +4,7 @@ All draws depend on (seed, purpose, round, client) only, not on the other client
 which a run was resumed; their cost depends on the size of the cohort, not of the population.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,22 +28,60 @@ class Plan(NamedTuple):
     key: Tensor  # (K, S) int64: one per step
 
 
-Rate = Callable[[int, Tensor], Tensor]  # (round, step (K, S) counted over all rounds) -> learning rate (K, S)
+# (round, step of the round (S,), counted from 0, steps of each client per round (K, 1)) -> learning rate (K, S)
+Rate = Callable[[int, Tensor, Tensor], Tensor]
 
 
 def constant(lr: float) -> Rate:
     """lr in every round."""
-    return lambda number, tau: torch.full(tau.shape, lr)
+    return lambda number, step, count: torch.full((len(count), len(step)), lr)
 
 
 def decayed(lr: float, decay: float) -> Rate:
     """lr * decay^(t - 1) in round t."""
-    return lambda number, tau: torch.full(tau.shape, lr * decay ** (number - 1))
+    return lambda number, step, count: constant(lr * decay ** (number - 1))(number, step, count)
+
+
+def stepped(lr: float, factor: float, milestones: Sequence[int]) -> Rate:
+    """lr * factor^m in a round that follows m milestones; the milestone 30 is the end of round 30."""
+
+    def rate(number: int, step: Tensor, count: Tensor) -> Tensor:
+        passed = sum(milestone < number for milestone in milestones)
+        return constant(lr * factor**passed)(number, step, count)
+
+    return rate
+
+
+def cosine(lr: float, final: float, rounds: int) -> Rate:
+    """lr * (final + (1 - final) (1 + cos(pi (t - 1) / T)) / 2) in round t of T."""
+
+    def rate(number: int, step: Tensor, count: Tensor) -> Tensor:
+        factor = final + (1 - final) * (1 + math.cos(math.pi * (number - 1) / rounds)) / 2
+        return constant(lr * factor)(number, step, count)
+
+    return rate
 
 
 def strongly_convex(mu: float, gamma: float) -> Rate:
-    """2 / (mu (gamma + tau)) at the tau-th local step, the schedule of Theorem 1."""
-    return lambda number, tau: (2 / (mu * (gamma + tau.double()))).float()
+    """2 / (mu (gamma + tau)) at the tau-th local step, counted over all rounds: the schedule of Theorem 1."""
+    return lambda number, step, count: (2 / (mu * (gamma + ((number - 1) * count + step).double()))).float()
+
+
+def warmed_up(rate: Rate, rounds: int) -> Rate:
+    """rate * t / (W + 1) in the first W rounds, then rate."""
+    return lambda number, step, count: rate(number, step, count) * min(1.0, number / (rounds + 1))
+
+
+def annealed(rate: Rate, factor: Callable[[Tensor], Tensor]) -> Rate:
+    """rate * factor(j / S) at step j of the S steps of a client in a round."""
+    return lambda number, step, count: rate(number, step, count) * factor((step / count).clamp(max=1.0))
+
+
+# factor of the learning rate at the part x of a round, 0 <= x < 1
+LOCAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + torch.cos(math.pi * x)) / 2,
+}
 
 
 def travel(plan: Plan, momentum: float) -> Tensor:
@@ -62,31 +101,62 @@ def moves(key: Tensor, batch: int) -> Tensor:
 
 
 def draw_plan(
-    partition: Partition, clients: Sequence[int], *, seed: int, number: int, epochs: int, batch: int, rate: Rate
+    partition: Partition,
+    clients: Sequence[int],
+    *,
+    seed: int,
+    number: int,
+    epochs: int,
+    batch: int,
+    rate: Rate,
+    steps: int | None = None,
 ) -> Plan:
-    """Draw reshuffled batches per client and epoch, on the device of the partition; short last batches are kept."""
+    """Draw the batches of each client from a new shuffle per pass over its data, on the device of the partition.
+
+    A pass of a client with n examples is one epoch: ceil(n / batch) steps, of which the last may be short. With `steps`
+    instead of epochs, every step has min(batch, n) examples: a pass is floor(n / that) steps, and the rest of the
+    shuffle is not used.
+    """
     device = partition.order.device
     k = torch.tensor(clients)
     key = rng.key(seed, "client", number, k)  # (K,)
-    start, sizes = partition.start[k], partition.start[k + 1] - partition.start[k]
-    most = int(sizes.max())
-    batch = min(batch, most)
-    # one shuffle per client and epoch: positions beyond the client's size are sorted to the end
-    shuffles = rng.fold(rng.fold(key, SHUFFLE)[:, None], torch.arange(epochs)).to(device)  # (K, E)
-    size = sizes.to(device)[:, None, None]
-    order = rng.uniform(shuffles.flatten(), most).view(len(k), epochs, most)
-    order = order.masked_fill(torch.arange(most, device=device) >= size, 2.0).argsort(dim=-1, stable=True)
-    per_epoch = (sizes + batch - 1) // batch  # (K,) steps per epoch
-    steps = torch.arange(epochs * int(per_epoch.max()))  # (S,)
-    epoch = (steps // per_epoch[:, None]).clamp(max=epochs - 1).to(device)  # (K, S)
-    first = (steps % per_epoch[:, None]).to(device) * batch  # (K, S)
-    place = first[:, :, None] + torch.arange(batch, device=device)  # (K, S, B)
-    keep = (place < size) & (steps < epochs * per_epoch[:, None]).to(device)[:, :, None]
-    place = torch.minimum(place, size - 1)
-    shuffled = order[torch.arange(len(k), device=device)[:, None, None], epoch[:, :, None], place]
-    batches = partition.order[start.to(device)[:, None, None] + shuffled]
-    tau = (number - 1) * (epochs * per_epoch)[:, None] + steps
-    return Plan(batches, keep, rate(number, tau).to(device), rng.fold(rng.fold(key, STEP)[:, None], steps).to(device))
+    sizes = partition.start[k + 1] - partition.start[k]
+    width = sizes.clamp(max=batch)  # (K,) examples per step
+    per_pass = (sizes + width - 1) // width if steps is None else sizes // width  # (K,) steps
+    passes = torch.full_like(sizes, epochs) if steps is None else (steps + per_pass - 1) // per_pass
+    count = passes * per_pass if steps is None else torch.full_like(sizes, steps)  # (K,) steps per round
+    # examples of pass p of client k: order[first[k] + p n_k:][:n_k]
+    order, first = _shuffled(rng.fold(key, SHUFFLE), passes, sizes, device)
+    step = torch.arange(int(count.max()))  # (S,)
+    n, begin = sizes[:, None], (step % per_pass[:, None]) * width[:, None]
+    left = torch.where(step < count[:, None], torch.minimum(n - begin, width[:, None]), 0)  # (K, S) examples
+    start = first[:, None] + torch.minimum(step // per_pass[:, None], passes[:, None] - 1) * n
+    within = torch.arange(int(width.max()), device=device)  # (B,)
+    keep = within < left.to(device)[:, :, None]
+    place = torch.minimum(begin.to(device)[:, :, None] + within, (n - 1).to(device)[:, :, None])
+    shuffled = order[start.to(device)[:, :, None] + place]
+    batches = partition.order[partition.start[k].to(device)[:, None, None] + shuffled]
+    lr = rate(number, step, count[:, None])
+    return Plan(batches, keep, lr.to(device), rng.fold(rng.fold(key, STEP)[:, None], step).to(device))
+
+
+def _shuffled(key: Tensor, passes: Tensor, sizes: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Shuffle 0 .. n_k - 1 for each pass of each client: all shuffles in one row, and the first place of each client.
+
+    key, passes, sizes (K,) -> (sum_k passes_k n_k,), (K,)
+    """
+    lengths = torch.repeat_interleave(sizes, passes)  # (P,) of all passes
+    ends = lengths.cumsum(0)
+    first = ends - lengths
+    client = torch.repeat_interleave(torch.arange(len(sizes)), passes)
+    of_client = (passes.cumsum(0) - passes)[client]  # number of the client's first pass
+    keys = rng.fold(key[client], torch.arange(len(client)) - of_client)
+    total = int(ends[-1])
+    row = torch.repeat_interleave(torch.arange(len(client)), lengths, output_size=total).to(device)
+    place = torch.arange(total, device=device) - first.to(device)[row]
+    # sorted by the number of the pass, then by a draw of 24 bits
+    order = (row << 24 | rng.bits(keys.to(device)[row], place)).argsort(stable=True)
+    return place[order], first[passes.cumsum(0) - passes]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""One client's round: SGD as in the paper, the upload, and the new memory."""
+"""One client's round: local steps, the upload, and the new memory."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe
 from fedshift.rounds.evaluate import Score
+from fedshift.rounds.optimizers import Stepper
 from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send, split_memory
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
 from fedshift.wire.writer import Writer
@@ -89,7 +90,7 @@ class Client:
         with training(job, client):
             rule_memory = rule.receive(sent, rule_memory or rule.init(take(sent.params, self.trained)))
             plan = Plan(*(part[i] for part in job.plan))
-            w = self.sgd(job, plan, rule_memory)
+            w = self.steps(job, plan, rule_memory)
             weights = take(w, self.trained)
             distance = travel(plan, self.task.momentum) if uses_travel(rule) else NOWHERE
             silent = defines(rule, "sends") and not rule.sends(weights, sent, rule_memory)
@@ -142,8 +143,11 @@ class Client:
             histograms=histograms(coded.coded, coded.error, job.layers) if job.histograms and uplink.lossy else (),
         )
 
-    def sgd(self, job: Job, plan: Plan, memory: Params) -> Params:
-        """v = m v + (grad + weight_decay w);  w = w - lr v;  v is 0 at the start of each round."""
+    def steps(self, job: Job, plan: Plan, memory: Params) -> Params:
+        """v = m v + adjust(grad + weight_decay w);  w = w - lr v;  v is 0 at the start of each round.
+
+        Another optimizer than SGD steps along adjust(grad + weight_decay w) instead.
+        """
         task, model, rule = self.task, self.task.model, job.rule
         self.load(job.sent.params)
         self._mode(True)
@@ -154,7 +158,11 @@ class Client:
         data, loss_of = task.data, task.loss
         drawn = moves(plan.key.to(self.device), batches.shape[1]) if task.augment else None
         velocity: list[Tensor] | tuple[Tensor, ...] = []
+        stepper: Stepper | None = None
         with self._drawing() as generator:
+            if task.optimizer:
+                generator.manual_seed(seeds[0])
+                stepper = Stepper(task.optimizer, self.weights, rates[0])
             for step, n in enumerate(counts):
                 if not n:
                     break
@@ -172,6 +180,9 @@ class Client:
                 if task.weight_decay:
                     grads = torch._foreach_add(grads, values, alpha=task.weight_decay)
                 adjusted = list(rule.adjust(dict(zip(self.trained, grads, strict=True)), self.w, sent, memory).values())
+                if stepper:
+                    stepper.step(adjusted, rates[step])
+                    continue
                 if task.momentum and velocity:
                     torch._foreach_mul_(velocity, task.momentum)
                     torch._foreach_add_(velocity, adjusted)

@@ -1,19 +1,22 @@
 """Build a federation from settings: data, model, algorithm, links."""
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain
+from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain, defines
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core import rng, tree
 from fedshift.core.names import named
+from fedshift.core.types import Params
 from fedshift.data import cohorts, datasets
 from fedshift.data import partition as partitions
 from fedshift.data.datasets import Dataset
@@ -23,13 +26,16 @@ from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
 from fedshift.experiment.links import bandwidth, downlink, links
-from fedshift.experiment.settings import Experiment, run_number
+from fedshift.experiment.settings import OPTIMIZERS, AdamSettings, Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.rounds.engine import describe, duplicate
 from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
 from fedshift.rounds.federation import Federation, shift_of
+from fedshift.rounds.optimizers import Adam, MakeOptimizer, check_optimizer
 from fedshift.rounds.uplink import Uplink
+
+TRIED = 10_000  # rounds for which a user's schedule is called before training
 
 
 def build(
@@ -41,6 +47,7 @@ def build(
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
     uplink: Uplink | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
@@ -62,12 +69,15 @@ def build(
             data=data.to(device),
             loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else function("train.loss", train.loss)),
             metric=metric or named_metric(experiment),
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
+            momentum=train.momentum if train.optimizer.name == "sgd" else 0.0,
+            weight_decay=train.weight_decay if train.optimizer.name != "adamw" else 0.0,
+            optimizer=optimizer or named_optimizer(experiment),
             clip=train.clip,
             augment=experiment.data.augment,
         )
     try_out(task, train.batch)
+    if task.optimizer is not None and not isinstance(task.optimizer, Adam):
+        try_optimizer(experiment, task.optimizer, task)
     if experiment.engine.name == "batched":
         batched(experiment, task)
     with setting("data.partition"):
@@ -89,6 +99,7 @@ def build(
         group=group,
         bandwidth=bandwidth(experiment, groups, group),
         epochs=train.epochs,
+        steps=train.steps,
         batch=train.batch,
         rate=rate(experiment),
         seed=experiment.seed,
@@ -101,6 +112,12 @@ def build(
     )
     with setting("algorithm"):
         fed.start()
+    if task.optimizer is not None and (method := depends_on_travel(fed)):
+        raise SettingsError(
+            f"train.optimizer = {train.optimizer.name!r}: {type(fed.algorithm.client).__name__}.{method} of the "
+            "algorithm uses the distance that a unit gradient moves a client, which is known for sgd only; "
+            "set train.optimizer = 'sgd'"
+        )
     if packable(experiment):
         try:
             check_stackable(fed.algorithm.client, task, fed.start().out.control)
@@ -254,12 +271,90 @@ def check_algorithm(given: object, where: str) -> None:
             raise SettingsError(f"{where}, whose {rule!r} is not a {kind.__name__}")
 
 
+def named_optimizer(experiment: Experiment) -> MakeOptimizer | None:
+    """Local optimizer of the settings; None for SGD."""
+    train, config = experiment.train, experiment.train.optimizer
+    if config.name == "sgd":
+        return None
+    if config.name in OPTIMIZERS:
+        args = AdamSettings(**config.args)
+        return Adam(args.betas, args.eps, train.weight_decay if config.name == "adamw" else 0.0)
+    return partial(function("train.optimizer", config.name), **config.args)
+
+
+def try_optimizer(experiment: Experiment, optimizer: MakeOptimizer, task: Task) -> None:
+    """Raise SettingsError if a user's optimizer cannot take a step with the model's parameters."""
+    config = experiment.train.optimizer
+    try:
+        check_optimizer(optimizer, task.weights)
+    except Exception as problem:
+        why = " ".join(str(problem).split()) if isinstance(problem, TypeError | ValueError) else describe(problem)
+        args = f" with {config.args}" if config.args else ""
+        raise SettingsError(f"train.optimizer = {config.name!r}{args}: {why}") from problem
+
+
+def depends_on_travel(fed: Federation) -> str:
+    """Name of a method of the client rule whose result depends on `travel`, '' if there is none."""
+    rule, sent = fed.algorithm.client, fed.start().out
+    start = tree.take(sent.params, fed.task.trained)
+    w, memory = tree.tmap(lambda x: x + 1, start), rule.init(start)
+    calls: dict[str, Callable[[Tensor], Params]] = {
+        "message": lambda travel: rule.message(w, sent, memory, travel),
+        "second": lambda travel: rule.second(w, sent, memory, travel),
+        "remember": lambda travel: rule.remember(w, w, sent, memory, travel),
+    }
+    for method, call in calls.items():
+        if defines(rule, method):
+            near, far = call(torch.tensor(1.0)), call(torch.tensor(2.0))
+            if near.keys() != far.keys() or not all(tree.same(x, far[name]) for name, x in near.items()):
+                return method
+    return ""
+
+
 def rate(experiment: Experiment) -> cohorts.Rate:
     """Learning rate schedule of the settings."""
     train = experiment.train
-    if train.schedule == "strongly-convex":
-        return cohorts.strongly_convex(train.convexity, train.gamma)
-    return cohorts.decayed(train.lr, train.decay) if train.schedule == "decayed" else cohorts.constant(train.lr)
+    schedules: dict[str, Callable[[], cohorts.Rate]] = {
+        "constant": lambda: cohorts.constant(train.lr),
+        "decayed": lambda: cohorts.decayed(train.lr, train.decay),
+        "steps": lambda: cohorts.stepped(train.lr, train.decay, train.milestones),
+        "cosine": lambda: cohorts.cosine(train.lr, train.final, train.rounds),
+        "strongly-convex": lambda: cohorts.strongly_convex(train.convexity, train.gamma),
+    }
+    chosen = schedules[train.schedule]() if train.schedule in schedules else named_rate(experiment)
+    if train.warmup:
+        chosen = cohorts.warmed_up(chosen, train.warmup)
+    return (
+        cohorts.annealed(chosen, cohorts.LOCAL[train.local_schedule])
+        if train.local_schedule in cohorts.LOCAL
+        else chosen
+    )
+
+
+def named_rate(experiment: Experiment) -> cohorts.Rate:
+    """Schedule of the user, a function (round from 1, step of the round from 0) -> learning rate.
+
+    It is called for the first step of the rounds, so that a wrong one fails before training.
+    """
+    name, rounds = experiment.train.schedule, experiment.train.rounds
+    schedule = function("train.schedule", name)
+
+    def lr(number: int, step: int) -> float:
+        where = f"train.schedule = {name!r}: round {number}, step {step}"
+        try:
+            value = float(schedule(number, step))
+        except Exception as problem:
+            raise TrainingError(f"{where}: {describe(problem)}") from problem
+        if not 0 <= value < math.inf:
+            raise TrainingError(f"{where}: returns {value}; a learning rate must be 0 or more, and finite")
+        return value
+
+    try:
+        for number in range(1, min(rounds, TRIED) + 1):
+            lr(number, 0)
+    except TrainingError as problem:
+        raise SettingsError(str(problem)) from problem
+    return lambda number, step, count: torch.tensor([[lr(number, j) for j in step.tolist()]]).expand(len(count), -1)
 
 
 def split(experiment: Experiment, data: Dataset) -> Partition:

@@ -35,6 +35,8 @@ from fedshift.rounds.uplinks import DOWNLINKS, REPLACED, UPLINKS, expanded, expa
 
 CLIENTS = 100  # number of clients, unless it follows from the data
 PARTITIONS = ("shards", "dirichlet", "iid", "labels", "natural")
+OPTIMIZERS = "sgd", "adam", "adamw"
+SCHEDULES = "constant", "decayed", "strongly-convex", "cosine", "steps"
 
 
 def _rate(value: Any) -> Any:
@@ -63,6 +65,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=1e-3, le=1e15), BeforeValidator(_rate)]  # bytes per second, or "10Mbit/s"
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Whole = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Bits = Literal[1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
 BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
 SIZES = ("step", "rate", "keep")  # settings of an uplink that only some quantizers use
@@ -187,20 +190,74 @@ class ShiftSettings(SettingsTable):
         return self
 
 
+def _table(value: Any) -> Any:
+    """{"name": text} for a text: `codec = "sign"` is short for `codec = {name = "sign"}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class AdamSettings(SettingsTable):
+    """Arguments of adam and adamw."""
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Positive = 1e-8
+
+
+class OptimizerSettings(SettingsTable):
+    """Name of a local optimizer, and as further settings its arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "sgd"  # sgd, adam, adamw, torch.optim:RMSprop, or module:function
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in OPTIMIZERS and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(OPTIMIZERS)}, or module:function")
+        return name
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.name == "sgd" and self.args:
+            key, seen = next(iter(self.args.items()))
+            hint = f"; set train.{key}" if key in TrainSettings.model_fields else ""
+            raise ValueError(f"{key} = {seen!r}: is not an argument of sgd{hint}")
+        if self.name in ("adam", "adamw"):
+            try:
+                AdamSettings(**self.args)
+            except ValidationError as problem:
+                wrong = problem.errors()[0]
+                allowed = "betas (two numbers from 0 to 1) and eps (above 0)"
+                raise ValueError(
+                    f"{wrong['loc'][0]} = {wrong['input']!r}: does not fit; the arguments of {self.name} are {allowed}"
+                ) from None
+        return self
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+
 class TrainSettings(SettingsTable):
     rounds: Count = 100
     cohort: Count = 10  # clients per round
     selection: Literal["uniform", "stratified"] = "uniform"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a drawn client drops out
     epochs: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 2
+    steps: Count | None = None  # local steps per round, the same for every client, instead of epochs
     batch: Count = 10
     lr: Positive = 0.05
-    schedule: Literal["constant", "decayed", "strongly-convex"] = "constant"
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # factor of lr per round, for decayed
+    schedule: str = "constant"  # one of SCHEDULES, or module:function
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # factor of lr per round, for decayed, or per milestone, for steps
+    milestones: tuple[Count, ...] = ()  # rounds after which lr is multiplied by decay, for steps
+    final: Fraction = 0.0  # part of lr that is approached in the last round, for cosine
+    warmup: Whole = 0  # first rounds, in which the learning rate rises in proportion to the round
+    local_schedule: Literal["constant", "linear", "cosine"] = "constant"  # within a round
     convexity: Positive = 1.0  # mu in 2 / (mu (gamma + tau)), for strongly-convex
     gamma: Positive = 1.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    weight_decay: NotNegative = 0.0
+    optimizer: Annotated[OptimizerSettings, BeforeValidator(_table)] = OptimizerSettings()
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # for sgd
+    weight_decay: NotNegative = 0.0  # adamw: decoupled; others: added to the gradient
     clip: NotNegative = 0.0  # maximum norm of a gradient; 0: no limit
     loss: str = "cross-entropy"  # or module:function
     metric: str = ""  # accuracy, loss or module:function (default: accuracy for cross-entropy, else loss)
@@ -215,6 +272,27 @@ class TrainSettings(SettingsTable):
         if self.metric in ("accuracy", "loss") and self.goal not in (None, known):
             raise ValueError(f"goal = {self.goal!r}: the goal of {self.metric} is {known!r}")
         return self
+
+    @field_validator("schedule")
+    @classmethod
+    def _known_schedule(cls, name: str) -> str:
+        if name not in SCHEDULES and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(SCHEDULES)}, or module:function")
+        return name
+
+    @model_validator(mode="after")
+    def _planned(self) -> Self:
+        if self.steps is not None and "epochs" in self.model_fields_set:
+            raise ValueError(f"steps = {self.steps} and epochs = {self.epochs}: only one of them can be given")
+        if self.schedule == "steps" and not self.milestones:
+            raise ValueError("schedule = 'steps': needs milestones, the rounds after which lr is multiplied by decay")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_epochs(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings without epochs if there are steps."""
+        found: dict[str, Any] = dump(self)
+        return found if self.steps is None else {key: x for key, x in found.items() if key != "epochs"}
 
     @property
     def direction(self) -> Literal["min", "max"] | None:
@@ -277,11 +355,6 @@ class CodecSettings(SettingsTable):
         if not isinstance(codec, Codec):
             raise ValueError(f"codec = {self.name!r}: returns {type(codec).__name__}, but must return a Codec")
         return codec
-
-
-def _table(value: Any) -> Any:
-    """{"name": text} for a text: `codec = "sign"` is short for `codec = {name = "sign"}`."""
-    return {"name": value} if isinstance(value, str) else value
 
 
 class CodingSettings(SettingsTable):
@@ -564,15 +637,20 @@ def downlink_name(downlink: DownlinkSettings) -> str | None:
 
 
 # setting -> (other setting, its only values for which the first one is used)
-USED_BY: dict[str, tuple[str, ...]] = {
-    "train.decay": ("train.schedule", "decayed"),
-    "train.convexity": ("train.schedule", "strongly-convex"),
-    "train.gamma": ("train.schedule", "strongly-convex"),
-    "data.alpha": ("data.partition", "dirichlet"),
-    "data.least": ("data.partition", "dirichlet", "natural"),
-    "data.labels": ("data.partition", "labels"),
-    "algorithm.mu": ("algorithm.name", "fedprox"),
+USED_BY = {
+    "train.decay": ("train.schedule", ("decayed", "steps")),
+    "train.milestones": ("train.schedule", ("steps",)),
+    "train.final": ("train.schedule", ("cosine",)),
+    "train.convexity": ("train.schedule", ("strongly-convex",)),
+    "train.gamma": ("train.schedule", ("strongly-convex",)),
+    "train.momentum": ("train.optimizer.name", ("sgd",)),
+    "data.alpha": ("data.partition", ("dirichlet",)),
+    "data.least": ("data.partition", ("dirichlet", "natural")),
+    "data.labels": ("data.partition", ("labels",)),
+    "algorithm.mu": ("algorithm.name", ("fedprox",)),
 }
+# settings of training that numbers of runs and checksums in folder names, which are older, leave out at their defaults
+LATER_TRAIN = "steps", "milestones", "final", "warmup", "local_schedule", "optimizer"
 
 
 def check_used(experiments: Sequence[Experiment]) -> None:
@@ -580,13 +658,13 @@ def check_used(experiments: Sequence[Experiment]) -> None:
 
     `Experiment` does not check this itself, so that records with such a setting remain readable.
 
-    >>> check_used([Experiment(train={"decay": 0.9})])
+    >>> check_used([Experiment(data={"alpha": 0.9})])
     Traceback (most recent call last):
-    fedshift.experiment.toml.SettingsError: train.decay = 0.9: has no effect without train.schedule = 'decayed'
+    fedshift.experiment.toml.SettingsError: data.alpha = 0.9: has no effect without data.partition = 'dirichlet'
     """
     given = [dotted(experiment.model_dump()) for experiment in experiments]
     default = dotted(Experiment().model_dump())
-    for key, (choice, *values) in USED_BY.items():
+    for key, (choice, values) in USED_BY.items():
         if key == "algorithm.mu" and any(experiment.algorithm.name not in ALGORITHMS for experiment in experiments):
             continue  # an argument of a user's function
         changed = [settings[key] for settings in given if settings[key] != default[key]]
@@ -679,6 +757,8 @@ def explain(error: ValidationError) -> str:
     if parts == ["train", "goal"]:
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
+    if parts == ["train", "optimizer"] and first["type"] == "model_type":
+        return f"{where} = {seen!r}: must be one of {', '.join(OPTIMIZERS)}, module:function, or a table with a name"
     if parts == ["downlink"]:
         return f"downlink = {seen!r}: must be a table, or one of {', '.join(DOWNLINKS)}"
     if parts == ["uplink"]:
@@ -708,11 +788,15 @@ def _fields(table: Any) -> list[str]:
 def run_number(experiment: Experiment) -> int:
     """Number of a run in its frames: a hash of the settings that server and clients share.
 
-    Settings of engine and record, the number of rounds, and names of a user's objects are left out.
+    Settings of engine and record, the number of rounds unless the learning rate depends on it, and names of a user's
+    objects are left out.
     """
     settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
     settings["data"].pop("name")
+    train, usual = settings["train"], TrainSettings().model_dump(mode="json")
     for key in ("rounds", "loss", "metric", "goal"):
-        settings["train"].pop(key, None)
+        if key != "rounds" or train["schedule"] != "cosine":
+            train.pop(key, None)
+    settings["train"] = {key: x for key, x in train.items() if key not in LATER_TRAIN or x != usual[key]}
     content = json.dumps(settings, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

@@ -11,6 +11,8 @@ from fedshift.rounds.uplinks import REPLACED, expanded, expanded_down
 
 VALUES = ("bits", "bandwidth")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
+NAMED = ("codec", "optimizer")  # tables that may be written as their name alone
+EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # settings of training, of which the later one is kept
 LISTED = 5  # differences named in a message
 
 
@@ -62,13 +64,15 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
         raise SettingsError(f"{key}: contains an empty name between dots")
     for table in tables:
         below, raw = raw, raw.setdefault(table, {})
-        if table in LINKS and isinstance(raw, str):
-            raw = below[table] = _named(table, raw)
+        if isinstance(raw, str):
+            raw = below[table] = _table(table, raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
     if tables and tables[-1] in LINKS:
         for replaced in _replaced({last: value}):
             raw.pop(replaced, None)
+    if tables == ["train"]:
+        raw.pop(EXCLUSIVE.get(last, ""), None)
     raw[last] = renamed(raw.get(last), value) if key == "uplink" and isinstance(value, str) else value
 
 
@@ -77,11 +81,16 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> merge({"uplink": {"bits": 4, "coder": "zstd"}}, {"uplink": {"codec": "sign"}})  # a codec replaces a coder
     {'uplink': {'bits': 4, 'codec': 'sign'}}
+    >>> merge({"train": {"epochs": 5, "lr": 0.1}}, {"train": {"steps": 20}})
+    {'train': {'lr': 0.1, 'steps': 20}}
     """
     joined = dict(below)
+    if isinstance(above.get("train"), Mapping) and isinstance(below.get("train"), Mapping):
+        replaced = {EXCLUSIVE.get(key) for key in above["train"]}
+        joined["train"] = {key: value for key, value in below["train"].items() if key not in replaced}
     for key, value in above.items():
-        if key in LINKS and isinstance(joined.get(key), str) and isinstance(value, Mapping):
-            joined[key] = _named(key, joined[key])
+        if isinstance(joined.get(key), str) and isinstance(value, Mapping):
+            joined[key] = _table(key, joined[key])
         elif key == "uplink" and isinstance(value, str):
             value = renamed(joined.pop(key, None), value)
         if key in LINKS and isinstance(value, Mapping) and isinstance(joined.get(key), Mapping):
@@ -106,6 +115,11 @@ def renamed(before: Any, name: str) -> str | dict[str, Any]:
 def _replaced(link: Mapping[str, Any]) -> tuple[str, ...]:
     """Earlier settings of an uplink that these replace: a codec replaces a quantizer and coder, and vice versa."""
     return REPLACED if "codec" in link else ("codec",) if any(name in link for name in REPLACED) else ()
+
+
+def _table(key: str, name: str) -> Any:
+    """Table that a text is short for; the text itself for settings that have no such form."""
+    return _named(key, name) if key in LINKS else {"name": name} if key in NAMED else name
 
 
 def _named(link: str, name: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def listed(grouped: Grouped, runs: Sequence[Recorded], broken: Sequence[Broken])
 
 
 def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
-    """Table of the settings in which all runs agree."""
+    """Table of the settings in which all runs agree, without optimizer, steps and schedules that are the usual ones."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         flat = comparable(run.experiment)
@@ -80,7 +80,8 @@ def common(grouped: Grouped, runs: Sequence[Recorded]) -> Table:
             found.setdefault(key, {})[summary.shown(value) if value is not None else ""] = None
     other = (*summary.apart([run.experiment for run in runs])[0], "seed", "name")
     same = {key: next(iter(values)) for key, values in found.items() if len(values) == 1 and key not in other}
-    rows = [TableRow("", [key, value]) for key, value in same.items() if value]
+    usual = {key: summary.shown(value) for key, value in summary.USUAL_TRAIN.items()}
+    rows = [TableRow("", [key, value]) for key, value in same.items() if value and value != usual.get(key)]
     return Table("settings", "Settings in common", ["setting", "value"], rows, folded=True)
 
 

@@ -23,6 +23,7 @@ from fedshift.core.types import Broadcast, Decoded, Params
 from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.rounds.evaluate import Loss, Metric, Score
+from fedshift.rounds.optimizers import MakeOptimizer
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.frame import Header
 from fedshift.wire.registry import DTYPES
@@ -44,8 +45,9 @@ class Task:
     data: Dataset
     loss: Loss
     metric: Metric | None  # None: the loss is the score
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: float = 0.0  # of SGD
+    weight_decay: float = 0.0  # added to the gradient: g + weight_decay w
+    optimizer: MakeOptimizer | None = None  # None: SGD
     clip: float = 0.0  # largest norm of a gradient; 0 for no limit
     augment: bool = False
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train

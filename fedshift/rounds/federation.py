@@ -52,6 +52,7 @@ class Federation:
     batch: int
     rate: Rate
     seed: int
+    steps: int | None = None  # local steps per round, instead of epochs
     downlink: Uplink = Uplink()  # codec of the broadcast
     weights: Literal["equal", "examples"] = "equal"
     patience: int = 5  # rounds without a usable upload before the run stops

@@ -62,6 +62,7 @@ def draw(fed: Federation, number: int, home: torch.device) -> DrawnRound:
         seed=fed.seed,
         number=number,
         epochs=fed.epochs,
+        steps=fed.steps,
         batch=fed.batch,
         rate=fed.rate,
     )

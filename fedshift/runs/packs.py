@@ -50,6 +50,7 @@ def kind(experiment: Experiment) -> str:
             (experiment.data.name, experiment.data.args, experiment.data.augment, experiment.model, experiment.engine),
             experiment.record.checkpoint if experiment.engine.deterministic else None,  # resumed together
             (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, train.metric),
+            train.optimizer.model_dump(),
         )
     )
 
@@ -80,8 +81,8 @@ def fitting(experiments: Sequence[Experiment], task: Task) -> int:
 def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     """Bytes of device memory that a run needs in a pack.
 
-        K (24 P + A B)  +  12 K P for rules that adjust gradients  +  4 N P for each tensor of memory of the model's
-        size (of the client rule, of the server about clients, of error feedback)
+        K (24 P + A B)  +  12 K P for rules that adjust gradients  +  8 K P for Adam  +  4 N P for each tensor of memory
+        of the model's size (of the client rule, of the server about clients, of error feedback)
 
     at most, for P weights, K of N clients per round, batches of B examples, and A bytes per example.
     """
@@ -93,7 +94,8 @@ def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     if any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values())):
         memory += p
     kept = 4 * n * memory if experiment.record.memory == "ram" else 0
-    return k * (24 * p + example * experiment.train.batch) + 12 * k * p * defines(client, "adjust") + kept
+    per_weight = 24 + 12 * defines(client, "adjust") + 8 * (task.optimizer is not None)
+    return k * (per_weight * p + example * experiment.train.batch) + kept
 
 
 def activations(task: Task) -> int:

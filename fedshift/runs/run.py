@@ -22,12 +22,13 @@ from fedshift.rounds.engine import Engine, duplicate
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
+from fedshift.rounds.optimizers import MakeOptimizer
 from fedshift.rounds.uplink import Uplink
 from fedshift.runs.journal import Journal, require
 from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
 
 
-def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None) -> None:
+def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None, optimizer: Any = None) -> None:
     """Raise TypeError for arguments of a wrong type."""
     if not isinstance(experiment, Experiment):
         raise TypeError(
@@ -37,6 +38,8 @@ def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None) -> 
         raise TypeError(f"model={model!r}: must be an instance of torch.nn.Module")
     if uplink is not None and not isinstance(uplink, Uplink | Codec):
         raise TypeError(f"uplink={uplink!r}: must be an Uplink(codec, update, feedback) or a Codec")
+    if optimizer is not None and not callable(optimizer):
+        raise TypeError(f"optimizer={optimizer!r}: must be a function (parameters, lr), or a class of torch.optim")
     if data is not None and not isinstance(data, Dataset):
         raise TypeError(
             f"data: must be a Dataset, as returned by dataset(x, y, test_x, test_y), not {type(data).__name__}"
@@ -53,6 +56,7 @@ def named_after(
     partition: Partition | None = None,
     uplink: Uplink | None = None,
     goal: Literal["min", "max"] | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> Experiment:
     """Experiment with the names of the objects that replace those of its settings, for the record."""
     names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
@@ -74,15 +78,16 @@ def named_after(
         names["train.goal"] = goal
     if model is not None:
         names |= {"model.name": f"{type(model).__module__}:{type(model).__qualname__}", "model.args": {}}
-    for key, function in (("train.loss", loss), ("train.metric", metric)):
+    for key, function in (("train.loss", loss), ("train.metric", metric), ("train.optimizer", optimizer)):
         if function is not None:
             names[key] = f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
     return experiment.changed(**names) if names else experiment
 
 
 def _rebuilt(experiment: Experiment, name: str, value: object) -> bool:
-    """True if this object can be rebuilt from the settings alone: a loss or a metric that can be imported."""
-    setting = {"loss": experiment.train.loss, "metric": experiment.train.metric}.get(name, "")
+    """True if this object can be rebuilt from the settings alone: a loss, metric or optimizer that can be imported."""
+    train = experiment.train
+    setting = {"loss": train.loss, "metric": train.metric, "optimizer": train.optimizer.name}.get(name, "")
     if not setting or setting.startswith("__main__:"):
         return False
     try:
@@ -117,6 +122,7 @@ class Run(Training):
         partition: Partition | None = None,
         uplink: Uplink | Codec | None = None,
         goal: Literal["min", "max"] | None = None,
+        optimizer: MakeOptimizer | None = None,
         again: bool = False,
         cores: int | None = None,
         like: "Run | None" = None,
@@ -130,7 +136,7 @@ class Run(Training):
         when the rest of the run is built. `like` is a run whose data are shared instead of loaded again. `latest` is
         the last round to resume from.
         """
-        _check_types(experiment, model, data, uplink)
+        _check_types(experiment, model, data, uplink, optimizer)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         link = Uplink(uplink) if isinstance(uplink, Codec) else uplink
@@ -142,9 +148,10 @@ class Run(Training):
             "algorithm": algorithm,
             "partition": partition,
             "uplink": link,
+            "optimizer": optimizer,
         }
         passed = [name for name, value in objects.items() if value is not None]
-        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, link, goal)
+        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, link, goal, optimizer)
         if again and out is not None:
             require(Path(out), experiment, passed)
         given = [name for name in passed if not _rebuilt(experiment, name, objects[name])]
@@ -154,7 +161,7 @@ class Run(Training):
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
-        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link)
+        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link, optimizer)
         if experiment.shift.on and not fed.shifted:
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         if count := fed.partition.left_out:
@@ -275,6 +282,7 @@ def run(
     partition: Partition | None = None,
     uplink: Uplink | Codec | None = None,
     goal: Literal["min", "max"] | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> Run:
     """Start a run; iterate over the result to train. With `out`, the run is recorded in that folder and can be resumed.
 
@@ -282,13 +290,14 @@ def run(
     replace those named in the settings. A loss without a metric is also the score. The shift of the settings is added
     to an `algorithm` that has no shift. `uplink`, or a codec of weights, is that of all clients or, if the settings
     have clients with 8 bits or fewer, of these. `goal` is `train.goal`: whether a lower ("min") or a higher ("max")
-    metric is better, required unless it follows from the name of the metric.
+    metric is better, required unless it follows from the name of the metric. `optimizer` is a class of `torch.optim` or
+    a function (parameters, lr) that returns such an optimizer.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
     """
-    _check_types(experiment, model, data)
-    check_used([experiment])
+    _check_types(experiment, model, data, uplink, optimizer)
+    check_used([named_after(experiment, None, None, None, None, optimizer=optimizer)])
     return Run(
         experiment,
         out,
@@ -300,6 +309,7 @@ def run(
         partition=partition,
         uplink=uplink,
         goal=goal,
+        optimizer=optimizer,
     )
 
 
@@ -313,6 +323,7 @@ def resume(
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
     uplink: Uplink | Codec | None = None,
+    optimizer: MakeOptimizer | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
     """Resume the run in a folder, with bit-identical results; pass the same objects as to `run`.
@@ -339,6 +350,7 @@ def resume(
         algorithm=algorithm,
         partition=partition,
         uplink=uplink,
+        optimizer=optimizer,
         again=True,
         tell=tell,
     )

@@ -19,10 +19,12 @@ from fedshift.core.names import printable
 from fedshift.core.tables import titled
 from fedshift.core.units import megabytes
 from fedshift.experiment.settings import (
+    LATER_TRAIN,
     DownlinkSettings,
     Experiment,
     LinkSettings,
     ShiftSettings,
+    TrainSettings,
     UplinkSettings,
     downlink_name,
     quantizes,
@@ -41,10 +43,11 @@ NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histogr
 # settings that are newer than the checksums in folder names, which leave them out at these values
 LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False, "data.most": 0}
 LATER |= dict.fromkeys(("uplink.step", "uplink.rate", "uplink.keep", "uplink.codec"))
+LATER |= (USUAL_TRAIN := dotted({"train": TrainSettings().model_dump(include={*LATER_TRAIN})}))
 LATER |= {f"downlink.{name}": value for name, value in DownlinkSettings().model_dump().items()}
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
 NO = "no"  # value of SHIFT without the shift
-COUNTED = (BITS, "train.rounds", "train.epochs", "data.clients")
+COUNTED = (BITS, "train.rounds", "train.epochs", "train.steps", "data.clients")
 # settings of an uplink that have an effect on exact uploads
 EXACT = ("bits", "coder", "bandwidth", "share", "clients")
 # settings of an uplink that have an effect on quantized uploads only
@@ -258,10 +261,14 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """Settings by dotted name, with the rule of the shift as one setting and without those of a shift that is off."""
     flat, shift = dotted(experiment.model_dump()), experiment.shift
+    for key, value in flat.items():
+        if key.startswith(("train.milestones", "train.optimizer.")) and isinstance(value, (list, tuple)):
+            flat[key] = ", ".join(map(str, value))  # in order, unlike a list of bits
     unused = {"shift.per"} | ({"shift.max_share"} if shift.share != "uploads" else set())
     if not shift.on:
         unused = {key for key in flat if key.startswith("shift.")}
     unused |= {key for key in flat if key.startswith("downlink.")}
+    unused |= {"train.steps"} if experiment.train.steps is None else set()
     whole = {SHIFT: f"per {shift.per}" if shift.on else NO, "downlink": downlink_label(experiment)}
     if not experiment.data.clients:
         whole["data.clients"] = "all"

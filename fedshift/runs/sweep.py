@@ -217,15 +217,17 @@ def _same_settings(planned: GridRun) -> None:
 def estimate(raw: Mapping[str, Any], cores: int) -> float:
     """Estimated seconds to train the runs of a grid on this machine, from a few rounds of the first run or pack.
 
-    On a CPU, one round with a single epoch is timed, and its training time is scaled. Nothing is written.
+    On a CPU, one round with a single epoch or step is timed, and its training time is scaled. Nothing is written.
     """
     experiments = expand(raw)
     first = experiments[0]
     if not packable(first):
-        short = Run(first.changed(**{"train.epochs": 1, "train.rounds": 1, "engine.name": "sequential"}))
+        steps = first.train.steps
+        length = "train.epochs" if steps is None else "train.steps"
+        short = Run(first.changed(**{length: 1, "train.rounds": 1, "engine.name": "sequential"}))
         (outcome,) = short
         train = outcome.seconds["train"]
-        each = outcome.seconds["round"] - train + train * first.train.epochs
+        each = outcome.seconds["round"] - train + train * (steps or first.train.epochs)
         return each * sum(experiment.train.rounds for experiment in experiments) / min(cores, len(experiments))
     similar = [
         experiment.changed(**{"train.rounds": 3}) for experiment in experiments if kind(experiment) == kind(first)

@@ -1,22 +1,31 @@
 """Cohorts and plans: draws depend only on the seed, the round and the client."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedshift.core import rng
 from fedshift.data.cohorts import (
+    LOCAL,
     Plan,
+    Rate,
+    annealed,
     apportion,
     constant,
+    cosine,
     decayed,
     draw_plan,
     sample,
+    stepped,
     stratified,
     strongly_convex,
     travel,
     uniform,
+    warmed_up,
 )
 from fedshift.data.partition import Partition, iid
 
@@ -69,22 +78,112 @@ def test_draws_of_a_client_do_not_depend_on_other_clients() -> None:
 
 def test_rates() -> None:
     """lr 0.1 decayed by half: 0.025 in round three; 2 / (0.5 (8 + 4)) = 1/3 at the fourth step."""
-    tau = torch.arange(5)[None]
-    assert constant(0.1)(3, tau)[0, 0] == pytest.approx(0.1)
-    assert decayed(0.1, 0.5)(3, tau)[0, 0] == pytest.approx(0.025)
-    assert strongly_convex(0.5, 8)(1, tau)[0, 4] == pytest.approx(1 / 3)
+    step, count = torch.arange(5), torch.tensor([[5]])
+    assert constant(0.1)(3, step, count)[0, 0] == pytest.approx(0.1)
+    assert decayed(0.1, 0.5)(3, step, count)[0, 0] == pytest.approx(0.025)
+    assert strongly_convex(0.5, 8)(1, step, count)[0, 4] == pytest.approx(1 / 3)
 
 
 def test_the_steps_of_a_schedule_are_counted_over_rounds() -> None:
-    seen = {}
+    """2 / (gamma + tau) for two clients with two steps and one step per round: tau continues in the second round."""
+    rate = strongly_convex(1.0, 1.0)
+    seen = [draw_plan(sizes(8, 3), [0, 1], seed=0, number=number, epochs=1, batch=4, rate=rate).lr for number in (1, 2)]
+    assert seen[0].tolist() == [pytest.approx([2, 1]), pytest.approx([2, 1])]  # the second step of client 1 is unused
+    assert seen[1].tolist() == [pytest.approx([2 / 3, 2 / 4]), pytest.approx([2 / 2, 2 / 3])]
 
-    def rate(number: int, tau: torch.Tensor) -> torch.Tensor:
-        seen[number] = tau.tolist()
-        return tau.float()
 
-    for number in (1, 2):
-        draw_plan(sizes(8), [0], seed=0, number=number, epochs=1, batch=4, rate=rate)
-    assert seen == {1: [[0, 1]], 2: [[2, 3]]}
+def rates(rate: Rate, number: int, steps: int = 1, counts: tuple[int, ...] = (1,)) -> list[list[float]]:
+    found: list[list[float]] = rate(number, torch.arange(steps), torch.tensor(counts)[:, None]).tolist()
+    return found
+
+
+def test_a_cosine_falls_from_the_rate_to_its_final_part() -> None:
+    """Four rounds, 0.1 (0.2 + 0.8 (1 + cos(pi (t - 1) / 4)) / 2): half of the fall after two rounds."""
+    found = [rates(cosine(0.1, 0.2, 4), number)[0][0] for number in (1, 2, 3, 4)]
+    middle = 0.8 * (1 + 0.5**0.5) / 2
+    assert found == pytest.approx([0.1, 0.1 * (0.2 + middle), 0.06, 0.1 * (1 - middle)], rel=1e-6)
+
+
+def test_a_milestone_is_the_end_of_its_round() -> None:
+    found = [rates(stepped(0.8, 0.5, (2, 3)), number)[0][0] for number in (1, 2, 3, 4, 5)]
+    assert found == pytest.approx([0.8, 0.8, 0.4, 0.2, 0.2])
+
+
+def test_a_warm_up_rises_evenly_to_any_schedule() -> None:
+    found = [rates(warmed_up(decayed(0.4, 0.5), 3), number)[0][0] for number in (1, 2, 3, 4, 5)]
+    assert found == pytest.approx([0.1, 0.1, 0.075, 0.05, 0.025])
+
+
+def test_a_local_schedule_falls_over_the_steps_of_each_client() -> None:
+    """Two clients with four and two steps; what a client does not use may be anything from 0 on."""
+    linear = rates(annealed(constant(0.4), LOCAL["linear"]), 7, 4, (4, 2))
+    assert linear[0] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    assert linear[1][:2] == pytest.approx([0.4, 0.2])
+    assert min(linear[1]) >= 0
+    bent = rates(annealed(constant(0.4), LOCAL["cosine"]), 1, 4, (4, 2))
+    assert bent[0] == pytest.approx([0.4, 0.2 * (1 + 0.5**0.5), 0.2, 0.2 * (1 - 0.5**0.5)])
+    assert bent[1][:2] == pytest.approx([0.4, 0.2])
+
+
+def stepwise(partition: Partition, clients: list[int], steps: int, batch: int = 4, number: int = 1) -> Plan:
+    rate = constant(0.1)
+    return draw_plan(partition, clients, seed=0, number=number, epochs=2, steps=steps, batch=batch, rate=rate)
+
+
+def test_every_client_makes_the_given_steps_with_full_batches() -> None:
+    """A client with fewer examples than a batch has all of them in every step."""
+    held = sizes(10, 3, 1, 40)
+    drawn = stepwise(held, [0, 1, 2, 3], steps=5)
+    assert drawn.batches.shape == (4, 5, 4)
+    assert drawn.keep.sum(-1).tolist() == [[4] * 5, [3] * 5, [1] * 5, [4] * 5]
+    for k in range(4):
+        for batch, keep in zip(drawn.batches[k], drawn.keep[k], strict=True):
+            assert len(set(batch[keep].tolist())) == int(keep.sum())
+            assert set(batch[keep].tolist()) <= set(held.of(k).tolist())
+
+
+def test_a_pass_has_no_example_twice_and_the_next_one_is_shuffled_again() -> None:
+    drawn = stepwise(sizes(10), [0], steps=100)
+    passes = [set(drawn.batches[0, 2 * i : 2 * i + 2].flatten().tolist()) for i in range(50)]
+    assert all(len(seen) == 8 for seen in passes)  # two of the ten are left out
+    assert set.union(*passes) == set(range(10))
+    assert len({tuple(sorted(seen)) for seen in passes}) > 10
+
+
+def test_steps_of_a_client_do_not_depend_on_other_clients() -> None:
+    held = sizes(6, 11, 3, 800)
+    together = stepwise(held, [0, 1, 3], steps=9)
+    for place, client in enumerate([0, 1, 3]):
+        alone = stepwise(held, [client], steps=9)
+        keep = together.keep[place]
+        assert torch.equal(together.batches[place][keep], alone.batches[0][alone.keep[0]])
+        assert torch.equal(together.key[place], alone.key[0])
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Number of elements of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        for x in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return made
+
+
+def test_a_large_client_does_not_make_the_draws_of_small_ones_large() -> None:
+    """200 clients with one example and one with 20,000: its shuffle has 20,000 numbers, each of the others three."""
+    held = sizes(*[1] * 200, 20_000)
+    with Largest() as steps:
+        stepwise(held, list(range(201)), steps=3)
+    assert steps.elements <= 20_000 + 3 * 200
+    with Largest() as epochs:
+        plan(sizes(1, 3, 9, 20, 70, 200, 900, 2000, 7000, 20_000), list(range(10)), epochs=20, batch=10)
+    assert epochs.elements == 10 * 20 * 20_000  # the plan itself
 
 
 def test_travel_is_the_distance_under_a_unit_gradient() -> None:

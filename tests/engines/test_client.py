@@ -95,8 +95,8 @@ def test_batch_norm_is_averaged_exactly_and_its_counter_is_the_first_clients() -
     fed = federation(model, uplink={"bits": 2}, train={"cohort": 3})
     engine = Sequential(fed.task)
     seen: list[Params] = []
-    turn = engine.client.sgd
-    engine.client.sgd = lambda *given: seen.append(turn(*given)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
+    turn = engine.client.steps
+    engine.client.steps = lambda *given: seen.append(turn(*given)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
     state = train(fed, rounds=1, engine=engine)[0]
     for name in ("norm.running_mean", "norm.running_var"):
         mean = torch.stack([w[name] for w in seen]).mean(0)

@@ -30,6 +30,17 @@ CASES: dict[str, dict[str, Any]] = {
     "updates": {"uplink": {"bits": 3, "send": "updates", "feedback": True, "quantizer": "stochastic"}},
     "examples": {"data": {"partition": "dirichlet", "least": 2}, "algorithm": {"weights": "examples"}},
     "clip and decay": {"train": {"clip": 0.5, "weight_decay": 0.01, "schedule": "decayed", "decay": 0.9}},
+    "adam": {"train": {"optimizer": "adam", "momentum": 0.0, "lr": 0.01, "clip": 0.5, "weight_decay": 0.01}},
+    "adamw": {
+        "algorithm": {"name": "fedprox", "mu": 0.1},
+        "train": {"optimizer": {"name": "adamw", "betas": [0.8, 0.99], "eps": 1e-4}, "lr": 0.01, "weight_decay": 0.1},
+        "uplink": {"bits": "32+8", "send": "updates", "feedback": True},
+    },
+    "steps": {
+        "data": {"partition": "dirichlet", "least": 5},
+        "algorithm": {"name": "scaffold"},
+        "train": {"steps": 7, "schedule": "cosine", "final": 0.1, "warmup": 2, "local_schedule": "linear"},
+    },
     "lost clients": {"train": {"dropout": 0.4}},
     "qsgd": {"uplink": {"codec": {"name": "qsgd", "s": 4, "whole": True}, "send": "updates"}},
     "fedzip": {"uplink": {"codec": {"name": "fedzip", "keep": 0.2}, "send": "updates", "feedback": True}},

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
-from fedshift.flower.app.apps import client_app, experiment_of, server_app
+from fedshift.flower.app.apps import begin, client_app, experiment_of, server_app
 from fedshift.flower.app.channel import Channel
 from fedshift.flower.app.engine import ROUND
 from fedshift.flower.testing import LocalGrid
@@ -55,6 +56,18 @@ def test_every_method_has_the_bytes_of_one_process(name: str) -> None:
     assert grid.errors == []
     assert same(run.params, reference.params)
     assert same(run.state.server, reference.state.server)
+
+
+def test_an_optimizer_that_is_passed_as_an_object_has_the_bytes_of_one_process() -> None:
+    experiment = settings(train={"momentum": 0.0, "lr": 0.01})
+    given: dict[str, Any] = objects() | {"optimizer": torch.optim.RMSprop}
+    reference = Run(experiment, **given)
+    expected = plain(list(reference))
+    grid = LocalGrid(client_app(experiment, **given), nodes=3)
+    run = begin(experiment, None, grid, given)
+    assert plain(list(run)) == expected
+    assert grid.errors == []
+    assert same(run.params, reference.params)
 
 
 def test_the_codec_of_an_example_has_the_bytes_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,22 @@ def test_settings_are_those_in_which_runs_agree(tmp_path: Path) -> None:
     assert made["runs"].columns == ["run", "lr", "seed", "status"]
 
 
+def test_optimizer_steps_and_schedules_are_shown_unless_they_are_the_usual_ones(tmp_path: Path) -> None:
+    kinds = {"usual": {}, "other": {"optimizer": {"name": "adamw", "betas": [0.9, 0.8]}, "steps": 20, "warmup": 3}}
+    shown = {}
+    for name, train in kinds.items():
+        rows = tables([write(tmp_path / name, settings(train=train))])["settings"].rows
+        shown[name] = {row.cells[0]: row.cells[1] for row in rows if row.cells[0].startswith("train.")}
+    more = {
+        "train.steps": "20",
+        "train.warmup": "3",
+        "train.optimizer.name": "adamw",
+        "train.optimizer.betas": "0.9, 0.8",
+    }
+    assert shown["other"] == {key: x for key, x in shown["usual"].items() if key != "train.epochs"} | more
+    assert more.keys().isdisjoint(shown["usual"])
+
+
 def test_versions_are_counted(tmp_path: Path) -> None:
     folders = [write(tmp_path / str(seed), settings(seed=seed)) for seed in range(3)]
     (folders[2] / "about.json").write_text('{"commit": "def", "torch": "2.13"}')

@@ -15,11 +15,12 @@ from fedshift.core.tree import take
 from fedshift.core.types import Params
 from fedshift.data.cohorts import travel
 from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
-from fedshift.engines.gpu.stacked import stacked
+from fedshift.engines.gpu.stacked import StackError, stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe
 from fedshift.rounds.evaluate import Score
+from fedshift.rounds.optimizers import Adam
 from fedshift.rounds.uplink import split_memory
 
 EXAMPLES = 10_000  # examples scored at a time
@@ -29,6 +30,11 @@ class Batched:
     """Train all clients of all jobs as one stack; on a GPU, one step of all clients is a CUDA graph."""
 
     def __init__(self, task: Task, precision: str = "tf32", deterministic: bool = False) -> None:
+        if task.optimizer is not None and not isinstance(task.optimizer, Adam):
+            raise StackError(
+                "train.optimizer: of the optimizers, only sgd, adam and adamw step many clients at once; "
+                "use engine.name = 'sequential' or 'processes'"
+            )
         self.task, self.precision, self.deterministic = task, precision, deterministic
         self.home = task.data.x.device
         task.model.eval()

@@ -2,6 +2,8 @@
 
     v = m v + adjust(grad + weight_decay w);   w = w - lr v       for each client separately
 
+or the step of `Adam` along adjust(grad + weight_decay w).
+
 Clients are sorted by their number of steps, in descending order, so the clients that still train are
 the first A of the stack; A decreases in a few stages, and the weights of a finished client do not change.
 On a GPU, a step is one CUDA graph, which finds its batches in the plan with a counter on the device.
@@ -21,6 +23,7 @@ from fedshift.engines.gpu import kernels
 from fedshift.engines.gpu.nets import Net
 from fedshift.engines.gpu.stacked import each_loss, mean_losses
 from fedshift.rounds.engine import Job, Task
+from fedshift.rounds.optimizers import Adam
 
 STAGES = 8  # number of different A for which a step is prepared
 
@@ -29,7 +32,8 @@ class Buffers(NamedTuple):
     """Tensors that steps read and write, at the same address in every round, as CUDA graphs require."""
 
     w: Params  # (K, ...) trained weights
-    v: Params  # their velocity, {} without momentum
+    v: Params  # their velocity, or the first moment of Adam; {} without momentum
+    second: Params  # the second moment of Adam; {} for SGD
     short: Params  # w in bfloat16, {} if the forward pass uses w
     fixed: Params  # the model's buffers
     start: Params  # w_t, control and memory: {} if the rule does not use them
@@ -49,6 +53,8 @@ class Steps:
         self.task, self.net, self.rule = task, net, rule
         self.device = task.data.x.device
         self.fused = self.device.type == "cuda" and kernels.AVAILABLE
+        assert task.optimizer is None or isinstance(task.optimizer, Adam)
+        self.adam = task.optimizer  # None: SGD
         self.idle = not defines(rule, "adjust")  # the rule does not change gradients
         self.buffers: Buffers | None = None
         self.recorded = self.device.type == "cuda"
@@ -114,7 +120,8 @@ class Steps:
         memory = {} if self.idle else self.rule.init(weights)
         self.buffers = Buffers(
             w=stack(weights),
-            v=stack(weights) if self.task.momentum else {},
+            v=stack(weights) if self.task.momentum or self.adam else {},
+            second=stack(weights) if self.adam else {},
             short=stack(weights, torch.bfloat16) if self.net.short else {},
             fixed=stack({name: x for name, x in params.items() if name not in weights}),
             start={} if self.idle else stack(weights),
@@ -137,7 +144,7 @@ class Steps:
         order: Tensor,
     ) -> None:
         buffers.at.zero_()
-        for x in buffers.v.values():
+        for x in (*buffers.v.values(), *buffers.second.values()):
             x.zero_()
         buffers.keep.zero_()
         buffers.lr.zero_()
@@ -216,14 +223,18 @@ class Steps:
             grads = self.rule.adjust(
                 tree.tmap(lambda g: g.float(), grads) if buffers.short else grads, w, sent, _first(buffers.memory, a)
             )
+        rates = None if self.adam is None else adam_rates(self.adam, lr, buffers.at + 1)
         for name, x in w.items():
             v = buffers.v[name][:a] if buffers.v else None
             short = buffers.short[name][:a] if buffers.short else None
-            if self.fused and v is not None and x.dtype == torch.float32:
+            if self.adam and rates and v is not None:
+                adam_step(self.adam, x, v, buffers.second[name][:a], grads[name].to(x.dtype), rates)
+            elif self.fused and v is not None and x.dtype == torch.float32:
                 kernels.sgd(x, v, grads[name].contiguous(), lr, task.momentum, short)
                 continue
-            step = grads[name] if v is None else v.mul_(task.momentum).add_(grads[name])
-            x.sub_(step * tree.over(lr, x))
+            else:
+                step = grads[name] if v is None else v.mul_(task.momentum).add_(grads[name])
+                x.sub_(step * tree.over(lr, x))
             if short is not None:
                 short.copy_(x)
 
@@ -231,6 +242,34 @@ class Steps:
         """Free the graphs and their buffers."""
         self.graphs.clear()
         self.buffers, self.pool = None, None
+
+
+class AdamRates(NamedTuple):
+    """Numbers of one step of Adam that all tensors share."""
+
+    decay: Tensor  # (K,) lr decay
+    rate: Tensor  # (K,) lr / (1 - b1^t)
+    root: Tensor  # (1,) sqrt(1 - b2^t)
+
+
+def adam_rates(adam: Adam, lr: Tensor, t: Tensor) -> AdamRates:
+    """Rates at step t (1,) of a round for clients with learning rates lr (K,).
+
+    Every client begins with step 1, and clients that have finished have the rate 0, so t is the same for all.
+    """
+    first, second = (1 - torch.pow(beta, t.double()) for beta in adam.betas)
+    return AdamRates(lr * adam.decay, (lr / first).to(lr.dtype), second.sqrt().to(lr.dtype))
+
+
+def adam_step(adam: Adam, w: Tensor, m: Tensor, v: Tensor, grad: Tensor, rates: AdamRates) -> None:
+    """Step of `Adam` for stacked clients (K, ...), in place; a client with rate 0 does not move."""
+    first, second = adam.betas
+    m.lerp_(grad, 1 - first)
+    v.mul_(second).addcmul_(grad, grad, value=1 - second)
+    step = m / (v.sqrt() / rates.root.to(v.dtype) + adam.eps)
+    if adam.decay:
+        w.sub_(w * tree.over(rates.decay, w))
+    w.sub_(step * tree.over(rates.rate, w))
 
 
 def _fill(stack: Params, rows: slice | Tensor, of: Params) -> None:

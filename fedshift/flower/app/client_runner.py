@@ -88,6 +88,7 @@ class ClientRunner:
             seed=fed.seed,
             number=request.number,
             epochs=fed.epochs,
+            steps=fed.steps,
             batch=fed.batch,
             rate=fed.rate,
         )

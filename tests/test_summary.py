@@ -234,6 +234,8 @@ def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
     assert before.pop("record.frames") == 50
     assert [before.pop(f"uplink.{name}") for name in ("step", "rate", "keep", "codec")] == [None] * 4
     assert before.pop("uplink.biases") is False
+    assert before.pop("train.metrics") is None
+    assert [before.pop(f"evaluate.{name}") for name in ("per_client", "every", "held_out")] == [False, 1, 0.0]
     checksum = f"{zlib.crc32(str(sorted(before.items())).encode()):08x}"
     assert names([Experiment(), Experiment()]) == [f"seed-0_{checksum}"] * 2
     often = Experiment(record={"frames": 1})

@@ -41,6 +41,8 @@ class Dataset:
     mean: tuple[float, ...] = ()  # of x / 255, per channel; (): not subtracted
     std: tuple[float, ...] = ()
     dtype: torch.dtype = torch.float32  # of floating point inputs and targets
+    owner: Tensor | None = None  # (n,) int64, on the CPU: whose training example it is, 0 .. N - 1
+    test_owner: Tensor | None = None  # the same of test examples
     _affine: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     @property

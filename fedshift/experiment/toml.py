@@ -9,7 +9,7 @@ from typing import Any
 from fedshift.core.names import printable
 from fedshift.rounds.uplinks import expanded, expanded_down
 
-VALUES = ("bits", "bandwidth")  # settings whose value may be a table
+VALUES = ("bits", "bandwidth", "metrics")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
 LISTED = 5  # differences named in a message
 

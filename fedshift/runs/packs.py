@@ -17,7 +17,7 @@ from fedshift.engines import Engine, Task
 from fedshift.experiment.build import named_algorithm
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.engine import Job, Upload
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.evaluate import ClientScores, Held, Score
 
 SPARE = 0.8  # share of the device's free memory that a pack may use
 
@@ -37,6 +37,9 @@ class Seat(NamedTuple):
     def evaluate(self, params: Params) -> Score:
         return self.engine.evaluate(params)
 
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        return self.engine.evaluate_clients(params, held)
+
     def close(self) -> None:
         pass
 
@@ -48,7 +51,7 @@ def kind(experiment: Experiment) -> str:
         (
             (experiment.data.name, experiment.data.augment, experiment.model, experiment.engine),
             experiment.record.checkpoint if experiment.engine.deterministic else None,  # resumed together
-            (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, train.metric),
+            (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, list(train.directions)),
         )
     )
 

@@ -63,7 +63,7 @@ class Client:
     def score_clients(self, params: Params, chunk: ClientChunk) -> list[Tensor]:
         """Rows of each metric for one chunk of held-out examples."""
         task = self.task
-        with self._evaluating(params, int(chunk.index[0])):
+        with self._evaluating(params, int(chunk.places[0])):
             return evaluate.score_clients(task.model, task.data, chunk, task.loss, task.metrics)
 
     @contextmanager

@@ -146,9 +146,10 @@ def named_metric(name: str, setting: str = "train.metric") -> AnyMetric:
         raise SettingsError(f"{setting} = {name!r}: no such metric; {suggest(name, METRICS)} (or module:function)")
     found: Any = function(setting, name)
     try:
-        return found() if isinstance(found, type) else found
+        metric: Metric = found() if isinstance(found, type) else found
     except Exception as problem:
         raise SettingsError(f"{setting} = {name!r}: {describe(problem)}") from problem
+    return metric
 
 
 def held_out(experiment: Experiment, data: Dataset, partition: Partition) -> tuple[Partition, Held | None]:

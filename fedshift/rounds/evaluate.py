@@ -55,7 +55,7 @@ class Held(NamedTuple):
 class ClientChunk(NamedTuple):
     """Chunk of held-out examples, ordered by client."""
 
-    index: Tensor
+    places: Tensor  # in the test or the training set
     train: bool
     sizes: tuple[int, ...]  # numbers of consecutive examples of one client
 
@@ -120,7 +120,7 @@ def client_chunks(data: Dataset, held: Held, size: int | None = None) -> list[Cl
     >>> from fedshift.data import dataset
     >>> x, y = torch.zeros(3, 2), torch.arange(3)
     >>> held = Held(Partition(torch.tensor([2, 0, 1]), torch.tensor([0, 1, 1, 3])), train=True)
-    >>> [(chunk.index.tolist(), chunk.sizes) for chunk in client_chunks(dataset(x, y, x, y), held, 2)]
+    >>> [(chunk.places.tolist(), chunk.sizes) for chunk in client_chunks(dataset(x, y, x, y), held, 2)]
     [([2, 0], (1, 1)), ([1], (1,))]
     """
     order, start, size = held.examples.order, held.examples.start, size or _size(data)
@@ -144,7 +144,7 @@ def score_clients(
     """Rows of each metric for a chunk of held-out examples; the model must be in evaluation mode."""
     with torch.no_grad():
         x, y = chunk.of(data)
-        index = chunk.index.to(x.device)
+        index = chunk.places.to(x.device)
         return judge_clients(model(data.inputs(x[index])), data.targets(y[index]), chunk.sizes, loss, metrics)
 
 
@@ -180,7 +180,7 @@ def judge_clients(
     """
     of_loss = torch.empty(0)
     if any(metric is None or isinstance(metric, OfLoss) for metric in metrics):
-        pairs = zip(outputs.split(list(sizes)), targets.split(list(sizes)), strict=True)
+        pairs = zip(torch.split(outputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
         means = torch.stack([_mean(loss, *pair) for pair in pairs]).cpu()
         of_loss = means.repeat_interleave(torch.tensor(sizes))
     return [
@@ -262,7 +262,7 @@ def by_client(chunks: Sequence[Sequence[Tensor]], held: Held, metrics: Sequence[
     values = []
     for metric, rows in zip(metrics, joined, strict=True):
         if has_result(metric):
-            found = [_result(metric, some) if len(some) else math.nan for some in rows.split(sizes.tolist())]
+            found = [_result(metric, some) if len(some) else math.nan for some in torch.split(rows, sizes.tolist())]
         else:
             sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, owner, rows.double())
             found = (sums / sizes).tolist()  # 0 / 0 is NaN

@@ -88,7 +88,7 @@ def area(scores: Tensor, positive: Tensor) -> float:
     >>> area(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([False, False, True]))
     0.75
     """
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
+    _, place, counts = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
     ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]
     p, n = int(positive.sum()), int((~positive).sum())
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n)) if p and n else math.nan

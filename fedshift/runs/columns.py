@@ -1,6 +1,7 @@
 """Columns of the record: rounds.csv, clients.csv and client_scores.csv."""
 
 import math
+import re
 from collections.abc import Iterable
 
 import torch
@@ -56,8 +57,19 @@ def metric_columns(experiment: Experiment) -> dict[str, str]:
 
 
 def group_columns(fed: Federation) -> list[str]:
-    """Columns of the mean score of each group of clients; [] if there is only one group."""
-    return [f"{GROUP}{' '.join(group.name.split())}" for group in fed.groups] if len(fed.groups) > 1 else []
+    """Columns of the mean score of the clients of each uplink; [] if all have the same."""
+    return [f"{GROUP}{name}" for name in _kinds(fed)] if len(_kinds(fed)) > 1 else []
+
+
+def _kinds(fed: Federation) -> dict[str, list[int]]:
+    """Groups by name; equal parts of the clients with the same uplink, like '32 bit (1)' and '32 bit (2)', are one."""
+    found: dict[str, list[int]] = {}
+    for place, group in enumerate(fed.groups):
+        name = " ".join(group.name.split())
+        part = re.sub(r" \(\d+\)$", "", name)
+        alike = [other for other in fed.groups if other.uplink == group.uplink]
+        found.setdefault(part if len(alike) > 1 else name, []).append(place)
+    return found
 
 
 def row(experiment: Experiment, fed: Federation, outcome: Outcome) -> list[str]:
@@ -91,8 +103,8 @@ def _client_cells(experiment: Experiment, fed: Federation, outcome: Outcome) -> 
         return [""] * (len(SPREAD) + len(names))
     (values, *_), examples, lower = outcome.clients.values, outcome.clients.examples, experiment.train.lower
     means = []
-    for g in range(len(names)):
-        members = [client for client, group in enumerate(groups) if group == g]
+    for places in _kinds(fed).values() if names else ():
+        members = [client for client, group in enumerate(groups) if group in places]
         means.append(spread([values[k] for k in members], [examples[k] for k in members], lower).mean)
     return [six(x) for x in (*spread(values, examples, lower), *means)]
 

@@ -39,8 +39,8 @@ from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet
 
 WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by several points
 # settings of the computation and the record, which change scores only by rounding
-NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
-NEUTRAL += ("train.metrics", "evaluate.per_client", "evaluate.every")
+NEUTRAL: tuple[str, ...] = ("engine.workers", "engine.pack", "train.metrics", "evaluate.per_client", "evaluate.every")
+NEUTRAL += ("record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings that are newer than the checksums in folder names, which leave them out at these values
 LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False}
 LATER |= dict.fromkeys(("uplink.step", "uplink.rate", "uplink.keep", "uplink.codec"))
@@ -70,6 +70,13 @@ class Trace(NamedTuple):
     scores: Sequence[float] = ()
 
 
+class Further(NamedTuple):
+    """Scores of a run in addition to that of its metric on the test set."""
+
+    metrics: Mapping[str, float] = {}  # mean of the last ten evaluated rounds by each metric
+    clients: Mapping[str, float] = {}  # distribution over clients in the last round that has one
+
+
 class RunResult(NamedTuple):
     """Result of a finished run, read from its record."""
 
@@ -80,8 +87,7 @@ class RunResult(NamedTuple):
     bytes_down: int | None = None  # all rounds; None if not recorded
     trace: Trace = Trace()
     estimate: Estimate | None = None  # of the uploaded bytes
-    metrics: Mapping[str, float] = {}  # mean of the last ten evaluated rounds by each metric
-    clients: Mapping[str, float] = {}  # distribution over clients in the last round that has one
+    further: Further = Further()
 
 
 class Paired(NamedTuple):
@@ -132,12 +138,12 @@ class SummaryRow(NamedTuple):
     @property
     def metrics(self) -> dict[str, tuple[float, float | None]]:
         """Mean and standard deviation over seeds of the score by each metric."""
-        return _over_seeds([run.metrics for run in self.runs])
+        return _over_seeds([run.further.metrics for run in self.runs])
 
     @property
     def clients(self) -> dict[str, tuple[float, float | None]]:
         """Mean and standard deviation over seeds of the figures over clients: 'mean', 'worst', 'group.4 bit', ..."""
-        return _over_seeds([run.clients for run in self.runs])
+        return _over_seeds([run.further.clients for run in self.runs])
 
 
 def mean_of(values: Sequence[float]) -> float:
@@ -179,9 +185,8 @@ def load(folder: Path, experiment: Experiment) -> RunResult:
         raise RunError(f"{found.path}: damaged: it contains {missing}")
     down = sum(found.column("bytes.down")) if "bytes.down" in found.header else math.nan
     figures = {name: np.array(found.values(name), dtype=np.float64) for name in _further(experiment, found.header)}
-    return result(experiment, Trace(*zip(*evaluated, strict=True)), sent, down)._replace(
-        **further(experiment, figures, [score is not None for score in found.values(column(experiment))])
-    )
+    more = further(experiment, figures, [score is not None for score in found.values(column(experiment))])
+    return result(experiment, Trace(*zip(*evaluated, strict=True)), sent, down)._replace(further=more)
 
 
 def _further(experiment: Experiment, header: Iterable[str]) -> list[str]:
@@ -192,8 +197,8 @@ def _further(experiment: Experiment, header: Iterable[str]) -> list[str]:
 
 def further(
     experiment: Experiment, figures: Mapping[str, NDArray[np.float64]], evaluated: Sequence[bool] | NDArray[np.bool_]
-) -> dict[str, dict[str, float]]:
-    """Scores by all metrics, and the distribution over clients: `metrics` and `clients` of a result."""
+) -> Further:
+    """Scores by all metrics, and the distribution over clients, from the columns of a record."""
     columns, mask = metric_columns(experiment), np.array(evaluated, dtype=bool)
     metrics = {
         name: mean_of(figures[column][mask][-WINDOW:].tolist()) for name, column in columns.items() if column in figures
@@ -203,7 +208,7 @@ def further(
         known = values[~np.isnan(values)]
         if name.startswith("clients.") and len(known):
             clients[name.removeprefix("clients.")] = float(known[-1])
-    return {"metrics": metrics, "clients": clients}
+    return Further(metrics, clients)
 
 
 def result(experiment: Experiment, trace: Trace, sent: Uploaded, bytes_down: float = math.nan) -> RunResult:
@@ -669,7 +674,8 @@ def metrics_table(made: Sequence[SummaryRow]) -> Table | None:
         name: directed_name(name, goal) for row in ordered for name, goal in row.experiment.train.directions.items()
     }
     cells = [
-        [spread_text(*row.metrics[name], name) if name in row.metrics else "" for name in heads] for row in ordered
+        [spread_text(row.metrics[name][0], None, name) if name in row.metrics else "" for name in heads]
+        for row in ordered
     ]
     return _further_table("All metrics", ordered, list(heads.values()), cells)
 
@@ -681,7 +687,7 @@ def clients_table(made: Sequence[SummaryRow]) -> Table | None:
         return None
     heads = dict.fromkeys(name for row in ordered for name in row.clients)
     cells = [
-        [spread_text(*row.clients[name], row.experiment.train.metric) if name in row.clients else "" for name in heads]
+        [spread_text(row.clients[x][0], None, row.experiment.train.metric) if x in row.clients else "" for x in heads]
         for row in ordered
     ]
     metrics = ", ".join(dict.fromkeys(directed(row.experiment) for row in ordered))
@@ -714,9 +720,9 @@ def _further_table(
     drawn = titled(printable(title))
     named = words(made[0].label)
     if named:
-        drawn.add_column("settings", overflow="fold")
+        drawn.add_column("settings", overflow="fold", min_width=12)
     for head in heads:
-        drawn.add_column(printable(head), justify="right")
+        drawn.add_column(printable(head), justify="right", overflow="fold")
     for row, figures in zip(made, cells, strict=True):
         label = [" ".join(f"{word}={row.label[key]}" for key, word in named.items())] if named else []
         drawn.add_row(*map(printable, (*label, *figures)))

@@ -138,7 +138,7 @@ class Batched:
         return evaluate.judge(outputs, targets, data.classes, self.task.loss, self.task.metrics)
 
     def _rows(self, stack: Params, chunk: ClientChunk) -> list[Tensor]:
-        data, (x, y), index = self.task.data, chunk.of(self.task.data), chunk.index.to(self.home)
+        data, (x, y), index = self.task.data, chunk.of(self.task.data), chunk.places.to(self.home)
         outputs = self.net(stack, self.net.inputs(x, index[None], None))[0]
         return evaluate.judge_clients(outputs, data.targets(y[index]), chunk.sizes, self.task.loss, self.task.metrics)
 

@@ -697,10 +697,10 @@ def explain(error: ValidationError) -> str:
         return f"{where} = {seen!r}: must be 'tensor', 'channel', or the number of values per block"
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
         return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one value per client"
-    if parts == ["train", "goal"]:
+    if parts == ["train", "goal"] or (parts[:2] == ["train", "metrics"] and len(parts) == 3):
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
-    if parts[:2] == ["train", "metrics"]:
+    if parts == ["train", "metrics"]:
         return f"train.metrics = {seen!r}: must be a list of metrics, or a table {{metric = 'min' or 'max'}}"
     if parts == ["downlink"]:
         return f"downlink = {seen!r}: must be a table, or one of {', '.join(DOWNLINKS)}"

@@ -23,9 +23,9 @@ from fedshift.report.lines import Strand, panels
 from fedshift.runs.columns import GROUP, column
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.sheet import Figures
-from fedshift.runs.summary import client_figure, directed, metric, scored, spread_text
+from fedshift.runs.summary import client_figure, metric, scored, spread_text
 
-NOISE = 1e-9  # smaller differences between groups are rounding
+FEW = 4  # most lines that have a sentence each
 
 
 def sections(strands: Sequence[Strand]) -> list[Section]:
@@ -43,8 +43,10 @@ def sections(strands: Sequence[Strand]) -> list[Section]:
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:
-    """Sentences on the worst tenth of the clients, and on the group with the worst mean, for each finished line."""
-    made = []
+    """Sentences on the worst tenth of the clients and on the groups; [] for many lines, which the table compares."""
+    made: list[str] = []
+    if len(strands) > FEW:
+        return made
     for strand in strands:
         figures = strand.row.clients if strand.row else {}
         if "worst" not in figures or not math.isfinite(figures["worst"][0]):
@@ -57,17 +59,14 @@ def sentences(strands: Sequence[Strand]) -> list[str]:
 
 
 def _groups(strand: Strand) -> str:
-    """Sentence on the groups of clients with the best and the worst mean; '' without several groups."""
+    """Sentence with the mean of each group of clients, the worst first; '' without several groups."""
     assert strand.row
-    means = {name: mean for name, (mean, _) in strand.row.clients.items() if name.startswith("group.")}
-    finite = sorted((mean, name) for name, mean in means.items() if math.isfinite(mean))
-    if len(finite) < 2 or finite[-1][0] - finite[0][0] < NOISE:
-        return ""
-    (low, lowest), (high, highest) = finite[0], finite[-1]
-    ends = ((high, highest), (low, lowest)) if strand.experiment.train.lower else ((low, lowest), (high, highest))
-    (worse, worst), (better, best) = ends
-    show = [scored(x, strand.experiment) for x in (worse, better)]
-    return f" By uplink, clients of {client_figure(worst)} have {show[0]} and those of {client_figure(best)} {show[1]}."
+    means = [(mean, name) for name, (mean, _) in strand.row.clients.items() if name.startswith("group.")]
+    listed = [
+        f"{client_figure(name)} {scored(mean, strand.experiment)}"
+        for mean, name in sorted(means, reverse=strand.experiment.train.lower)
+    ]
+    return f" By uplink, the worst first: {', '.join(listed)}." if listed else ""
 
 
 def missing(strands: Sequence[Strand]) -> list[str]:
@@ -98,7 +97,8 @@ def table(strands: Sequence[Strand], name: str) -> list[Table]:
         "held-out examples, the worst tenth are the clients with the worst scores, the deviation is that over clients, "
         "and the last columns are means over the clients of one uplink."
     )
-    title = f"{directed(done[0].experiment)} over clients{unit}"
+    lower = " (lower is better)" * done[0].experiment.train.lower
+    title = f"{titled(done[0].experiment)} over clients{unit}{lower}"
     return [Table(name, title, ["line", *map(client_figure, figures)], rows, caption=caption)]
 
 
@@ -142,10 +142,10 @@ def by_round(strands: Sequence[Strand], end: str) -> Curves:
             *curve(strand, every("clients.worst"), points, label="worst tenth", dashed=True),
         ]
 
-    drawn = panels(strands, curves)
+    drawn = [panel._replace(title=panel.title or "all clients") for panel in panels(strands, curves)]
     groups = dict.fromkeys(name for strand in strands for name in strand.runs[0].figures if name.startswith(GROUP))
     for name in groups:
-        title = f"clients of {name.removeprefix(GROUP)}"
+        title = f"clients: {name.removeprefix(GROUP)}"
         found = [line for strand in strands for line in curve(strand, every(name), points, banded=True)]
         drawn += [Panel(title, found)] if found else []
     caption = f"Mean over clients and over seeds. {BAND} Short dashes: the worst tenth of the clients."

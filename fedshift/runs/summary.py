@@ -710,8 +710,9 @@ def spread_text(mean: float, spread: float | None, metric: str) -> str:
     >>> spread_text(0.5, 0.01, "accuracy"), spread_text(2.5, None, "mine:mae")
     ('50.0 ± 1.0', '2.5')
     """
-    show = points if metric == "accuracy" else "{:.4g}".format
-    return show(mean) + ("" if spread is None else f" ± {show(spread)}")
+    if metric == "accuracy":
+        return points(mean) + ("" if spread is None else f" ± {points(spread)}")
+    return f"{mean:.4g}" + ("" if spread is None else f" ± {spread:.2g}")
 
 
 def _further_table(

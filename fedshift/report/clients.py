@@ -74,8 +74,7 @@ def missing(strands: Sequence[Strand]) -> list[str]:
     counts = [sum(math.isnan(x) for x in _scores(run)) for strand in strands for run in strand.runs]
     if not any(counts):
         return []
-    most = max(counts)
-    return [f"Up to {most} client{'s' * (most > 1)} of a run ha{'ve' if most > 1 else 's'} no score and are left out."]
+    return [f"Clients without a score are left out: up to {max(counts)} in a run."]
 
 
 def table(strands: Sequence[Strand], name: str) -> list[Table]:

@@ -22,7 +22,7 @@ from fedshift.experiment.toml import SettingsError
 from fedshift.report.charts import Choice, Curves, Table
 from fedshift.report.gather import gather
 from fedshift.report.page import render
-from fedshift.rounds.metrics import AUC, F1, METRICS, area, top5
+from fedshift.rounds.metrics import AUC, F1, METRICS, areas, top5
 from fedshift.runs.columns import metric_columns
 from fedshift.runs.run import Run
 from fedshift.runs.summary import metrics_table as table
@@ -87,8 +87,8 @@ def test_auc_of_several_classes_is_the_mean_of_one_against_the_rest(seed: int) -
 def test_auc_counts_pairs_and_ties_as_one_half() -> None:
     """Positives 3 and 2 against negatives 2 and 1: three pairs in order and one tie."""
     scores, positive = torch.tensor([3.0, 2.0, 2.0, 1.0]), torch.tensor([True, True, False, False])
-    assert area(scores, positive) == 3.5 / 4
-    assert math.isnan(area(scores, torch.ones(4, dtype=torch.bool)))
+    found = areas(scores.expand(3, 4).contiguous(), torch.stack([positive, ~positive, positive | True]))
+    assert found.tolist() == pytest.approx([3.5 / 4, 0.5 / 4, math.nan], nan_ok=True)
     assert math.isnan(AUC().result(AUC()(draw(0, 6, 3), torch.zeros(6).long()[:6] + 7)))  # no known label
     assert math.isnan(AUC().result(AUC()(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1]))))
 

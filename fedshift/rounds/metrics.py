@@ -76,22 +76,24 @@ class AUC:
         scores, labels = rows[:, :-1], rows[:, -1]
         if not bool(torch.isfinite(scores).all()):
             return math.nan
-        classes = [1] if scores.shape[1] == 1 else range(scores.shape[1])
-        areas = [area(scores[:, place], labels == label) for place, label in enumerate(classes)]
-        known = [x for x in areas if not math.isnan(x)]
-        return sum(known) / len(known) if known else math.nan
+        classes = torch.arange(scores.shape[1]) if scores.shape[1] > 1 else torch.ones(1)
+        found = areas(scores.T.contiguous(), labels == classes[:, None])
+        return float(found.nanmean())
 
 
-def area(scores: Tensor, positive: Tensor) -> float:
-    """(sum of the ranks of P positives - P (P + 1) / 2) / (P N), with mean ranks of ties; NaN without both kinds.
+def areas(scores: Tensor, positive: Tensor) -> Tensor:
+    """(sum of the ranks of P positives - P (P + 1) / 2) / (P N) of each row, with mean ranks of ties: (C, n) -> (C,).
 
-    >>> area(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([False, False, True]))
-    0.75
+    NaN for rows without positives, or without negatives.
+
+    >>> areas(torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([[False, False, True]]))
+    tensor([0.7500], dtype=torch.float64)
     """
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]
-    p, n = int(positive.sum()), int((~positive).sum())
-    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n)) if p and n else math.nan
+    ordered = scores.sort(dim=1).values
+    below, upto = (torch.searchsorted(ordered, scores, right=right) for right in (False, True))
+    ranks = (below + upto + 1).double() / 2
+    p, n = positive.sum(1).double(), (~positive).sum(1).double()
+    return ((ranks * positive).sum(1) - p * (p + 1) / 2) / (p * n)  # 0 / 0 is NaN
 
 
 METRICS: dict[str, AnyMetric] = {

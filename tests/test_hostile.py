@@ -17,7 +17,7 @@ from fedshift.core.types import Decoded
 from fedshift.data.partition import Partition
 from fedshift.engines import Batched, Engine, Job, Sequential, Upload
 from fedshift.rounds import server as server_side
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.evaluate import ClientScores, Held, Score
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.loop import DivergedError, OpenRound, Ram, run_rounds
 from fedshift.rounds.uplink import read
@@ -44,6 +44,9 @@ class Edited:
 
     def evaluate(self, params: Params) -> Score:
         return self.engine.evaluate(params)
+
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        return self.engine.evaluate_clients(params, held)
 
     def close(self) -> None:
         self.engine.close()

@@ -505,7 +505,14 @@ BUILT: list[tuple[dict[str, Any], str]] = [
         {"train": {"loss": "nowhere:f"}},
         "train.loss = 'nowhere:f': no module 'nowhere' in the current folder or",
     ),
-    ({"train": {"metric": "f1"}}, "train.metric = 'f1': must be module:function"),
+    (
+        {"train": {"metric": "acuracy"}},
+        "train.metric = 'acuracy': no such metric; did you mean 'accuracy'? (or module:function)",
+    ),
+    (
+        {"train": {"metrics": ["accuracy", "nowhere:f1"]}},
+        "train.metrics = 'nowhere:f1': no module 'nowhere' in the current folder or on the Python path",
+    ),
     ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
     (

@@ -239,6 +239,8 @@ def test_a_setting_added_later_changes_no_folder_name_at_its_default() -> None:
     assert before.pop("data.most") == 0
     for name in ("steps", "milestones", "final", "warmup", "local_schedule", "optimizer.name"):
         before.pop(f"train.{name}")
+    assert before.pop("train.metrics") is None
+    assert [before.pop(f"evaluate.{name}") for name in ("per_client", "every", "held_out")] == [False, 1, 0.0]
     checksum = f"{zlib.crc32(str(sorted(before.items())).encode()):08x}"
     assert names([Experiment(), Experiment()]) == [f"seed-0_{checksum}"] * 2
     often = Experiment(record={"frames": 1})

@@ -233,6 +233,9 @@ def conclude(results: Sequence[summary.RunResult], planned: Sequence[Experiment]
     shifted = summary.sentences([row for row in rows if row.against == "no shift"])
     for sentence in (*shifted, *([estimated] if estimated else [])):
         console.print(sentence, highlight=False)
+    for further in (summary.metrics_table(rows), summary.clients_table(rows)):
+        if further is not None:
+            console.print(further)
     console.print(f"Results are in {printable(str(out))}", highlight=False, soft_wrap=True)
     show_report(out)
     for sentence in answer:
@@ -243,6 +246,8 @@ def _json(row: summary.SummaryRow) -> dict[str, Any]:
     """Row as JSON: `gain` is the difference of the metrics, whatever the goal; `full`: relative to full precision."""
     train, cost = row.experiment.train, row.cost
     fields = {key: value for key, value in row._asdict().items() if key not in ("experiment", "runs", "full")}
+    fields |= {"metrics": {name: mean for name, (mean, _) in row.metrics.items()}}
+    fields |= {"clients": {name: mean for name, (mean, _) in row.clients.items()}} if row.clients else {}
     fields |= {"full": None if cost is None else cost._asdict() | {"times_fewer": row.fewer}}
     return fields | {"mean": row.mean, "spread": row.spread, "metric": train.metric, "goal": train.direction}
 

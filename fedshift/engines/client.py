@@ -16,8 +16,8 @@ from fedshift.core.types import Broadcast, Params
 from fedshift.data.augment import cropped
 from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe, evaluation
+from fedshift.rounds.evaluate import ClientChunk, Part
 from fedshift.rounds.optimizers import Stepper
 from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send, split_memory
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
@@ -55,16 +55,26 @@ class Client:
         """The model's tensors, looked up again if there are buffers: a model may replace them."""
         return take(self.w | dict(self.task.model.named_buffers()), self.names)
 
-    def score(self, params: Params, part: slice) -> Score:
+    def score(self, params: Params, part: slice) -> Part:
         """Score the model on one chunk of the test set."""
+        task = self.task
+        with self._evaluating(params, part.start):
+            return evaluate.score(task.model, task.data, part, task.loss, task.metrics)
+
+    def score_clients(self, params: Params, chunk: ClientChunk) -> list[Tensor]:
+        """Rows of each metric for one chunk of held-out examples."""
+        task = self.task
+        with self._evaluating(params, int(chunk.places[0])):
+            return evaluate.score_clients(task.model, task.data, chunk, task.loss, task.metrics)
+
+    @contextmanager
+    def _evaluating(self, params: Params, seed: int) -> Iterator[None]:
+        """Put the model into evaluation mode, with these tensors and a seed for random numbers."""
         self.load(params)
         self._mode(False)
-        with self._drawing() as generator:
-            generator.manual_seed(part.start)
-            try:
-                return evaluate.score(self.task.model, self.task.data, part, self.task.loss, self.task.metric)
-            except Exception as problem:
-                raise TrainingError(f"evaluation: {describe(problem)}") from problem
+        with self._drawing() as generator, evaluation():
+            generator.manual_seed(seed)
+            yield
 
     def try_step(self, batch: int) -> None:
         """Compute the gradients of one batch, and restore the model."""

@@ -21,8 +21,8 @@ from fedshift.core.types import CPU, Params
 from fedshift.engines import workers
 from fedshift.engines.client import Client
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, Upload, describe
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.engine import Job, Task, Upload, describe, evaluation
+from fedshift.rounds.evaluate import ClientChunk, ClientScores, Held, Score
 from fedshift.rounds.uplink import remembers
 
 
@@ -78,16 +78,27 @@ class Processes:
                 self.close()
 
     def evaluate(self, params: Params) -> Score:
-        parts = evaluate.chunks(self.client.task.data)
-        if len(parts) == 1:
-            return self.client.score(params, parts[0])
+        task = self.client.task
+        with evaluation():
+            return evaluate.total(self._scored(params, evaluate.chunks(task.data)), task.metrics)
+
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        task = self.client.task
+        with evaluation():
+            rows = self._scored(params, evaluate.client_chunks(task.data, held))
+            return evaluate.by_client(rows, held, task.metrics)
+
+    def _scored(self, params: Params, chunks: Sequence[slice] | Sequence[ClientChunk]) -> list[Any]:
+        """Results of the chunks, in order; a single chunk is scored in this process."""
+        if len(chunks) == 1:
+            return [_scored(self.client, params, chunks[0])]
         stride = len(self.connections)
         for first, worker in enumerate(self.connections):
-            self._send(worker, dumps((params, parts[first::stride])))
-        scores: list[Score | None] = [None] * len(parts)
+            self._send(worker, dumps((params, chunks[first::stride])))
+        scores: list[Any] = [None] * len(chunks)
         for first, worker in enumerate(self.connections):
             scores[first::stride] = self._receive(worker)
-        return evaluate.total(score for score in scores if score is not None)
+        return scores
 
     def close(self) -> None:
         for worker in self.connections:
@@ -150,10 +161,15 @@ def _work(server: "Connection[bytes, bytes]", task: Task) -> None:
             if isinstance(first, int) and job is not None:
                 answer: Any = first, client.train(job, first, second)
             else:
-                answer = [client.score(first, part) for part in second]
+                answer = [_scored(client, first, chunk) for chunk in second]
         except Exception as problem:
             answer = Failure(problem)
         server.send_bytes(dumps(answer))
+
+
+def _scored(client: Client, params: Params, chunk: slice | ClientChunk) -> Any:
+    """Sums over a chunk of the test set, or rows of a chunk of held-out examples."""
+    return client.score(params, chunk) if isinstance(chunk, slice) else client.score_clients(params, chunk)
 
 
 def _can_train() -> bool:

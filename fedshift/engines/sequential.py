@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from fedshift.core.types import CPU, Params
 from fedshift.engines.client import Client
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, Upload, arithmetic
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.engine import Job, Task, Upload, arithmetic, evaluation
+from fedshift.rounds.evaluate import ClientScores, Held, Score
 
 
 class Sequential:
@@ -27,8 +27,18 @@ class Sequential:
             yield upload
 
     def evaluate(self, params: Params) -> Score:
-        with arithmetic(self.precision):
-            return evaluate.total(self.client.score(params, part) for part in evaluate.chunks(self.client.task.data))
+        task = self.client.task
+        with arithmetic(self.precision), evaluation():
+            return evaluate.total(
+                (self.client.score(params, part) for part in evaluate.chunks(task.data)), task.metrics
+            )
+
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        task = self.client.task
+        with arithmetic(self.precision), evaluation():
+            chunks = evaluate.client_chunks(task.data, held)
+            rows = [self.client.score_clients(params, chunk) for chunk in chunks]
+            return evaluate.by_client(rows, held, task.metrics)
 
     def close(self) -> None:
         pass

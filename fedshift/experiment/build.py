@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain, defines
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core import rng, tree
-from fedshift.core.names import named
+from fedshift.core.names import named, suggest
 from fedshift.core.types import Params
 from fedshift.data import cohorts, datasets
 from fedshift.data import partition as partitions
 from fedshift.data.datasets import Dataset
+from fedshift.data.heldout import hold_out, of_owners
 from fedshift.data.partition import Partition
 from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, StackError, Task, TrainingError
 from fedshift.engines.client import Client
@@ -29,9 +30,10 @@ from fedshift.experiment.links import bandwidth, downlink, links
 from fedshift.experiment.settings import OPTIMIZERS, AdamSettings, Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
-from fedshift.rounds.engine import describe, duplicate
-from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
+from fedshift.rounds.engine import describe, duplicate, evaluation
+from fedshift.rounds.evaluate import AnyMetric, Held, Loss, Metric, soft_labels, total
 from fedshift.rounds.federation import Federation, shift_of
+from fedshift.rounds.metrics import METRICS
 from fedshift.rounds.optimizers import Adam, MakeOptimizer, check_optimizer
 from fedshift.rounds.uplink import Uplink
 
@@ -68,7 +70,8 @@ def build(
             model=(duplicate(model) if model is not None else named_model(experiment, data)).to(device),
             data=data.to(device),
             loss=loss or (F.cross_entropy if train.loss == "cross-entropy" else function("train.loss", train.loss)),
-            metric=metric or named_metric(experiment),
+            metric=metric or named_metric(train.metric),
+            further=tuple(named_metric(name, "train.metrics") for name in list(train.directions)[1:]),
             momentum=train.momentum if train.optimizer.name == "sgd" else 0.0,
             weight_decay=train.weight_decay if train.optimizer.name != "adamw" else 0.0,
             optimizer=optimizer or named_optimizer(experiment),
@@ -84,6 +87,7 @@ def build(
         clients = partition or split(experiment, data)
     if not experiment.data.clients:
         experiment = experiment.changed(**{"data.clients": clients.clients})
+    clients, held = held_out(experiment, data, clients)
     groups, group = links(experiment, uplink)
     with setting("train.cohort"):
         if train.selection == "stratified":
@@ -109,6 +113,7 @@ def build(
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
         run=run_number(experiment),
+        held=held,
     )
     with setting("algorithm"):
         fed.start()
@@ -152,10 +157,43 @@ def check_labels(data: Dataset) -> None:
         )
 
 
-def named_metric(experiment: Experiment) -> Metric | None:
-    """Metric of the settings; None where the loss is the score."""
-    name = experiment.train.metric
-    return accuracy if name == "accuracy" else None if name == "loss" else function("train.metric", name)
+def named_metric(name: str, setting: str = "train.metric") -> AnyMetric:
+    """Metric by name; None where the loss is the score. A user's class is instantiated."""
+    if name in METRICS:
+        return METRICS[name]
+    if ":" not in name:
+        raise SettingsError(f"{setting} = {name!r}: no such metric; {suggest(name, METRICS)} (or module:function)")
+    found: Any = function(setting, name)
+    try:
+        metric: Metric = found() if isinstance(found, type) else found
+    except Exception as problem:
+        raise SettingsError(f"{setting} = {name!r}: {describe(problem)}") from problem
+    return metric
+
+
+def held_out(experiment: Experiment, data: Dataset, partition: Partition) -> tuple[Partition, Held | None]:
+    """Training examples of each client, and its held-out examples if the settings ask for them."""
+    config = experiment.evaluate
+    if not config.per_client:
+        return partition, None
+    if config.held_out:
+        train, held = hold_out(partition, config.held_out, rng.key(experiment.seed, "held out"))
+        found = Held(held, train=True)
+    else:
+        if data.owner is None or data.test_owner is None:
+            raise SettingsError(
+                f"evaluate.per_client = true: the test examples of {data.name} have no owners; hold out a share of "
+                "each client's training examples with evaluate.held_out, for example 0.2"
+            )
+        try:
+            train, found = partition, Held(of_owners(partition, data.owner, data.test_owner), train=False)
+        except ValueError as problem:
+            raise SettingsError(
+                f"evaluate.per_client = true: {problem}; use data.partition = 'natural', or evaluate.held_out"
+            ) from None
+    if not len(found.examples.order):
+        raise SettingsError("evaluate.per_client = true: no client has held-out examples")
+    return train, found
 
 
 def require_goal(experiment: Experiment) -> None:
@@ -174,9 +212,9 @@ def try_out(task: Task, batch: int) -> None:
     """
     client = Client(task)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), evaluation():
             warnings.filterwarnings("error", message="Using a target size")  # torch would broadcast
-            client.score(task.params, slice(0, 64))
+            total([client.score(task.params, slice(0, 64))], task.metrics)
         if task.unsent or task.data.dtype != torch.float32:
             client.try_step(batch)
     except TrainingError as problem:

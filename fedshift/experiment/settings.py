@@ -31,6 +31,7 @@ from fedshift.core.names import named, suggest
 from fedshift.data.datasets import is_path
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
+from fedshift.rounds.metrics import METRICS
 from fedshift.rounds.uplinks import DOWNLINKS, REPLACED, UPLINKS, expanded, expanded_down
 
 CLIENTS = 100  # number of clients, unless it follows from the data
@@ -71,10 +72,11 @@ BITS = "1 to 8 (quantized), 16 (bfloat16) or 32 (exact)"
 SIZES = ("step", "rate", "keep")  # settings of an uplink that only some quantizers use
 LOWER = {"loss", "error", "errors", "mse", "mae", "rmse", "mape", "nll", "perplexity", "ppl", "wer", "cer", "brier"}
 HIGHER = {"accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "r2", "iou", "dice", "bleu"}
+Goal = Literal["min", "max"]
 Parts = Annotated[str, Field(pattern=r"^(\d+)(\+\d+)+$")]  # "32+4": equal parts of the clients, as in the paper
 
 
-def goal_of(metric: str) -> Literal["min", "max"] | None:
+def goal_of(metric: str) -> Goal | None:
     """Goal implied by the words in a metric's name; None if they imply none or both.
 
     >>> goal_of("accuracy"), goal_of("mine:mean_absolute_error"), goal_of("mine:close"), goal_of("mine:accuracy_loss")
@@ -84,6 +86,11 @@ def goal_of(metric: str) -> Literal["min", "max"] | None:
     words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*", name)}
     lower, higher = bool(words & LOWER), bool(words & HIGHER)
     return None if lower == higher else "min" if lower else "max"
+
+
+def _by_metric(value: Any) -> Any:
+    """{name: None} for a list of names: their goals follow from the names."""
+    return dict.fromkeys(value) if isinstance(value, list | tuple) and all(isinstance(x, str) for x in value) else value
 
 
 class SettingsTable(BaseModel):
@@ -260,17 +267,24 @@ class TrainSettings(SettingsTable):
     weight_decay: NotNegative = 0.0  # adamw: decoupled; others: added to the gradient
     clip: NotNegative = 0.0  # maximum norm of a gradient; 0: no limit
     loss: str = "cross-entropy"  # or module:function
-    metric: str = ""  # accuracy, loss or module:function (default: accuracy for cross-entropy, else loss)
-    goal: Literal["min", "max"] | None = None  # min: lower is better (default: from the name of the metric)
+    metric: str = ""  # default: the first of `metrics`, or else accuracy for cross-entropy and loss for other losses
+    goal: Goal | None = None  # min: lower is better (default: from the name of the metric)
+    # all metrics to record: names, or names with their goals; module:function or accuracy, loss, perplexity, f1, ...
+    metrics: Annotated[dict[str, Goal | None] | None, BeforeValidator(_by_metric)] = None
     patience: Count = 5  # consecutive rounds without a usable upload before the run stops
 
     @model_validator(mode="after")
     def _scored(self) -> Self:
+        if self.metrics is not None and not self.metrics:
+            raise ValueError("metrics: must contain one metric or more")
         if not self.metric:  # not marked as set, so that `changed` computes it again
-            object.__setattr__(self, "metric", "accuracy" if self.loss == "cross-entropy" else "loss")
+            usual = "accuracy" if self.loss == "cross-entropy" else "loss"
+            object.__setattr__(self, "metric", next(iter(self.metrics or ()), usual))
         known = goal_of(self.metric)
-        if self.metric in ("accuracy", "loss") and self.goal not in (None, known):
+        if self.metric in METRICS and self.goal not in (None, known):
             raise ValueError(f"goal = {self.goal!r}: the goal of {self.metric} is {known!r}")
+        if self.metrics is not None:
+            object.__setattr__(self, "metrics", {name: self._goal(name, goal) for name, goal in self.metrics.items()})
         return self
 
     @field_validator("schedule")
@@ -294,10 +308,32 @@ class TrainSettings(SettingsTable):
         found: dict[str, Any] = dump(self)
         return found if self.steps is None else {key: x for key, x in found.items() if key != "epochs"}
 
+    def _goal(self, name: str, goal: Goal | None) -> Goal:
+        """Goal of one of several metrics: the given one, or that of its name; ValueError if it is unknown."""
+        known = goal_of(name)
+        if ":" not in name and name not in METRICS:
+            raise ValueError(f"metrics: {name!r}: no such metric; {suggest(name, METRICS)} (or module:function)")
+        if goal and name in METRICS and goal != known:
+            raise ValueError(f"metrics: {name} = {goal!r}: the goal of {name} is {known!r}")
+        if goal and name == self.metric and self.goal not in (None, goal):
+            raise ValueError(f"metrics: {name!r} = {goal!r}: contradicts goal = {self.goal!r}")
+        found = goal or (self.goal if name == self.metric else None) or known
+        if found is None:
+            raise ValueError(
+                f"metrics: {name!r}: its name does not say which scores are better; write a table, "
+                f'{{"{name}" = "min"}} (lower is better) or {{"{name}" = "max"}} (higher is better)'
+            )
+        return found
+
     @property
-    def direction(self) -> Literal["min", "max"] | None:
+    def direction(self) -> Goal | None:
         """Given goal, or else that of the metric's name; None if both are unknown."""
-        return self.goal or goal_of(self.metric)
+        return self.goal or (self.metrics or {}).get(self.metric) or goal_of(self.metric)
+
+    @property
+    def directions(self) -> dict[str, Goal | None]:
+        """Goals of all metrics by name, that of the score first."""
+        return {self.metric: self.direction} | (self.metrics or {})
 
     @property
     def lower(self) -> bool:
@@ -533,6 +569,14 @@ class RecordSettings(SettingsTable):
     memory: Literal["ram", "disk"] = "ram"  # where clients' memory is kept between rounds
 
 
+class EvaluateSettings(SettingsTable):
+    """Evaluation on held-out examples of each client, in addition to the test set."""
+
+    per_client: bool = False
+    every: Count = 1  # every N rounds, and after the last
+    held_out: Annotated[float, Field(ge=0, le=0.9)] = 0.0  # share of training examples; 0: test examples by their owner
+
+
 class Experiment(SettingsTable):
     """Settings of one run. Every setting has a default; `Experiment()` trains digits with 100 full-precision clients.
 
@@ -553,6 +597,7 @@ class Experiment(SettingsTable):
     downlink: DownlinkSettings = DownlinkSettings()
     engine: EngineSettings = EngineSettings()
     record: RecordSettings = RecordSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
 
     @field_validator("uplink", mode="before")
     @classmethod
@@ -648,6 +693,8 @@ USED_BY = {
     "data.least": ("data.partition", ("dirichlet", "natural")),
     "data.labels": ("data.partition", ("labels",)),
     "algorithm.mu": ("algorithm.name", ("fedprox",)),
+    "evaluate.every": ("evaluate.per_client", (True,)),
+    "evaluate.held_out": ("evaluate.per_client", (True,)),
 }
 # settings of training that numbers of runs and checksums in folder names, which are older, leave out at their defaults
 LATER_TRAIN = "steps", "milestones", "final", "warmup", "local_schedule", "optimizer"
@@ -754,11 +801,13 @@ def explain(error: ValidationError) -> str:
         return f"{where} = {seen!r}: must be 'tensor', 'channel', or the number of values per block"
     if parts[-1:] == ["bits"] or parts[:2] == ["uplink", "bits"]:
         return f"{where} = {seen!r}: bits must be {BITS}, or '32+4', or {{bits = fraction}}, or one value per client"
-    if parts == ["train", "goal"]:
+    if parts == ["train", "goal"] or (parts[:2] == ["train", "metrics"] and len(parts) == 3):
         likely = "min" if str(seen).lower().startswith(("min", "low", "less", "small")) else "max"
         return f"{where} = {seen!r}: must be 'min' (lower is better) or 'max' (higher is better), perhaps {likely!r}"
     if parts == ["train", "optimizer"] and first["type"] == "model_type":
         return f"{where} = {seen!r}: must be one of {', '.join(OPTIMIZERS)}, module:function, or a table with a name"
+    if parts == ["train", "metrics"]:
+        return f"train.metrics = {seen!r}: must be a list of metrics, or a table {{metric = 'min' or 'max'}}"
     if parts == ["downlink"]:
         return f"downlink = {seen!r}: must be a table, or one of {', '.join(DOWNLINKS)}"
     if parts == ["uplink"]:
@@ -788,15 +837,17 @@ def _fields(table: Any) -> list[str]:
 def run_number(experiment: Experiment) -> int:
     """Number of a run in its frames: a hash of the settings that server and clients share.
 
-    Settings of engine and record, the number of rounds unless the learning rate depends on it, and names of a user's
-    objects are left out.
+    Settings of engine, record and evaluation, the number of rounds unless the learning rate depends on it, and names
+    of a user's objects are left out.
     """
-    settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record"})
+    settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record", "evaluate"})
     settings["data"].pop("name")
     train, usual = settings["train"], TrainSettings().model_dump(mode="json")
-    for key in ("rounds", "loss", "metric", "goal"):
+    for key in ("rounds", "loss", "metric", "goal", "metrics"):
         if key != "rounds" or train["schedule"] != "cosine":
             train.pop(key, None)
     settings["train"] = {key: x for key, x in train.items() if key not in LATER_TRAIN or x != usual[key]}
+    if experiment.evaluate.held_out:
+        settings["held_out"] = experiment.evaluate.held_out
     content = json.dumps(settings, sort_keys=True).encode()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")

@@ -9,7 +9,7 @@ from typing import Any
 from fedshift.core.names import printable
 from fedshift.rounds.uplinks import REPLACED, expanded, expanded_down
 
-VALUES = ("bits", "bandwidth")  # settings whose value may be a table
+VALUES = ("bits", "bandwidth", "metrics")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
 NAMED = ("codec", "optimizer")  # tables that may be written as their name alone
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # settings of training, of which the later one is kept

@@ -20,9 +20,30 @@ def section(grouped: Grouped) -> Section:
     for end, strands in by_metric(grouped.strands):
         answer += sentences(strands)
         parts.append(table(strands, grouped.varying, f"results{end}"))
+        parts += metrics(strands, f"metrics{end}")
         if any(strand.row and math.isfinite(strand.row.mean) for strand in strands):
             parts.append(intervals(strands, f"final{end}"))
     return Section("answer", "Did the shift help?", answer, [*parts])
+
+
+def metrics(strands: Sequence[Strand], name: str) -> list[Table]:
+    """Table of all metrics with their goals, one row per line; [] if no line has further metrics."""
+    done = [strand for strand in strands if strand.row and len(strand.experiment.train.directions) > 1]
+    if not done:
+        return []
+    goals = {metric: goal for strand in done for metric, goal in strand.experiment.train.directions.items()}
+    rows = []
+    for strand in done:
+        known = strand.row.metrics if strand.row else {}
+        cells = [summary.spread_text(*known[metric], metric) if metric in known else "" for metric in goals]
+        rows.append(TableRow(strand.line.key, [strand.line.label, *cells]))
+    better = {"min": "lower is better", "max": "higher is better", None: "goal unknown"}
+    heads = [
+        f"{metric.rpartition(':')[2]}{', %' * (metric == 'accuracy')} ({better[goal]})"
+        for metric, goal in goals.items()
+    ]
+    caption = "Mean of the last ten evaluated rounds, ± standard deviation over seeds."
+    return [Table(name, "All metrics", ["line", *heads], rows, caption=caption)]
 
 
 def sentences(strands: Sequence[Strand]) -> list[str]:

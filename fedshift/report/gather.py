@@ -7,7 +7,7 @@ from pathlib import Path
 from fedshift.core.files import RunError
 from fedshift.experiment.grid import expand
 from fedshift.experiment.toml import SettingsError, read
-from fedshift.report import answers, costs, inside, what, worth
+from fedshift.report import answers, clients, costs, inside, what, worth
 from fedshift.report.charts import Report
 from fedshift.report.lines import Grouped, counts, grouped
 from fedshift.runs.record import ROUNDS, SETTINGS, SWEEP
@@ -34,6 +34,7 @@ def gather(folders: Sequence[Path], *, title: str = "", uplink: float = UPLINK) 
         sections=[
             worth.section(lines),
             answers.section(lines),
+            *clients.sections(lines.strands),
             costs.section(lines.strands, uplink),
             inside.section(lines.strands),
             what.section(lines, runs, broken),

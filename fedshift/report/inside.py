@@ -1,6 +1,7 @@
 """Section "What happened during training?": scores, losses, layers, predictions, quantization errors, weights."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from fedshift.report.curves import (
 )
 from fedshift.report.curves import score_axis as axis
 from fedshift.report.lines import Strand, panels
+from fedshift.runs.columns import metric_columns
 from fedshift.runs.recorded import Recorded, Weights
 from fedshift.runs.sheet import Figures
+from fedshift.runs.summary import directed_name
 
 FEW = 6  # layers drawn side by side; with more, the reader selects one
 SPARE = 3  # divides the points of layer curves, which are many and smooth
@@ -31,7 +34,7 @@ HISTOGRAMS = 600  # limit for all panels of histograms together
 
 
 def section(strands: Sequence[Strand]) -> Section:
-    parts: list[Chart | Choice] = [*scores(strands), *losses(strands), *layer_charts(strands)]
+    parts: list[Chart | Choice] = [*scores(strands), *losses(strands), *further(strands), *layer_charts(strands)]
     parts += [*labels.charts(strands), *errors(strands), *weight_charts(strands)]
     return Section("inside", "What happened during training?", labels.sentences(strands), [*parts])
 
@@ -53,6 +56,32 @@ def losses(strands: Sequence[Strand]) -> list[Curves]:
     others = [strand for strand in strands if strand.experiment.train.metric != "loss"]  # otherwise it is the score
     found = averages(others, lambda run: run.figure("loss"))
     return [Curves("loss", "Loss", f"{AVERAGE} {BAND}", ROUND, Axis("test loss"), found)] if found else []
+
+
+def _by_metric(name: str, run: Recorded) -> Figures:
+    return run.figure(metric_columns(run.experiment)[name])
+
+
+def further(strands: Sequence[Strand]) -> list[Curves | Choice]:
+    """Curves of the metrics other than the score and the loss; a choice if there are several."""
+    charts: list[tuple[str, Chart]] = []
+    goals = {name: goal for strand in strands for name, goal in strand.experiment.train.directions.items()}
+    for name in goals:
+        some = [
+            strand
+            for strand in strands
+            if name in strand.experiment.train.directions and name not in (strand.experiment.train.metric, "loss")
+        ]
+        found = averages(some, partial(_by_metric, name))
+        if not found:
+            continue
+        axis = Axis(directed_name(name, goals[name]), "%" if name == "accuracy" else "")
+        label = name.rpartition(":")[2]
+        title = f"Further metric: {label}"
+        charts.append((label, Curves(f"metric-{len(charts) + 1}", title, f"{AVERAGE} {BAND}", ROUND, axis, found)))
+    if len(charts) < 2:
+        return [chart for _, chart in charts if isinstance(chart, Curves)]
+    return [Choice("metric", "Further metrics", charts)]
 
 
 def errors(strands: Sequence[Strand]) -> list[Curves]:

@@ -88,7 +88,8 @@ def _rows(made: Sequence[Strand], of: Sequence[Experiment]) -> list[summary.Summ
 def outcome(run: Recorded) -> summary.RunResult:
     evaluated, sent = run.evaluated, run.uploaded
     trace = summary.Trace(*(x[evaluated].tolist() for x in (run.rounds, np.cumsum(sent.up), run.scores)))
-    return summary.result(run.experiment, trace, sent, float(run.down.sum()))
+    made = summary.result(run.experiment, trace, sent, float(run.down.sum()))
+    return made._replace(further=summary.further(run.experiment, run.figures, evaluated))
 
 
 def _split(varying: Sequence[str], flat: Sequence[Mapping[str, Any]]) -> str:

@@ -22,7 +22,7 @@ from fedshift.core.names import printable
 from fedshift.core.types import Broadcast, Decoded, Params
 from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
-from fedshift.rounds.evaluate import Loss, Metric, Score
+from fedshift.rounds.evaluate import AnyMetric, ClientScores, Held, Loss, Score
 from fedshift.rounds.optimizers import MakeOptimizer
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.frame import Header
@@ -44,12 +44,13 @@ class Task:
     model: nn.Module
     data: Dataset
     loss: Loss
-    metric: Metric | None  # None: the loss is the score
+    metric: AnyMetric  # None: the loss is the score
     momentum: float = 0.0  # of SGD
     weight_decay: float = 0.0  # added to the gradient: g + weight_decay w
     optimizer: MakeOptimizer | None = None  # None: SGD
     clip: float = 0.0  # largest norm of a gradient; 0 for no limit
     augment: bool = False
+    further: tuple[AnyMetric, ...] = ()  # metrics that are recorded in addition
     learners: list[nn.Module] = field(init=False)  # modules that are in training mode while clients train
     params: Params = field(init=False)  # initial values of the tensors that are sent: trained parameters and buffers
     unsent: dict[str, str] = field(init=False)  # buffers of the state that cannot be sent, with the reason
@@ -88,6 +89,11 @@ class Task:
         object.__setattr__(self, "params", params)
         object.__setattr__(self, "unsent", unsent)
         object.__setattr__(self, "unused", duplicate(self.model))
+
+    @property
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        """All metrics, that of the run first."""
+        return self.metric, *self.further
 
     @property
     def trained(self) -> list[str]:
@@ -227,10 +233,25 @@ class Engine(Protocol):
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         """Uploads of each job, in the order of its clients; they may be computed lazily."""
 
-    def evaluate(self, params: Params) -> Score: ...
+    def evaluate(self, params: Params) -> Score:
+        """Score on the test set."""
+
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        """Scores on the held-out examples of each client."""
 
     def close(self) -> None:
         """Release processes and memory; nothing can be trained afterwards."""
+
+
+@contextmanager
+def evaluation() -> Iterator[None]:
+    """Report exceptions of the user's model, loss or metric as a TrainingError."""
+    try:
+        yield
+    except TrainingError:
+        raise
+    except Exception as problem:
+        raise TrainingError(f"evaluation: {describe(problem)}") from problem
 
 
 @contextmanager

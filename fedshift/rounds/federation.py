@@ -15,7 +15,7 @@ from fedshift.core.types import Broadcast, Params
 from fedshift.data.cohorts import Cohorts, Rate
 from fedshift.data.partition import Partition
 from fedshift.rounds.engine import Histogram, Task
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.evaluate import ClientScores, Held, Score
 from fedshift.rounds.uplink import Uplink, quantized
 from fedshift.wire.writer import FrameSize, choose
 
@@ -59,6 +59,7 @@ class Federation:
     bound: float = BOUND  # largest update norm, as a multiple of the round's median; 0 for no limit
     cap: float = CAP  # largest weight, as a multiple of the median; 0 for no limit
     run: int = 0  # number of the run, in the headers of its frames
+    held: Held | None = None  # held-out examples of each client
     layers: list[str] = field(init=False)  # weights and shifted tensors: the record has columns for them
     filters: dict[str, Filters] = field(init=False)  # of the model's weights
 
@@ -182,10 +183,11 @@ class Outcome(NamedTuple):
     silent: int = 0  # clients whose rule decided not to upload
     bytes_estimated: int | None = None  # of all uploads, with estimates for entropy-coded ones; None without estimates
     bytes_framed: int | None = None  # of the same uploads as real frames; None if estimates were not checked
+    clients: ClientScores | None = None  # None if the model was not evaluated for each client
 
     @property
     def accuracy(self) -> float | None:
-        """Mean of the metric over the test set (the loss if there is no metric); None if not evaluated."""
+        """Score by the metric on the test set (the loss if there is no metric); None if not evaluated."""
         return self.score.metric / self.score.examples if self.score else None
 
     @property

@@ -11,7 +11,7 @@ from fedshift.core.types import CPU, Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.rounds.downlink import broadcast
 from fedshift.rounds.engine import Engine, Job, Upload, one_thread
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.evaluate import ClientScores, Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.server import RoundUploads
 from fedshift.rounds.uplink import split_server
@@ -117,8 +117,12 @@ class OpenRound:
         self.uploads.settle(self.job)
         self.clock.lap("aggregate")
 
-    def end(self, score: Callable[[Params], Score] | None) -> tuple[State, Outcome]:
-        """Apply the server's rules to the mean, and evaluate the result.
+    def end(
+        self,
+        score: Callable[[Params], Score] | None,
+        score_clients: Callable[[Params], ClientScores] | None = None,
+    ) -> tuple[State, Outcome]:
+        """Apply the server's rules to the mean, and evaluate the result on the test set and for each client.
 
         A round whose result is NaN or infinite is skipped: the state and the memory of clients do not change.
         """
@@ -147,10 +151,11 @@ class OpenRound:
                 )
         self.clock.lap("aggregate")
         result = score(state.out.params) if score else None
+        clients = score_clients(state.out.params) if score_clients else None
         self.clock.lap("evaluate")
         dropped, seconds = len(self.dropped), self.clock.seconds
         outcome = self.uploads.outcome(self.number, result, layer_stats, dropped, seconds, self.sending.length)
-        return state, outcome
+        return state, outcome._replace(clients=clients)
 
 
 def _as_before(out: Broadcast, server: Params, state: State) -> tuple[Broadcast, Params]:

@@ -18,7 +18,7 @@ from fedshift.engines.gpu.nets import KERNELS
 from fedshift.experiment.build import named_algorithm, split
 from fedshift.experiment.settings import Experiment
 from fedshift.rounds.engine import Job, Upload
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.evaluate import ClientScores, Held, Score
 
 SPARE = 0.8  # share of the device's free memory that a pack may use
 
@@ -38,6 +38,9 @@ class Seat(NamedTuple):
     def evaluate(self, params: Params) -> Score:
         return self.engine.evaluate(params)
 
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        return self.engine.evaluate_clients(params, held)
+
     def close(self) -> None:
         pass
 
@@ -49,7 +52,7 @@ def kind(experiment: Experiment) -> str:
         (
             (experiment.data.name, experiment.data.args, experiment.data.augment, experiment.model, experiment.engine),
             experiment.record.checkpoint if experiment.engine.deterministic else None,  # resumed together
-            (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, train.metric),
+            (train.batch, train.momentum, train.weight_decay, train.clip, train.loss, list(train.directions)),
             train.optimizer.model_dump(),
         )
     )

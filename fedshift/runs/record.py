@@ -6,6 +6,7 @@ about.json          versions, commit, machine, command; the names of the tensors
                     the number of clients, and of those left out because they have too few examples
 clients.csv         each client's group, examples and labels
 rounds.csv          one line per round, six significant digits
+client_scores.csv   with evaluate.per_client: scores of each client in the last round in which they were evaluated
 histograms.jsonl    in some rounds: a layer's weights before and after the quantizer
 tensorboard/, wandb/, tracked.*.json    with --track: logs of trackers, and the id of the run there
 checkpoint.*, memory/   the state to resume from, until the run is finished
@@ -26,12 +27,13 @@ from fedshift.core.types import Params
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
 from fedshift.rounds.federation import Federation, Outcome
-from fedshift.runs.columns import ESTIMATES, client_header, client_rows, header, row
+from fedshift.runs.columns import ESTIMATES, client_header, client_rows, client_score_lines, header, row
 from fedshift.runs.identity import SETTINGS as SETTINGS  # also a name in the run directory
 from fedshift.runs.identity import RunIdentity
 from fedshift.runs.sheet import cells, csv_lines
 
 SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "rounds.csv"
+CLIENT_SCORES = "client_scores.csv"
 
 
 class RunFolder:
@@ -130,6 +132,8 @@ class RunFolder:
         line = csv_lines([[cell for name, cell in pairs if self.estimates or name not in ESTIMATES]])
         self._append(self.rounds, line)
         self.checksum = zlib.crc32(line, self.checksum)
+        if lines := client_score_lines(experiment, fed, outcome):
+            write(self.path / CLIENT_SCORES, csv_lines(lines))
         if outcome.histograms:
             texts = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
             self._append(self.histograms, "".join(texts).encode())

@@ -5,7 +5,7 @@ Damaged lines are skipped and counted. A run whose settings cannot be read is `B
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Histogram
 from fedshift.runs.columns import column
-from fedshift.runs.record import ROUNDS, about, finished, settings_of
+from fedshift.runs.record import CLIENT_SCORES, ROUNDS, about, finished, settings_of
 from fedshift.runs.sheet import Figures, Sheet, Uploaded, layers, sheet, uploaded
 
 CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
@@ -30,6 +30,16 @@ class ClientRecord(NamedTuple):
     group: str
     examples: int
     labels: list[int]  # number of examples of each
+
+
+class ClientScore(NamedTuple):
+    """Scores of one client on its held-out examples."""
+
+    round: int
+    client: int
+    group: str
+    examples: int
+    scores: dict[str, float]  # by column; NaN without a score
 
 
 class Weights(NamedTuple):
@@ -59,6 +69,7 @@ class Recorded:
     weights: list[Weights]
     lost: dict[str, int]  # number of damaged lines, by file
     ended: bool  # the final model is complete
+    client_scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation for each client
 
     @property
     def reached(self) -> int:
@@ -121,7 +132,9 @@ def recorded(folder: Path) -> Recorded | Broken:
     numbers, figures = _by_round(rounds, experiment.train.rounds)
     clients, clients_lost = _clients(folder / CLIENTS)
     weights, weights_lost = _weights(folder / HISTOGRAMS)
+    scores, scores_lost = _client_scores(folder / CLIENT_SCORES)
     lost = {ROUNDS: rounds.lost + len(rounds.lines) - len(numbers), CLIENTS: clients_lost, HISTOGRAMS: weights_lost}
+    lost[CLIENT_SCORES] = scores_lost
     return Recorded(
         folder=folder,
         experiment=experiment,
@@ -132,6 +145,7 @@ def recorded(folder: Path) -> Recorded | Broken:
         weights=weights,
         lost={name: count for name, count in lost.items() if count},
         ended=finished(folder),
+        client_scores=scores,
     )
 
 
@@ -167,6 +181,26 @@ def _clients(path: Path) -> tuple[list[ClientRecord], int]:
         try:
             number, group, examples, *labels = cells
             found.append(ClientRecord(int(number), group, int(examples), [int(count) for count in labels]))
+        except ValueError:
+            continue
+    return found, lines.lost + len(lines.lines) - len(found)
+
+
+def _client_scores(path: Path) -> tuple[list[ClientScore], int]:
+    """Scores of clients, [] if they are not recorded, and the number of damaged lines."""
+    if not path.exists():
+        return [], 0
+    try:
+        lines = sheet(path)
+    except RunError:
+        return [], 1
+    found, columns = [], lines.header[4:]
+    for cells in lines.lines:
+        try:
+            number, client, group, examples, *scores = cells
+            values = [float(score) if score else math.nan for score in scores]
+            named = dict(zip(columns, values, strict=True))
+            found.append(ClientScore(int(number), int(client), group, int(examples), named))
         except ValueError:
             continue
     return found, lines.lost + len(lines.lines) - len(found)

@@ -1,5 +1,6 @@
 """Train, record and resume a run."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedshift.experiment.build import build, check_algorithm, engine, require_go
 from fedshift.experiment.settings import Experiment, check_used, quantizes
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Engine, duplicate
-from fedshift.rounds.evaluate import Loss, Metric
+from fedshift.rounds.evaluate import ClientScores, Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
 from fedshift.rounds.optimizers import MakeOptimizer
@@ -166,6 +167,8 @@ class Run(Training):
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         if count := fed.partition.left_out:
             tell(left_out(count, experiment.data.least))
+        if fed.held is not None and (without := int((fed.held.examples.sizes == 0).sum())):
+            tell(f"evaluate.per_client = true: {without} of {fed.partition.clients} clients have no held-out examples")
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
         try:
             if self.journal:
@@ -181,6 +184,7 @@ class Run(Training):
         super().__init__(fed, chosen, experiment.train.rounds, self.state, self.memory)
         self._outcomes = run_rounds([self], chosen)
         self._spent = 0.0  # seconds of saving the previous round
+        self._undefined: set[str] = set()  # metrics whose NaN has been reported
 
     @property
     def params(self) -> Params:
@@ -224,7 +228,8 @@ class Run(Training):
         """Aggregate, evaluate and record a round; the last one ends the run."""
         rounds, every = self.experiment.train.rounds, self.experiment.record.evaluate
         due = opened.number == rounds or opened.number % every == 0
-        self.state, outcome = opened.end(self.engine.evaluate if due else None)
+        self.state, outcome = opened.end(self.engine.evaluate if due else None, self._score_clients(opened.number))
+        self._warn(outcome)
         for client, why in outcome.failed.items():
             self.tell(f"round {opened.number}: client {client} is left out: {why}")
         outcome.seconds["save"] = self._spent  # of the previous round: a line is written before its checkpoint
@@ -237,6 +242,22 @@ class Run(Training):
                 raise DivergedError(f"no upload could be used in any of the {self.state.skipped} rounds")
             self.finish()
         return outcome
+
+    def _score_clients(self, number: int) -> Callable[[Params], ClientScores] | None:
+        """Evaluation for each client, if it is due after this round."""
+        held, every = self.fed.held, self.experiment.evaluate.every
+        if held is None or (number != self.rounds and number % every):
+            return None
+        return lambda params: self.engine.evaluate_clients(params, held)
+
+    def _warn(self, outcome: Outcome) -> None:
+        """Report, once per metric, scores that are NaN although the loss is a number."""
+        if outcome.score is None or outcome.accuracy is None or not math.isfinite(outcome.loss or 0.0):
+            return
+        scores = zip(self.experiment.train.directions, (outcome.accuracy, *outcome.score.others), strict=True)
+        for name in [name for name, score in scores if math.isnan(score) and name not in self._undefined]:
+            self._undefined.add(name)
+            self.tell(f"round {outcome.number}: {name} is NaN, and is recorded as NaN")
 
     def finish(self) -> None:
         """Write the final model."""

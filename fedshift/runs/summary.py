@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
@@ -33,17 +34,19 @@ from fedshift.experiment.settings import (
 )
 from fedshift.experiment.toml import dotted
 from fedshift.rounds.uplinks import REPLACED, UPLINKS
-from fedshift.runs.columns import column
+from fedshift.runs.columns import GROUP, SPREAD, column, metric_columns
 from fedshift.runs.record import ROUNDS
 from fedshift.runs.sheet import PARTS, Estimate, Uploaded, sheet
 
 WINDOW = 10  # evaluated rounds whose mean is the score; single rounds vary by several points
 # settings of the computation and the record, which change scores only by rounding
-NEUTRAL = ("engine.workers", "engine.pack", "record.checkpoint", "record.histograms", "record.frames", "record.memory")
+NEUTRAL: tuple[str, ...] = ("engine.workers", "engine.pack", "train.metrics", "evaluate.per_client", "evaluate.every")
+NEUTRAL += ("record.checkpoint", "record.histograms", "record.frames", "record.memory")
 # settings that are newer than the checksums in folder names, which leave them out at these values
 LATER: dict[str, Any] = {"record.frames": 50, "uplink.biases": False, "data.most": 0}
 LATER |= dict.fromkeys(("uplink.step", "uplink.rate", "uplink.keep", "uplink.codec"))
 LATER |= (USUAL_TRAIN := dotted({"train": TrainSettings().model_dump(include={*LATER_TRAIN})}))
+LATER |= {"train.metrics": None, "evaluate.per_client": False, "evaluate.every": 1, "evaluate.held_out": 0.0}
 LATER |= {f"downlink.{name}": value for name, value in DownlinkSettings().model_dump().items()}
 SHIFT, BITS, UPLINK = "shift.on", "uplink.bits", "uplink"  # UPLINK: all settings of the uplink as one
 NO = "no"  # value of SHIFT without the shift
@@ -53,7 +56,7 @@ EXACT = ("bits", "coder", "bandwidth", "share", "clients")
 # settings of an uplink that have an effect on quantized uploads only
 QUANTIZED = ("quantizer", "step", "rate", "keep", "per", "biases")
 # settings that define a task; runs of different tasks are not compared
-TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.goal")
+TASK = ("data.", "model.", "algorithm.", "train.loss", "train.metric", "train.goal", "evaluate.held_out")
 ORDER = (
     "Pareto-optimal settings first (none has both fewer bytes and a better score), by bytes; then the others, by bytes"
 )
@@ -69,6 +72,13 @@ class Trace(NamedTuple):
     scores: Sequence[float] = ()
 
 
+class Further(NamedTuple):
+    """Scores of a run in addition to that of its metric on the test set."""
+
+    metrics: Mapping[str, float] = {}  # mean of the last ten evaluated rounds by each metric
+    clients: Mapping[str, float] = {}  # distribution over clients in the last round that has one
+
+
 class RunResult(NamedTuple):
     """Result of a finished run, read from its record."""
 
@@ -79,6 +89,7 @@ class RunResult(NamedTuple):
     bytes_down: int | None = None  # all rounds; None if not recorded
     trace: Trace = Trace()
     estimate: Estimate | None = None  # of the uploaded bytes
+    further: Further = Further()
 
 
 class Paired(NamedTuple):
@@ -126,6 +137,16 @@ class SummaryRow(NamedTuple):
         known = [run.bytes_down for run in self.runs if run.bytes_down is not None]
         return statistics.fmean(known) if known and len(known) == len(self.runs) else None
 
+    @property
+    def metrics(self) -> dict[str, tuple[float, float | None]]:
+        """Mean and standard deviation over seeds of the score by each metric."""
+        return _over_seeds([run.further.metrics for run in self.runs])
+
+    @property
+    def clients(self) -> dict[str, tuple[float, float | None]]:
+        """Mean and standard deviation over seeds of the figures over clients: 'mean', 'worst', 'group.4 bit', ..."""
+        return _over_seeds([run.further.clients for run in self.runs])
+
 
 def mean_of(values: Sequence[float]) -> float:
     """
@@ -145,6 +166,13 @@ def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def _over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float | None]]:
+    """Mean and standard deviation of the figures that all runs have."""
+    shared = [name for name in (runs[0] if runs else ()) if all(name in run for run in runs)]
+    columns = {name: [run[name] for run in runs] for name in shared}
+    return {name: (mean_of(x), _deviation(x) if len(x) > 1 else None) for name, x in columns.items()}
+
+
 def load(folder: Path, experiment: Experiment) -> RunResult:
     found = sheet(folder / ROUNDS)
     if found.lost:
@@ -158,7 +186,31 @@ def load(folder: Path, experiment: Experiment) -> RunResult:
         missing = "no evaluated round" if not evaluated else "no finite number of uploaded bytes"
         raise RunError(f"{found.path}: damaged: it contains {missing}")
     down = sum(found.column("bytes.down")) if "bytes.down" in found.header else math.nan
-    return result(experiment, Trace(*zip(*evaluated, strict=True)), sent, down)
+    figures = {name: np.array(found.values(name), dtype=np.float64) for name in _further(experiment, found.header)}
+    more = further(experiment, figures, [score is not None for score in found.values(column(experiment))])
+    return result(experiment, Trace(*zip(*evaluated, strict=True)), sent, down)._replace(further=more)
+
+
+def _further(experiment: Experiment, header: Iterable[str]) -> list[str]:
+    """Columns of metrics and of the distribution over clients that a record has."""
+    known = metric_columns(experiment).values()
+    return [name for name in header if name in known or name in SPREAD or name.startswith(GROUP)]
+
+
+def further(
+    experiment: Experiment, figures: Mapping[str, NDArray[np.float64]], evaluated: Sequence[bool] | NDArray[np.bool_]
+) -> Further:
+    """Scores by all metrics, and the distribution over clients, from the columns of a record."""
+    columns, mask = metric_columns(experiment), np.array(evaluated, dtype=bool)
+    metrics = {
+        name: mean_of(figures[column][mask][-WINDOW:].tolist()) for name, column in columns.items() if column in figures
+    }
+    clients = {}
+    for name, values in figures.items():
+        known = values[~np.isnan(values)]
+        if name.startswith("clients.") and len(known):
+            clients[name.removeprefix("clients.")] = float(known[-1])
+    return Further(metrics, clients)
 
 
 def result(experiment: Experiment, trace: Trace, sent: Uploaded, bytes_down: float = math.nan) -> RunResult:
@@ -269,9 +321,12 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
         unused = {key for key in flat if key.startswith("shift.")}
     unused |= {key for key in flat if key.startswith("downlink.")}
     unused |= {"train.steps"} if experiment.train.steps is None else set()
-    whole = {SHIFT: f"per {shift.per}" if shift.on else NO, "downlink": downlink_label(experiment)}
+    unused |= {"train.metrics"}
+    whole: dict[str, Any] = {SHIFT: f"per {shift.per}" if shift.on else NO, "downlink": downlink_label(experiment)}
     if not experiment.data.clients:
         whole["data.clients"] = "all"
+    if len(experiment.train.directions) > 1:
+        whole["train.metrics"] = ", ".join(experiment.train.directions)
     return {key: value for key, value in (flat | whole).items() if key in whole or key not in unused}
 
 
@@ -488,7 +543,8 @@ def _t95(degrees: int) -> float:
 
 def task(experiment: Experiment) -> tuple[str, ...]:
     """Settings that runs must share to be compared: data, model, algorithm and metric."""
-    return tuple(f"{key}={x}" for key, x in comparable(experiment).items() if key.startswith(TASK))
+    flat = comparable(experiment)
+    return tuple(f"{key}={x}" for key, x in flat.items() if key.startswith(TASK) and key != "train.metrics")
 
 
 def tasks(made: Iterable[SummaryRow]) -> list[list[SummaryRow]]:
@@ -617,6 +673,71 @@ def _drawn(
     return drawn
 
 
+def metrics_table(made: Sequence[SummaryRow]) -> Table | None:
+    """Table of the scores by all metrics, with one row per setting; None if no run has further metrics."""
+    if not any(len(row.experiment.train.directions) > 1 for row in made):
+        return None
+    ordered = by_merit(made)
+    heads = {
+        name: directed_name(name, goal) for row in ordered for name, goal in row.experiment.train.directions.items()
+    }
+    cells = [
+        [spread_text(row.metrics[name][0], None, name) if name in row.metrics else "" for name in heads]
+        for row in ordered
+    ]
+    return _further_table("All metrics", ordered, list(heads.values()), cells)
+
+
+def clients_table(made: Sequence[SummaryRow]) -> Table | None:
+    """Table of the distribution of the score over clients; None if no run was evaluated for each client."""
+    ordered = [row for row in by_merit(made) if row.clients]
+    if not ordered:
+        return None
+    heads = dict.fromkeys(name for row in ordered for name in row.clients)
+    cells = [
+        [spread_text(row.clients[x][0], None, row.experiment.train.metric) if x in row.clients else "" for x in heads]
+        for row in ordered
+    ]
+    metrics = ", ".join(dict.fromkeys(directed(row.experiment) for row in ordered))
+    return _further_table(f"{metrics} over clients", ordered, list(map(client_figure, heads)), cells)
+
+
+def client_figure(name: str) -> str:
+    """Name of a figure over clients in tables.
+
+    >>> client_figure("worst"), client_figure("group.4 bit"), client_figure("std")
+    ('worst tenth', '4 bit', 'deviation')
+    """
+    known = {"mean": "mean", "weighted": "weighted mean", "worst": "worst tenth", "std": "deviation"}
+    return known.get(name) or name.removeprefix("group.")
+
+
+def spread_text(mean: float, spread: float | None, metric: str) -> str:
+    """Score with its standard deviation over seeds: accuracy in percent, other metrics unchanged.
+
+    >>> spread_text(0.5, 0.01, "accuracy"), spread_text(2.5, None, "mine:mae")
+    ('50.0 ± 1.0', '2.5')
+    """
+    if metric == "accuracy":
+        return points(mean) + ("" if spread is None else f" ± {points(spread)}")
+    return f"{mean:.4g}" + ("" if spread is None else f" ± {spread:.2g}")
+
+
+def _further_table(
+    title: str, made: Sequence[SummaryRow], heads: Sequence[str], cells: Sequence[Sequence[str]]
+) -> Table:
+    drawn = titled(printable(title))
+    named = words(made[0].label)
+    if named:
+        drawn.add_column("settings", overflow="fold", min_width=12)
+    for head in heads:
+        drawn.add_column(printable(head), justify="right", overflow="fold")
+    for row, figures in zip(made, cells, strict=True):
+        label = [" ".join(f"{word}={row.label[key]}" for key, word in named.items())] if named else []
+        drawn.add_row(*map(printable, (*label, *figures)))
+    return drawn
+
+
 def times(fewer: float | None) -> str:
     """
     >>> times(1.7466), times(27.63), times(187.4), times(None)
@@ -642,7 +763,15 @@ def metric(experiment: Experiment) -> str:
 
 def directed(experiment: Experiment) -> str:
     """Name of the metric, with its goal if lower values are better."""
-    return metric(experiment) + " (lower is better)" * experiment.train.lower
+    return directed_name(experiment.train.metric, experiment.train.direction)
+
+
+def directed_name(name: str, goal: str | None) -> str:
+    """
+    >>> directed_name("mine:mae", "min"), directed_name("f1", "max")
+    ('mae (lower is better)', 'f1')
+    """
+    return name.rpartition(":")[2] + " (lower is better)" * (goal == "min")
 
 
 def scored(x: float, experiment: Experiment) -> str:

@@ -21,7 +21,7 @@ from tests.algorithms.test_methods import ARGUMENTS
 from tests.cuda import without_waiting
 from tests.engines.test_batched import named, uploads
 from tests.engines.test_engines import CASES
-from tests.federations import federation, train
+from tests.federations import federation, points, train
 from tests.test_packs import GRID, after, models, trained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -92,6 +92,22 @@ def test_kernels_and_vmap_agree() -> None:
         assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
     params = fed.start().out.params
     assert abs(engine.evaluate(params).metric - mapped.evaluate(params).metric) <= 2
+
+
+def test_all_metrics_and_scores_of_clients_equal_those_of_the_sequential_engine() -> None:
+    metrics = ["accuracy", "loss", "perplexity", "f1", "auc"]
+    changed: dict[str, Any] = {"train": {"metrics": metrics}, "evaluate": {"per_client": True, "held_out": 0.5}}
+    cpu = federation(dataset=points(n=5000, tests=4300), **changed, engine={"device": "cpu"})
+    gpu = federation(dataset=points(n=5000, tests=4300), **changed, engine={"device": "cuda"})
+    params = cpu.task.params
+    engine, reference = Batched(gpu.task, "fp32"), Sequential(cpu.task)
+    assert engine.evaluate(params).others == pytest.approx(reference.evaluate(params).others, rel=1e-3)
+    assert cpu.held is not None
+    assert gpu.held is not None
+    found, expected = engine.evaluate_clients(params, gpu.held), reference.evaluate_clients(params, cpu.held)
+    assert found.examples == expected.examples
+    for ours, theirs in zip(found.values, expected.values, strict=True):
+        assert ours == pytest.approx(theirs, rel=0.02)  # of about 200 examples
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -185,3 +185,13 @@ def test_a_node_with_other_settings_is_refused() -> None:
     grid = LocalGrid(client_app(experiment.changed(seed=1), data=DATA), 12)
     with pytest.raises(RuntimeError, match="the settings of this node differ from those of the server"):
         list(on_flower(experiment, grid))
+
+
+def test_clients_are_evaluated_on_the_server_of_an_app() -> None:
+    """Nodes train without the held-out examples, on which the server evaluates."""
+    experiment = settings(
+        uplink={"bits": "32+4"}, train={"metrics": ["accuracy", "f1"]}, evaluate={"per_client": True, "held_out": 0.25}
+    )
+    expected, outcomes = list(in_process(experiment)), list(on_flower(experiment))
+    assert plain(outcomes) == plain(expected)
+    assert all(outcome.clients is not None for outcome in outcomes)

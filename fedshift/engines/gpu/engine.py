@@ -6,6 +6,7 @@ are the same, so equal weights have equal codes.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
 from fedshift.engines.gpu.stacked import StackError, stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe, evaluation
+from fedshift.rounds.evaluate import ClientChunk, ClientScores, Held, Part, Score
 from fedshift.rounds.optimizers import Adam
 from fedshift.rounds.uplink import split_memory
 
@@ -112,26 +113,43 @@ class Batched:
         return job.rule.receive(job.sent, {name: x.to(self.home) for name, x in found.items()})
 
     def evaluate(self, params: Params) -> Score:
-        data, stack = self.task.data, {name: x.to(self.home)[None] for name, x in params.items()}
+        task = self.task
+        with self._evaluating(params) as stack:
+            firsts = range(0, len(task.data.test_x), EXAMPLES)
+            return evaluate.total((self._score(stack, first) for first in firsts), task.metrics)
+
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        task = self.task
+        with self._evaluating(params) as stack:
+            chunks = evaluate.client_chunks(task.data, held, EXAMPLES)
+            return evaluate.by_client([self._rows(stack, chunk) for chunk in chunks], held, task.metrics)
+
+    @contextmanager
+    def _evaluating(self, params: Params) -> Iterator[Params]:
+        """Put the model into evaluation mode; yields its tensors as a stack of one."""
+        stack = {name: x.to(self.home)[None] for name, x in params.items()}
         if self.net.short:
             stack = {name: x.to(torch.bfloat16) for name, x in stack.items()}
         for module in self.task.learners:
             module.training = False
         try:
-            with arithmetic(self.precision, self.deterministic), torch.no_grad():
-                return evaluate.total(self._score(stack, first) for first in range(0, len(data.test_x), EXAMPLES))
-        except Exception as problem:
-            raise TrainingError(f"evaluation: {describe(problem)}") from problem
+            with arithmetic(self.precision, self.deterministic), torch.no_grad(), evaluation():
+                yield stack
         finally:
             for module in self.task.learners:
                 module.training = True
 
-    def _score(self, stack: Params, first: int) -> Score:
+    def _score(self, stack: Params, first: int) -> Part:
         data = self.task.data
         index = torch.arange(first, min(first + EXAMPLES, len(data.test_x)), device=self.home)
         outputs = self.net(stack, self.net.inputs(data.test_x, index[None], None))[0]
         targets = data.targets(data.test_y[index])
-        return evaluate.judge(outputs, targets, data.classes, self.task.loss, self.task.metric)
+        return evaluate.judge(outputs, targets, data.classes, self.task.loss, self.task.metrics)
+
+    def _rows(self, stack: Params, chunk: ClientChunk) -> list[Tensor]:
+        data, (x, y), index = self.task.data, chunk.of(self.task.data), chunk.places.to(self.home)
+        outputs = self.net(stack, self.net.inputs(x, index[None], None))[0]
+        return evaluate.judge_clients(outputs, data.targets(y[index]), chunk.sizes, self.task.loss, self.task.metrics)
 
     def close(self) -> None:
         for steps in self.steps.values():

@@ -21,7 +21,7 @@ from fedshift.flower.addon.replies import brief
 from fedshift.flower.app.nodes import Nodes
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, TrainRequest, read_report
 from fedshift.rounds.engine import Job, Task, Upload
-from fedshift.rounds.evaluate import Score
+from fedshift.rounds.evaluate import ClientScores, Held, Score
 from fedshift.rounds.uplink import NODE, remembers
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import header, pack
@@ -63,6 +63,9 @@ class Flower:
 
     def evaluate(self, params: Params) -> Score:
         return self.local.evaluate(params)
+
+    def evaluate_clients(self, params: Params, held: Held) -> ClientScores:
+        return self.local.evaluate_clients(params, held)
 
     def close(self) -> None:
         """Do nothing: nodes are not started by the engine."""

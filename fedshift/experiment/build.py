@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.algorithms import Algorithm, Chain, ClientRule, ServerRule, Shift, chain
 from fedshift.algorithms.table import ALGORITHMS
@@ -22,13 +22,14 @@ from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, 
 from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
-from fedshift.experiment.links import bandwidth, downlink, links
+from fedshift.experiment.links import bandwidth, downlink, links, policy_of
 from fedshift.experiment.settings import Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.rounds.engine import describe, duplicate
 from fedshift.rounds.evaluate import Loss, Metric, accuracy, soft_labels
 from fedshift.rounds.federation import Federation, shift_of
+from fedshift.rounds.policy import Policy, begin
 from fedshift.rounds.uplink import Uplink
 
 
@@ -41,6 +42,7 @@ def build(
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
     uplink: Uplink | None = None,
+    policy: Policy | None = None,
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
@@ -96,7 +98,12 @@ def build(
         bound=experiment.bounds.norm,
         cap=experiment.bounds.weight,
         run=run_number(experiment),
+        policy=policy_of(experiment, policy),
+        rounds=train.rounds,
     )
+    if fed.policy is not None:
+        with setting("uplink.policy"):
+            try_policy(fed)
     with setting("algorithm"):
         fed.start()
     if packable(experiment):
@@ -168,6 +175,19 @@ def try_out(task: Task, batch: int) -> None:
         raise SettingsError(f"{subject}: {str(problem).removeprefix('evaluation: ')}") from problem
     except ValueError as problem:  # training changes a buffer
         raise SettingsError(f"model: {problem}") from None
+
+
+def try_policy(fed: Federation) -> None:
+    """Create the state of the policy, so that a user's policy that fails does so before training."""
+    assert fed.policy is not None
+    try:
+        state = begin(fed.policy, fed.partition.clients, fed.rounds)
+        if wrong := [name for name, x in state.items() if not isinstance(x, Tensor)]:
+            raise ValueError(f"{fed.policy}: init must return tensors by name, and {wrong[0]} is not a tensor")
+    except ValueError:
+        raise
+    except Exception as problem:
+        raise ValueError(f"{fed.policy}: {describe(problem)}") from problem
 
 
 def device_of(experiment: Experiment) -> str:

@@ -42,9 +42,14 @@ def soft_labels(y: Tensor) -> bool:
     return y.ndim > 1 and y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
 
 
+def chunk_size(data: Dataset) -> int:
+    """Number of examples that are evaluated at once."""
+    return min(max(NUMBERS // math.prod(data.shape), 64), 1024)
+
+
 def chunks(data: Dataset) -> list[slice]:
     """Chunks of the test set."""
-    size = min(max(NUMBERS // math.prod(data.shape), 64), 1024)
+    size = chunk_size(data)
     return [slice(i, i + size) for i in range(0, len(data.test_x), size)]
 
 

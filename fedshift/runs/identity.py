@@ -26,6 +26,7 @@ OBJECTS = {  # arguments of `run`, and the settings they replace
     "algorithm": ("algorithm.name",),
     "partition": (),
     "uplink": ("uplink.codec.name",),
+    "policy": ("uplink.policy.name",),
 }
 
 

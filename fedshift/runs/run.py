@@ -22,12 +22,13 @@ from fedshift.rounds.engine import Engine, duplicate
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
+from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplink import Uplink
 from fedshift.runs.journal import Journal, require
 from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
 
 
-def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None) -> None:
+def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None, policy: Any = None) -> None:
     """Raise TypeError for arguments of a wrong type."""
     if not isinstance(experiment, Experiment):
         raise TypeError(
@@ -37,6 +38,8 @@ def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None) -> 
         raise TypeError(f"model={model!r}: must be an instance of torch.nn.Module")
     if uplink is not None and not isinstance(uplink, Uplink | Codec):
         raise TypeError(f"uplink={uplink!r}: must be an Uplink(codec, update, feedback) or a Codec")
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError(f"policy={policy!r}: must be an instance of a class derived from Policy")
     if data is not None and not isinstance(data, Dataset):
         raise TypeError(
             f"data: must be a Dataset, as returned by dataset(x, y, test_x, test_y), not {type(data).__name__}"
@@ -53,6 +56,7 @@ def named_after(
     partition: Partition | None = None,
     uplink: Uplink | None = None,
     goal: Literal["min", "max"] | None = None,
+    policy: Policy | None = None,
 ) -> Experiment:
     """Experiment with the names of the objects that replace those of its settings, for the record."""
     names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
@@ -68,6 +72,11 @@ def named_after(
         kind = type(uplink.codec.quantizer)
         names["uplink.codec"] = {"name": f"{kind.__module__}:{kind.__qualname__}", "object": repr(uplink.codec)}
         names |= {"uplink.send": "updates" if uplink.update else "weights", "uplink.feedback": uplink.feedback}
+        if not quantizes(experiment.uplink):
+            names["uplink.bits"] = 8  # all clients
+    if policy is not None:
+        kind = type(policy)
+        names["uplink.policy"] = {"name": f"{kind.__module__}:{kind.__qualname__}", "object": repr(policy)}
         if not quantizes(experiment.uplink):
             names["uplink.bits"] = 8  # all clients
     if goal is not None:
@@ -116,6 +125,7 @@ class Run(Training):
         algorithm: Algorithm | None = None,
         partition: Partition | None = None,
         uplink: Uplink | Codec | None = None,
+        policy: Policy | None = None,
         goal: Literal["min", "max"] | None = None,
         again: bool = False,
         cores: int | None = None,
@@ -130,7 +140,7 @@ class Run(Training):
         when the rest of the run is built. `like` is a run whose data are shared instead of loaded again. `latest` is
         the last round to resume from.
         """
-        _check_types(experiment, model, data, uplink)
+        _check_types(experiment, model, data, uplink, policy)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         link = Uplink(uplink) if isinstance(uplink, Codec) else uplink
@@ -142,9 +152,10 @@ class Run(Training):
             "algorithm": algorithm,
             "partition": partition,
             "uplink": link,
+            "policy": policy,
         }
         passed = [name for name, value in objects.items() if value is not None]
-        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, link, goal)
+        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, link, goal, policy)
         if again and out is not None:
             require(Path(out), experiment, passed)
         given = [name for name in passed if not _rebuilt(experiment, name, objects[name])]
@@ -154,7 +165,7 @@ class Run(Training):
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
-        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link)
+        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link, policy)
         if experiment.shift.on and not fed.shifted:
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         self.journal = Journal(Path(out), experiment, fed, given) if out is not None else None
@@ -272,6 +283,7 @@ def run(
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
     uplink: Uplink | Codec | None = None,
+    policy: Policy | None = None,
     goal: Literal["min", "max"] | None = None,
 ) -> Run:
     """Start a run; iterate over the result to train. With `out`, the run is recorded in that folder and can be resumed.
@@ -279,8 +291,9 @@ def run(
     `model`, `data`, `loss` (outputs, targets -> mean), `metric` (one number per example), `algorithm` and `partition`
     replace those named in the settings. A loss without a metric is also the score. The shift of the settings is added
     to an `algorithm` that has no shift. `uplink`, or a codec of weights, is that of all clients or, if the settings
-    have clients with 8 bits or fewer, of these. `goal` is `train.goal`: whether a lower ("min") or a higher ("max")
-    metric is better, required unless it follows from the name of the metric.
+    have clients with 8 bits or fewer, of these; a `policy` chooses the uplinks of the same clients in every round.
+    `goal` is `train.goal`: whether a lower ("min") or a higher ("max") metric is better, required unless it follows
+    from the name of the metric.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
@@ -297,6 +310,7 @@ def run(
         algorithm=algorithm,
         partition=partition,
         uplink=uplink,
+        policy=policy,
         goal=goal,
     )
 
@@ -311,6 +325,7 @@ def resume(
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
     uplink: Uplink | Codec | None = None,
+    policy: Policy | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
     """Resume the run in a folder, with bit-identical results; pass the same objects as to `run`.
@@ -337,6 +352,7 @@ def resume(
         algorithm=algorithm,
         partition=partition,
         uplink=uplink,
+        policy=policy,
         again=True,
         tell=tell,
     )

@@ -6,6 +6,7 @@ are the same, so equal weights have equal codes.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,11 +16,12 @@ from fedshift.core.tree import take
 from fedshift.core.types import Params
 from fedshift.data.cohorts import travel
 from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
-from fedshift.engines.gpu.stacked import stacked
+from fedshift.engines.gpu.stacked import each_loss, stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe
 from fedshift.rounds.evaluate import Score
+from fedshift.rounds.policy import sent_loss
 from fedshift.rounds.uplink import split_memory
 
 EXAMPLES = 10_000  # examples scored at a time
@@ -85,7 +87,44 @@ class Batched:
         made = uploads(self.task, trained)
         self._wait()
         seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)
-        return [[upload._replace(seconds=seconds) for upload in job] for job in made]
+        losses = [self._local_losses(stack.job) for stack in trained]
+        return [
+            [upload._replace(seconds=seconds, loss=loss) for upload, loss in zip(job, job_losses, strict=True)]
+            for job, job_losses in zip(made, losses, strict=True)
+        ]
+
+    def _local_losses(self, job: Job) -> list[float | None]:
+        """Loss of the broadcast on the examples of each client, as it is sent; None if the job does not ask for it."""
+        if not job.owned:
+            return [None] * len(job.clients)
+        data, stack = self.task.data, self._stack_of(job.sent.params)
+        with self._evaluating():
+            each = [
+                each_loss(
+                    self.task.loss,
+                    self.net(stack, self.net.inputs(data.x, index[None], None)),
+                    data.targets(data.y[index])[None],
+                )[0]
+                for index in torch.cat(list(job.owned)).to(self.home).split(EXAMPLES)
+            ]
+        by_client = torch.cat(each).double().split([len(examples) for examples in job.owned])
+        return [sent_loss(loss) for loss in torch.stack([losses.mean() for losses in by_client]).tolist()]
+
+    def _stack_of(self, params: Params) -> Params:
+        """A stack of one model, for evaluation."""
+        stack = {name: x.to(self.home)[None] for name, x in params.items()}
+        return {name: x.to(torch.bfloat16) for name, x in stack.items()} if self.net.short else stack
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Put the model in evaluation mode."""
+        for module in self.task.learners:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in self.task.learners:
+                module.training = True
 
     def _wait(self) -> None:
         if self.home.type == "cuda":
@@ -103,19 +142,12 @@ class Batched:
         return job.rule.receive(job.sent, {name: x.to(self.home) for name, x in found.items()})
 
     def evaluate(self, params: Params) -> Score:
-        data, stack = self.task.data, {name: x.to(self.home)[None] for name, x in params.items()}
-        if self.net.short:
-            stack = {name: x.to(torch.bfloat16) for name, x in stack.items()}
-        for module in self.task.learners:
-            module.training = False
+        data, stack = self.task.data, self._stack_of(params)
         try:
-            with arithmetic(self.precision, self.deterministic), torch.no_grad():
+            with self._evaluating(), arithmetic(self.precision, self.deterministic), torch.no_grad():
                 return evaluate.total(self._score(stack, first) for first in range(0, len(data.test_x), EXAMPLES))
         except Exception as problem:
             raise TrainingError(f"evaluation: {describe(problem)}") from problem
-        finally:
-            for module in self.task.learners:
-                module.training = True
 
     def _score(self, stack: Params, first: int) -> Score:
         data = self.task.data

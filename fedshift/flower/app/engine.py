@@ -22,7 +22,7 @@ from fedshift.flower.app.nodes import Nodes
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, TrainRequest, read_report
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.uplink import NODE, remembers
+from fedshift.rounds.uplink import NODE
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import header, pack
 
@@ -154,7 +154,7 @@ class Flower:
         if head.reset:
             self.lost += 1
             self.tell(f"round {job.number}: client {client} lost its memory, which was reset ({self.lost} so far)")
-        kept = {ROUND: torch.tensor(job.number)} if remembers(job.rule, job.uplinks[i]) else {}
+        kept = {ROUND: torch.tensor(job.number)} if job.remembers(i) else {}
         return upload._replace(frame=frame, second=second, memory=kept)
 
 

@@ -23,6 +23,7 @@ from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, 
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.uplink import NODE
+from fedshift.rounds.uplink_json import dumps
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import header, pack
 
@@ -103,6 +104,7 @@ class Flower:
                 clients=clients,
                 accepted=[int(job.recall(client).get(ROUND, 0)) for client in clients],
                 base=base,
+                uplinks=[dumps(job.uplinks[job.clients.index(client)]) for client in clients] if job.adaptive else [],
             )
             content = RecordDict({ARRAYS: arrays[base], **control, CONFIG: request.config()})
             messages.append(Message(content, at[part], TRAIN, group_id=str(job.number)))
@@ -137,6 +139,7 @@ class Flower:
             return failed(client, f"its node answered with error {reply.error.code}: {why}")
         try:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
+            upload = upload if job.owned else upload._replace(loss=None)
             if upload.silent and defines(job.rule, "sends"):
                 return upload
             if upload.silent:

@@ -1,6 +1,6 @@
 """Deadline: rates that fit the links, and divide a budget so that the mean has the smallest error.
 
-    minimise sum_k p_k^2 c_k 2^(-2 R_k)   with   R_k d <= 8 (deadline bandwidth_k - overhead)
+    minimise sum_k p_k^2 c_k 2^(-2 R_k)   with   R_k d / 8 + overhead <= deadline bandwidth_k
                                           and    sum_k (R_k d / 8 + overhead) <= budget
 
 R_k are bits per value, d is the number of values, and c_k 2^(-2R) is the distortion of the update of client k: c_k is
@@ -8,6 +8,9 @@ the squared norm of its last update, or the mean of the known ones (1 without an
 `most`. Without a budget, each client has the largest rate that its link affords. With one, reverse water-filling
 (Cover and Thomas, Elements of Information Theory, section 10.3.3) solves it: R_k = log2(p_k^2 c_k) / 2 + level within
 the limits of client k, with the level at which the budget is spent.
+
+The overhead of an upload is its header and side data, and the largest number of bytes by which an upload of the last
+round exceeded its plan, because a coder needs a little more than the entropy of the codes.
 """
 
 import math
@@ -57,13 +60,20 @@ class Deadline(Policy):
         return frozenset({"bandwidth"} if self.deadline is not None else ())
 
     def init(self, clients: int, rounds: int) -> Params:
-        """Number of uploads so far whose smallest rate exceeded the deadline, and of rounds beyond the budget."""
-        return {"late": torch.tensor(0), "beyond": torch.tensor(0)}
+        """Numbers of late uploads and of rounds beyond the budget; planned bytes of each client, and the excess."""
+        planned = torch.zeros(clients, dtype=torch.float64)
+        excess = torch.zeros((), dtype=torch.float64)
+        return {"late": torch.tensor(0), "beyond": torch.tensor(0), "planned": planned, "excess": excess}
 
     def choose(
         self, state: Params, number: int, cohort: Sequence[int], stats: PolicyStats
     ) -> tuple[Sequence[Uplink], Params]:
-        here, d, overhead = torch.tensor(cohort), stats.values, stats.overhead(uplink(self.least))
+        here, d, fixed = torch.tensor(cohort), stats.values, stats.overhead(uplink(self.least))
+        planned, excess = state["planned"].clone(), state["excess"]
+        arrived = (stats.last == number - 1) & (planned > 0)
+        if arrived.any():
+            excess = (stats.bytes - planned)[arrived].max().clamp(min=0)
+        overhead = fixed + float(excess)
         seconds = self.deadline or math.inf
         speeds = [math.inf] * len(cohort) if stats.bandwidth is None else stats.bandwidth[here].tolist()
         affordable = [8 * (seconds * speed - overhead) / d for speed in speeds]
@@ -72,8 +82,10 @@ class Deadline(Policy):
         energy = [p * p * c for p, c in zip(stats.weights[here].tolist(), energies(stats, cohort), strict=True)]
         rates = plan(energy, [self.least] * len(cohort), high, total)
         late, beyond = sum(rate < self.least for rate in affordable), total < self.least * len(cohort)
-        after = {"late": state["late"] + late, "beyond": state["beyond"] + int(beyond)}
-        return [uplink(max(self.least, math.floor(rate * STEPS) / STEPS)) for rate in rates], after
+        rates = [max(self.least, math.floor(rate * STEPS) / STEPS) for rate in rates]
+        planned[here] = fixed + torch.tensor(rates, dtype=torch.float64) * d / 8
+        counts = {"late": state["late"] + late, "beyond": state["beyond"] + int(beyond)}
+        return [uplink(rate) for rate in rates], counts | {"planned": planned, "excess": excess}
 
 
 def energies(stats: PolicyStats, cohort: Sequence[int]) -> list[float]:

@@ -33,6 +33,7 @@ class Report(NamedTuple):
     loss: float  # F_k(w_t) of the model that the client received; 0 if the policy does not need it
     norm: float  # |w_k - w_t| as the server decodes it, over trained tensors
     error: float  # |u - Q(u)| / |u|
+    bytes: float  # of the upload
 
 
 class PolicyStats(NamedTuple):
@@ -49,17 +50,18 @@ class PolicyStats(NamedTuple):
     loss: Tensor  # (N,) float64: F_k(w_t), if the policy needs "loss"
     norm: Tensor  # (N,) float64: norm of the update
     error: Tensor  # (N,) float64: relative error of the codec
+    bytes: Tensor  # (N,) float64: bytes of the upload
 
     def mean_loss(self, number: int) -> float | None:
         """sum_k p_k F_k over the clients whose uploads of round `number` were used; None if there are none.
 
         >>> whole, one = torch.tensor([1, 2, 2]), torch.ones(3).double()
         >>> p, loss = torch.tensor([1.0, 1.0, 3.0]).double(), torch.tensor([9.0, 2.0, 6.0]).double()
-        >>> PolicyStats(9, 1, p, whole, None, [], lambda uplink: 0, whole, loss, one, one).mean_loss(2)
+        >>> PolicyStats(9, 1, p, whole, None, [], lambda uplink: 0, whole, loss, one, one, one).mean_loss(2)
         5.0
         """
         here = self.last == number
-        if not here.any():
+        if number < 1 or not here.any():  # 0 means that a client has not uploaded yet
             return None
         return float((self.weights[here] * self.loss[here]).sum() / self.weights[here].sum())
 

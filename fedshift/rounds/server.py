@@ -21,7 +21,7 @@ from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.policy import Report, loss_problem
-from fedshift.rounds.statistics import Statistics
+from fedshift.rounds.statistics import Statistics, upload_bytes
 from fedshift.rounds.uplink import Uplink, base_of, code, join_server, quantized, read, split_server
 from fedshift.wire.frame import WireError
 from fedshift.wire.mean import Frame, Mean, Ruler, UploadNorms
@@ -233,7 +233,8 @@ class RoundUploads:
             self.kept.append(received)
         self.stats.count(upload, job, checked.place)
         self.memory[upload.client] = join_server(upload.memory, theirs)
-        self.reports[upload.client] = Report(upload.loss or 0.0, checked.norms[UPDATE], upload.error)
+        norm_of_update, length = checked.norms[UPDATE], upload_bytes(upload)
+        self.reports[upload.client] = Report(upload.loss or 0.0, norm_of_update, upload.error, length)
         return True
 
     def _remembered(self, client: int) -> Params:

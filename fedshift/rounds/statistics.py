@@ -45,7 +45,7 @@ class Statistics:
         self._count_bytes(upload, job, i)
         if uplink.lossy:
             self.errors.append(upload.error)
-        length = len(upload.frame) + len(upload.second) + _loss_bytes(upload)
+        length = upload_bytes(upload)
         if self.fed.bandwidth is not None:
             sent = length / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
@@ -148,6 +148,11 @@ class Statistics:
             bytes_framed=codes + side + header if self.framed else None,
             uplinks=tuple(self.uplinks),
         )
+
+
+def upload_bytes(upload: Upload) -> int:
+    """Bytes of all that a client sends in a round."""
+    return len(upload.frame) + len(upload.second) + _loss_bytes(upload)
 
 
 def _loss_bytes(upload: Upload) -> int:

@@ -18,7 +18,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Histogram
 from fedshift.runs.columns import column
-from fedshift.runs.record import ROUNDS, about, finished, settings_of
+from fedshift.runs.record import ROUNDS, UPLINKS, about, finished, settings_of
 from fedshift.runs.sheet import Figures, Sheet, Uploaded, layers, sheet, uploaded
 
 CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
@@ -39,6 +39,16 @@ class Weights(NamedTuple):
     histogram: Histogram
 
 
+class UplinkRecord(NamedTuple):
+    """Uplink of one used upload, chosen by a policy."""
+
+    round: int
+    client: int
+    codec: str
+    bytes: int
+    bits: float  # per value
+
+
 class Broken(NamedTuple):
     """Run that cannot be read, and the reason."""
 
@@ -57,6 +67,7 @@ class Recorded:
     figures: dict[str, Figures]  # (n,) by column
     clients: list[ClientRecord]
     weights: list[Weights]
+    uplinks: list[UplinkRecord]  # [] without an uplink policy
     lost: dict[str, int]  # number of damaged lines, by file
     ended: bool  # the final model is complete
 
@@ -121,7 +132,9 @@ def recorded(folder: Path) -> Recorded | Broken:
     numbers, figures = _by_round(rounds, experiment.train.rounds)
     clients, clients_lost = _clients(folder / CLIENTS)
     weights, weights_lost = _weights(folder / HISTOGRAMS)
+    uplinks, uplinks_lost = _uplinks(folder / UPLINKS)
     lost = {ROUNDS: rounds.lost + len(rounds.lines) - len(numbers), CLIENTS: clients_lost, HISTOGRAMS: weights_lost}
+    lost[UPLINKS] = uplinks_lost
     return Recorded(
         folder=folder,
         experiment=experiment,
@@ -130,6 +143,7 @@ def recorded(folder: Path) -> Recorded | Broken:
         figures=figures,
         clients=clients,
         weights=weights,
+        uplinks=uplinks,
         lost={name: count for name, count in lost.items() if count},
         ended=finished(folder),
     )
@@ -169,6 +183,26 @@ def _clients(path: Path) -> tuple[list[ClientRecord], int]:
             found.append(ClientRecord(int(number), group, int(examples), [int(count) for count in labels]))
         except ValueError:
             continue
+    return found, lines.lost + len(lines.lines) - len(found)
+
+
+def _uplinks(path: Path) -> tuple[list[UplinkRecord], int]:
+    """Uplinks that a policy chose, [] if there is none, and the number of damaged lines."""
+    if not path.exists():
+        return [], 0
+    try:
+        lines = sheet(path)
+    except RunError:
+        return [], 1
+    found = []
+    for cells in lines.lines:
+        try:
+            number, client, codec, length, bits = cells
+            used = UplinkRecord(int(number), int(client), codec, int(length), float(bits))
+        except ValueError:
+            continue
+        if used.round > 0 and used.client >= 0 and used.bytes >= 0 and 0 <= used.bits < math.inf:
+            found.append(used)
     return found, lines.lost + len(lines.lines) - len(found)
 
 

@@ -30,6 +30,7 @@ from fedshift.flower.app.client_runner import ClientRunner
 from fedshift.flower.app.engine import TIMEOUT, WAIT, Flower
 from fedshift.flower.app.protocol import digest
 from fedshift.rounds.evaluate import Loss, Metric
+from fedshift.rounds.policy import Policy
 from fedshift.runs.events import Event
 from fedshift.runs.record import begun, finished, settings_of
 from fedshift.runs.run import Run, named_after
@@ -49,6 +50,7 @@ def client_app(
     loss: Loss | None = None,
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
+    policy: Policy | None = None,
     state_dir: Path | str | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains the clients of its node; pass the same arguments as to `server_app`.
@@ -66,10 +68,12 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        settings = named_after(experiment or experiment_of(context.run_config), model, data, loss, metric, algorithm)
+        given = experiment or experiment_of(context.run_config)
+        settings = named_after(given, model, data, loss, metric, algorithm, policy=policy)
         if (text := settings.toml()) not in runners:  # once per process
             runners.clear()
-            runners[text] = ClientRunner(settings, build(settings, model, data, loss, metric, algorithm))
+            fed = build(settings, model, data, loss, metric, algorithm, policy=policy)
+            runners[text] = ClientRunner(settings, fed)
         return runners[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
     return app
@@ -84,6 +88,7 @@ def server_app(
     loss: Loss | None = None,
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
+    policy: Policy | None = None,
     timeout: float = TIMEOUT,
     wait: float = WAIT,
 ) -> ServerApp:
@@ -123,6 +128,7 @@ def server_app(
                 "loss": loss,
                 "metric": metric,
                 "algorithm": algorithm,
+                "policy": policy,
             }
             drive(begin(settings, folder, grid, objects, timeout, wait, tell), channel)
         except FinishedError as finish:  # nothing to do

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedshift.codecs.base import finite
 from fedshift.codecs.codec import Codec
-from fedshift.core.tree import part, prefixed
+from fedshift.core.tree import part, prefixed, tmap
 from fedshift.core.types import Params
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.registry import codec_bytes
@@ -129,7 +129,7 @@ def choose(
         raise ValueError(f"choose returned the state {kinds}, but init returned {needed}")
     if broken := [name for name, x in after.items() if x.is_floating_point() and not finite(x)]:
         raise ValueError(f"choose returned a state whose {broken[0]} is NaN or infinite")
-    return uplinks, before | prefixed(STATE, after)
+    return uplinks, before | prefixed(STATE, tmap(torch.clone, after))  # tensors that share memory cannot be stored
 
 
 def reported(before: Params, number: int, reports: Mapping[int, Report]) -> Params:

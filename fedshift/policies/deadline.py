@@ -1,4 +1,4 @@
-"""Deadline: rates that fit the links, and divide a budget so that the mean has the smallest error.
+"""Deadline: rates that links afford in time, by reverse water-filling (Cover and Thomas, 2006).
 
     minimise sum_k p_k^2 c_k 2^(-2 R_k)   with   R_k d / 8 + overhead <= deadline bandwidth_k
                                           and    sum_k (R_k d / 8 + overhead) <= budget

@@ -37,7 +37,16 @@ class Report(NamedTuple):
 
 
 class PolicyStats(NamedTuple):
-    """What the server knows at the start of a round; tensors (N,) have one entry per client of the population."""
+    """What the server knows at the start of a round; tensors (N,) have one entry per client of the population.
+
+    Two of three clients uploaded in round 2, with weights 1 and 3:
+
+    >>> last, nothing = torch.tensor([1, 2, 2]), torch.zeros(3)
+    >>> p, loss = torch.tensor([1.0, 1.0, 3.0]), torch.tensor([9.0, 2.0, 6.0])
+    >>> stats = PolicyStats(100, 650, p, last, None, [], lambda uplink: 0, last, loss, nothing, nothing, nothing)
+    >>> stats.mean_loss(2), stats.mean_loss(3)
+    (5.0, None)
+    """
 
     rounds: int  # of the whole run
     values: int  # number of trained values of the model
@@ -53,13 +62,7 @@ class PolicyStats(NamedTuple):
     bytes: Tensor  # (N,) float64: bytes of the upload
 
     def mean_loss(self, number: int) -> float | None:
-        """sum_k p_k F_k over the clients whose uploads of round `number` were used; None if there are none.
-
-        >>> whole, one = torch.tensor([1, 2, 2]), torch.ones(3).double()
-        >>> p, loss = torch.tensor([1.0, 1.0, 3.0]).double(), torch.tensor([9.0, 2.0, 6.0]).double()
-        >>> PolicyStats(9, 1, p, whole, None, [], lambda uplink: 0, whole, loss, one, one, one).mean_loss(2)
-        5.0
-        """
+        """sum_k p_k F_k over the clients whose uploads of round `number` were used; None if there are none."""
         here = self.last == number
         if number < 1 or not here.any():  # 0 means that a client has not uploaded yet
             return None

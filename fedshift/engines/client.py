@@ -74,7 +74,7 @@ class Client:
         self._mode(False)
         with torch.no_grad(), self._drawing() as generator:
             generator.manual_seed(0)
-            for part in examples.to(self.device).split(evaluate.chunk_size(data)):
+            for part in torch.split(examples.to(self.device), evaluate.chunk_size(data)):
                 outputs = self.task.model(data.inputs(data.x.index_select(0, part)))
                 total += len(part) * float(self.task.loss(outputs, data.targets(data.y.index_select(0, part))))
         return sent_loss(total / len(examples))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from pydantic import (
@@ -34,7 +34,6 @@ from fedshift.policies.table import POLICIES
 from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplinks import DOWNLINKS, UPLINKS, expanded, expanded_down
 
-Made = TypeVar("Made")
 REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # by a codec
 
 
@@ -243,7 +242,8 @@ class CodecSettings(SettingsTable):
         """The codec; ValueError if its function does not accept the arguments."""
         if "object" in self.args:
             raise ValueError(f"codec = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
-        return _made("codec", self.name, self.args, CODECS, Codec)
+        codec: Codec = _made("codec", self.name, self.args, CODECS, Codec)
+        return codec
 
 
 class PolicySettings(SettingsTable):
@@ -268,10 +268,11 @@ class PolicySettings(SettingsTable):
         """The policy; ValueError if it does not accept the arguments."""
         if "object" in self.args:
             raise ValueError(f"policy = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
-        return _made("policy", self.name, self.args, POLICIES, Policy)
+        policy: Policy = _made("policy", self.name, self.args, POLICIES, Policy)
+        return policy
 
 
-def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], of: type[Made]) -> Made:
+def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], of: type[Any]) -> Any:
     """Result of a function of a table or of a user; ValueError if it does not accept the arguments."""
     try:
         made = _called(table[name], args) if name in table else named(name)(**args)
@@ -287,12 +288,12 @@ def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], 
 
 
 def _called(make: Any, args: dict[str, Any]) -> Any:
-    """Result of a function, or instance of a class, with arguments of exactly the annotated types."""
+    """Result of a function, or instance of a dataclass, with arguments of exactly the annotated types."""
     strict = validate_call(config=ConfigDict(strict=True))
     if not isinstance(make, type):
         return strict(make)(**args)
-    made = make.__new__(make)
-    strict(make.__init__)(made, **args)
+    made: Any = object.__new__(make)
+    strict(vars(make)["__init__"])(made, **args)
     return made
 
 
@@ -428,7 +429,7 @@ class UplinkSettings(CodingSettings):
             self.policy.made()
         if "bits" not in self.model_fields_set and not self.group:
             object.__setattr__(self, "bits", 8)
-        if not any(map(quantizes, (self, *self.group.values()))):
+        if not (quantizes(self) or any(map(quantizes, self.group.values()))):
             raise ValueError(f"policy = {self.policy.name!r}: has no effect with bits = {self.bits!r}")
 
     @model_serializer(mode="wrap")

@@ -105,9 +105,9 @@ class Batched:
                     self.net(stack, self.net.inputs(data.x, index[None], None)),
                     data.targets(data.y[index])[None],
                 )[0]
-                for index in torch.cat(list(job.owned)).to(self.home).split(EXAMPLES)
+                for index in torch.split(torch.cat(list(job.owned)).to(self.home), EXAMPLES)
             ]
-        by_client = torch.cat(each).double().split([len(examples) for examples in job.owned])
+        by_client = torch.split(torch.cat(each).double(), [len(examples) for examples in job.owned])
         return [sent_loss(loss) for loss in torch.stack([losses.mean() for losses in by_client]).tolist()]
 
     def _stack_of(self, params: Params) -> Params:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fedshift.data import Dataset, dataset
     from fedshift.experiment.settings import Experiment
     from fedshift.rounds.federation import Outcome
+    from fedshift.rounds.policy import Policy, PolicyStats
     from fedshift.rounds.uplink import Uplink
     from fedshift.runs.run import Run, resume, run
     from fedshift.wire.frame import Header, WireError
@@ -81,6 +82,8 @@ __all__ = [
     "PerBlock",
     "PerChannel",
     "PerTensor",
+    "Policy",
+    "PolicyStats",
     "Quantizer",
     "Range",
     "Round",
@@ -123,6 +126,7 @@ _NAMES = {
     "fedshift.data": "Dataset dataset",
     "fedshift.wire.frame": "Header WireError",
     "fedshift.rounds.federation": "Outcome",
+    "fedshift.rounds.policy": "Policy PolicyStats",
     "fedshift.runs.run": "Run resume run",
     "fedshift.experiment.settings": "Experiment",
     "fedshift.core.types": "Broadcast DecodedUpload GroupMean Params Round",

@@ -14,7 +14,7 @@ LAYERS = [
     {"codecs", "data", "models", "algorithms"},
     {"wire"},
     {"rounds"},
-    {"engines"},
+    {"engines", "policies"},
     {"experiment"},
     {"runs"},
     {"report", "track", "flower"},

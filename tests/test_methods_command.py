@@ -11,6 +11,7 @@ from fedshift.cli.methods import catalog
 from fedshift.codecs.named import CODECS
 from fedshift.experiment.build import named_algorithm
 from fedshift.experiment.settings import CodingSettings, check_used
+from fedshift.policies.table import POLICIES
 from tests.docs.blocks import ROOT
 from tests.runs import fedshift
 
@@ -24,6 +25,7 @@ def test_all_names_of_settings_are_listed() -> None:
     names = {kind: [item["name"] for item in items] for kind, items in catalog().items()}
     assert names["algorithms"] == list(ALGORITHMS)
     assert names["codecs"] == list(CODECS)
+    assert names["policies"] == list(POLICIES)
     for kind, field in (("quantizers", "quantizer"), ("coders", "coder")):
         assert set(names[kind]) == {*get_args(CodingSettings.model_fields[field].annotation)} - {"auto"}
 
@@ -49,12 +51,20 @@ def test_listed_arguments_of_codecs_are_the_defaults(item: dict[str, Any]) -> No
     assert listed.uplink.codec_for(8) == CODECS[item["name"]]()
 
 
+@pytest.mark.parametrize("item", catalog()["policies"], ids=lambda item: item["name"])
+def test_listed_arguments_of_policies_are_the_defaults(item: dict[str, Any]) -> None:
+    needed = {"budget": 1e6} if item["name"] == "deadline" else {}
+    listed = Experiment(uplink={"policy": {"name": item["name"]} | given(item) | needed})
+    assert listed.uplink.policy is not None
+    assert listed.uplink.policy.made() == POLICIES[item["name"]](**needed)
+
+
 def test_every_line_is_a_sentence_and_every_algorithm_has_a_reference() -> None:
     for items in catalog().values():
         for item in items:
             assert item["line"].endswith("."), item
             assert len(item["line"]) <= 120
-    for item in catalog()["algorithms"]:
+    for item in [*catalog()["algorithms"], *catalog()["policies"]]:
         assert item["reference"].endswith("."), item
 
 

@@ -459,6 +459,15 @@ def test_an_argument_of_a_codec_that_only_one_run_has_is_a_difference() -> None:
     assert len({str(row.label) for row in found}) == len(found) == 2
 
 
-def test_clients_with_a_codec_are_inferior_in_labels() -> None:
-    experiment = Experiment(uplink={"bits": "32+8", "codec": "qsgd"})
-    assert [bits(experiment, group) for group in ("32 bit", "qsgd")] == [32, 8]
+def test_an_argument_of_a_policy_that_only_one_run_has_is_a_difference() -> None:
+    policies = ("dadaquant", {"name": "dadaquant", "q_max": 4}, {"name": "dadaquant", "q_max": 4, "psi": 0.5})
+    runs = [Experiment(uplink={"policy": policy}) for policy in policies] + [Experiment()]
+    assert len(set(names(runs))) == 4
+    found = rows([RunResult(run, 0.5, 0.5, 1) for run in runs], runs)
+    assert len({str(row.label) for row in found}) == len(found) == 4
+
+
+def test_clients_with_a_codec_or_a_policy_are_inferior_in_labels() -> None:
+    for uplink, name in (({"codec": "qsgd"}, "qsgd"), ({"policy": "adaquantfl"}, "adaquantfl")):
+        experiment = Experiment(uplink={"bits": "32+8"} | uplink)
+        assert [bits(experiment, group) for group in ("32 bit", name)] == [32, 8]

@@ -19,11 +19,13 @@ from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe, evaluation
 from fedshift.rounds.evaluate import ClientChunk, Part
 from fedshift.rounds.optimizers import Stepper
+from fedshift.rounds.policy import sent_loss
 from fedshift.rounds.uplink import Uplink, base_of, join_memory, quantized, send, split_memory
 from fedshift.rounds.upload_stats import drift, histograms, relative_error
 from fedshift.wire.writer import Writer
 
 NOWHERE = torch.zeros(())
+WRITERS = 32  # of different uplinks that are kept; a policy may choose others in every round
 
 
 class Client:
@@ -76,6 +78,26 @@ class Client:
             generator.manual_seed(seed)
             yield
 
+    def local_loss(self, params: Params, examples: Tensor) -> float:
+        """F_k(w): mean loss of the model on a client's examples, in evaluation mode, as it is sent."""
+        data, total = self.task.data, 0.0
+        self.load(params)
+        self._mode(False)
+        with torch.no_grad(), self._drawing() as generator:
+            generator.manual_seed(0)
+            for part in torch.split(examples.to(self.device), evaluate.chunk_size(data)):
+                outputs = self.task.model(data.inputs(data.x.index_select(0, part)))
+                total += len(part) * float(self.task.loss(outputs, data.targets(data.y.index_select(0, part))))
+        return sent_loss(total / len(examples))
+
+    def writer(self, uplink: Uplink, like: Params) -> Writer:
+        """Writer of an uplink; those used last are kept."""
+        found = self.writers.pop(uplink, None) or Writer(quantized(uplink, self.trained), like)
+        if len(self.writers) >= WRITERS:
+            del self.writers[next(iter(self.writers))]
+        self.writers[uplink] = found
+        return found
+
     def try_step(self, batch: int) -> None:
         """Compute the gradients of one batch, and restore the model."""
         data = self.task.data
@@ -100,6 +122,7 @@ class Client:
         with training(job, client):
             rule_memory = rule.receive(sent, rule_memory or rule.init(take(sent.params, self.trained)))
             plan = Plan(*(part[i] for part in job.plan))
+            loss = self.local_loss(sent.params, job.owned[i]) if job.owned else None
             w = self.steps(job, plan, rule_memory)
             weights = take(w, self.trained)
             distance = travel(plan, self.task.momentum) if uses_travel(rule) else NOWHERE
@@ -111,8 +134,6 @@ class Client:
         start, second = base_of(rule, sent.params, self.trained), b""
         try:
             key = rng.fold(plan.key[0], ROUNDING) if uplink.codec.random else None
-            if uplink not in self.writers:
-                self.writers[uplink] = Writer(quantized(uplink, self.trained), w)
             coded = send(
                 uplink,
                 upload,
@@ -121,7 +142,7 @@ class Client:
                 self.trained,
                 job.header(i, reset),
                 key,
-                self.writers[uplink],
+                self.writer(uplink, w),
             )
             if defines(rule, "second"):
                 with training(job, client):
@@ -146,11 +167,12 @@ class Client:
             client=client,
             frame=coded.frame,
             second=second,
-            memory=join_memory(rule_memory, coded.error if uplink.feedback else {}),
+            memory=join_memory(rule_memory, coded.error if uplink.feedback else error),
             drift=drifts(upload, coded.decoded, start, job.layers),
             error=relative_error(coded.coded, coded.error),
             seconds=(middle - begin, end - middle),
             histograms=histograms(coded.coded, coded.error, job.layers) if job.histograms and uplink.lossy else (),
+            loss=loss,
         )
 
     def steps(self, job: Job, plan: Plan, memory: Params) -> Params:

@@ -23,7 +23,6 @@ from fedshift.engines.client import Client
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, Upload, describe, evaluation
 from fedshift.rounds.evaluate import ClientChunk, ClientScores, Held, Score
-from fedshift.rounds.uplink import remembers
 
 
 class Processes:
@@ -47,9 +46,8 @@ class Processes:
         return [self._cohort(job) for job in jobs]
 
     def _cohort(self, job: Job) -> Iterator[Upload]:
-        ahead = (
-            1 if any(remembers(job.rule, uplink) for uplink in job.uplinks) else 2
-        )  # only a short message may be sent to a busy worker
+        # only a short message may be sent to a busy worker
+        ahead = 1 if any(job.remembers(i) for i in range(len(job.clients))) else 2
         todo, done = iter(range(len(job.clients))), dict[int, Upload]()
         busy = dict.fromkeys(self.connections, 0)
 

@@ -26,7 +26,7 @@ from fedshift.engines import Batched, Engine, ForkError, Processes, Sequential, 
 from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.engines.workers import FORKS
-from fedshift.experiment.links import bandwidth, downlink, links
+from fedshift.experiment.links import bandwidth, downlink, links, policy_of
 from fedshift.experiment.settings import OPTIMIZERS, AdamSettings, Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
@@ -35,6 +35,7 @@ from fedshift.rounds.evaluate import AnyMetric, Held, Loss, Metric, soft_labels,
 from fedshift.rounds.federation import Federation, shift_of
 from fedshift.rounds.metrics import METRICS
 from fedshift.rounds.optimizers import Adam, MakeOptimizer, check_optimizer
+from fedshift.rounds.policy import Policy, begin
 from fedshift.rounds.uplink import Uplink
 
 TRIED = 10_000  # rounds for which a user's schedule is called before training
@@ -50,6 +51,7 @@ def build(
     partition: Partition | None = None,
     uplink: Uplink | None = None,
     optimizer: MakeOptimizer | None = None,
+    policy: Policy | None = None,
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
     try:
@@ -114,7 +116,12 @@ def build(
         cap=experiment.bounds.weight,
         run=run_number(experiment),
         held=held,
+        policy=policy_of(experiment, policy),
+        rounds=train.rounds,
     )
+    if fed.policy is not None:
+        with setting("uplink.policy"):
+            try_policy(fed)
     with setting("algorithm"):
         fed.start()
     if task.optimizer is not None and (method := depends_on_travel(fed)):
@@ -225,6 +232,19 @@ def try_out(task: Task, batch: int) -> None:
         raise SettingsError(f"{subject}: {str(problem).removeprefix('evaluation: ')}") from problem
     except ValueError as problem:  # training changes a buffer
         raise SettingsError(f"model: {problem}") from None
+
+
+def try_policy(fed: Federation) -> None:
+    """Create the state of the policy, so that a user's policy that fails does so before training."""
+    assert fed.policy is not None
+    try:
+        state = begin(fed.policy, fed.partition.clients, fed.rounds)
+        if wrong := [name for name, x in state.items() if not isinstance(x, Tensor)]:
+            raise ValueError(f"{fed.policy}: init must return tensors by name, and {wrong[0]} is not a tensor")
+    except ValueError:
+        raise
+    except Exception as problem:
+        raise ValueError(f"{fed.policy}: {describe(problem)}") from problem
 
 
 def device_of(experiment: Experiment) -> str:

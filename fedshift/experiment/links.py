@@ -10,6 +10,7 @@ from torch import Tensor
 from fedshift.experiment.settings import Bits, CodingSettings, Experiment, LinkSettings, widths
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Group
+from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.registry import codec_bytes
 
@@ -27,14 +28,15 @@ def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Gr
         rate = config.bandwidth.get(bits) if isinstance(config.bandwidth, dict) else config.bandwidth
         if uplink is not None and bits <= 8:
             codec_bytes(uplink.codec)  # an error now, if it cannot be sent
-            return Group(name, uplink, None if isinstance(rate, tuple) else rate)
+            return Group(name, uplink, None if isinstance(rate, tuple) else rate, adaptive=True)
         return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
     def kind(bits: Bits) -> str:
         """Name of clients with these bits."""
-        if config.codec is None or bits > 8:
+        chosen = config.policy or config.codec
+        if chosen is None or bits > 8:
             return f"{bits} bit"
-        name = config.codec.name.rpartition(":")[2]
+        name = chosen.name.rpartition(":")[2]
         return name if len([width for width in widths(config) if width <= 8]) == 1 else f"{name}, {bits} bit"
 
     if isinstance(config.bits, tuple):
@@ -104,7 +106,26 @@ def _populated(groups: Sequence[Group], group: Tensor, where: str) -> Tensor:
 
 
 def group_of(name: str, link: LinkSettings) -> Group:
-    return Group(name, _uplink("uplink", link, link.bits), link.bandwidth)
+    return Group(name, _uplink("uplink", link, link.bits), link.bandwidth, adaptive=link.bits <= 8)
+
+
+def policy_of(experiment: Experiment, given: Policy | None = None) -> Policy | None:
+    """The given uplink policy or that of the settings; None without one."""
+    config = experiment.uplink.policy
+    if given is None and config is None:
+        return None
+    try:
+        policy = given or (config.made() if config else None)
+    except ValueError as problem:
+        raise SettingsError(f"uplink.{problem}") from None
+    if policy and "bandwidth" in policy.needs and not _has_bandwidth(experiment):
+        raise SettingsError(f"uplink.policy: {policy} needs bandwidths; set uplink.bandwidth, or that of each group")
+    return policy
+
+
+def _has_bandwidth(experiment: Experiment) -> bool:
+    uplink = experiment.uplink
+    return uplink.bandwidth is not None or any(group.bandwidth for group in uplink.group.values())
 
 
 def _uplink(table: str, coding: CodingSettings, bits: int) -> Uplink:

@@ -31,7 +31,9 @@ from fedshift.core.names import named, suggest
 from fedshift.data.datasets import is_path
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
+from fedshift.policies.table import POLICIES
 from fedshift.rounds.metrics import METRICS
+from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplinks import DOWNLINKS, REPLACED, UPLINKS, expanded, expanded_down
 
 CLIENTS = 100  # number of clients, unless it follows from the data
@@ -377,20 +379,59 @@ class CodecSettings(SettingsTable):
         """The codec; ValueError if its function does not accept the arguments."""
         if "object" in self.args:
             raise ValueError(f"codec = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
-        try:
-            if self.name in CODECS:
-                codec = validate_call(config=ConfigDict(strict=True))(CODECS[self.name])(**self.args)
-            else:
-                codec = named(self.name)(**self.args)
-        except ValidationError as problem:
-            wrong = problem.errors()[0]
-            raise ValueError(f"codec.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None
-        except Exception as problem:  # of a user's function
-            why = " ".join(str(problem).split()) or type(problem).__name__
-            raise ValueError(f"codec = {self.name!r}{f' with {self.args}' if self.args else ''}: {why}") from problem
-        if not isinstance(codec, Codec):
-            raise ValueError(f"codec = {self.name!r}: returns {type(codec).__name__}, but must return a Codec")
+        codec: Codec = _made("codec", self.name, self.args, CODECS, Codec)
         return codec
+
+
+class PolicySettings(SettingsTable):
+    """Name of an uplink policy, and as further settings its arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str  # one of `fedshift methods`, or module:function
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in POLICIES and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(POLICIES)}, or module:function")
+        return name
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+    def made(self) -> Policy:
+        """The policy; ValueError if it does not accept the arguments."""
+        if "object" in self.args:
+            raise ValueError(f"policy = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
+        policy: Policy = _made("policy", self.name, self.args, POLICIES, Policy)
+        return policy
+
+
+def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], of: type[Any]) -> Any:
+    """Result of a function of a table or of a user; ValueError if it does not accept the arguments."""
+    try:
+        made = _called(table[name], args) if name in table else named(name)(**args)
+    except ValidationError as problem:
+        wrong = problem.errors()[0]
+        raise ValueError(f"{kind}.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None
+    except Exception as problem:  # of a user's function
+        why = " ".join(str(problem).split()) or type(problem).__name__
+        raise ValueError(f"{kind} = {name!r}{f' with {args}' if args else ''}: {why}") from problem
+    if not isinstance(made, of):
+        raise ValueError(f"{kind} = {name!r}: returns {type(made).__name__}, but must return a {of.__name__}")
+    return made
+
+
+def _called(make: Any, args: dict[str, Any]) -> Any:
+    """Result of a function, or instance of a dataclass, with arguments of exactly the annotated types."""
+    strict = validate_call(config=ConfigDict(strict=True))
+    if not isinstance(make, type):
+        return strict(make)(**args)
+    made: Any = object.__new__(make)
+    strict(vars(make)["__init__"])(made, **args)
+    return made
 
 
 class CodingSettings(SettingsTable):
@@ -470,8 +511,13 @@ class LinkSettings(CodingSettings):
 
 
 class UplinkSettings(CodingSettings):
-    """Uplink of all clients: the same for all, in parts ("32+4"), by fraction, per client, or in named groups."""
+    """Uplink of all clients: the same for all, in parts ("32+4"), by fraction, per client, or in named groups.
 
+    A `policy` chooses the uplinks of all clients with 8 bits or fewer in every round, and sets `bits` to 8 unless it is
+    given.
+    """
+
+    policy: Annotated[PolicySettings | None, BeforeValidator(_table)] = None
     bits: Bits | Parts | dict[Bits, Annotated[float, Field(gt=0, le=1)]] | tuple[Bits, ...] = 32
     bandwidth: Rate | dict[Bits, Rate] | tuple[Rate, ...] | None = None  # bytes per second and client
     group: dict[str, LinkSettings] = {}
@@ -488,6 +534,7 @@ class UplinkSettings(CodingSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        self._check_policy()
         for part in self.bits.split("+") if isinstance(self.bits, str) else ():
             if part not in map(str, get_args(Bits)):
                 raise ValueError(f"bits = {self.bits!r}: {part} is not allowed; bits must be {BITS}")
@@ -502,6 +549,29 @@ class UplinkSettings(CodingSettings):
                 raise ValueError(f"group.{name}: must have either a share of the clients or a list of clients")
         check_codable(self)
         return self
+
+    def _check_policy(self) -> None:
+        """Refuse settings that have no effect with a policy, and a policy without clients."""
+        if self.policy is None:
+            return
+        if self.policy.name in POLICIES:  # a user's policy may use the uplinks of the settings
+            given = [name for name in CodingSettings.model_fields if name in self.model_fields_set]
+            if unused := [name for name in given if getattr(self, name) is not None]:
+                raise ValueError(f"{unused[0]}: has no effect with policy = {self.policy.name!r}, which replaces it")
+            self.policy.made()
+        if "bits" not in self.model_fields_set and not self.group:
+            object.__setattr__(self, "bits", 8)
+        if not (quantizes(self) or any(map(quantizes, self.group.values()))):
+            raise ValueError(f"policy = {self.policy.name!r}: has no effect with bits = {self.bits!r}")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings without those that a codec or a policy replaces, and without a policy if there is none."""
+        if self.policy is None:
+            unused = {"policy"}
+        else:
+            unused = set(CodingSettings.model_fields) if self.policy.name in POLICIES else set()
+        return {key: x for key, x in self._without_replaced(dump).items() if key not in unused}
 
 
 class DownlinkSettings(CodingSettings):

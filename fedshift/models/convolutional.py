@@ -25,11 +25,7 @@ class PaperCNN(nn.Module):
             nn.init.kaiming_normal_(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2, padding=1)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2, padding=1)
-        x = F.relu(self.fc1(x.flatten(1)))
-        logits: Tensor = self.fc2(x)
-        return logits
+        return _paper_forward(self, x)
 
 
 class SmallPaperCNN(nn.Module):
@@ -51,7 +47,15 @@ class SmallPaperCNN(nn.Module):
             nn.init.kaiming_normal_(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return PaperCNN.forward(self, F.avg_pool2d(x, 2))
+        return _paper_forward(self, F.avg_pool2d(x, 2))
+
+
+def _paper_forward(net: PaperCNN | SmallPaperCNN, x: Tensor) -> Tensor:
+    x = F.max_pool2d(F.relu(net.conv1(x)), 2, padding=1)
+    x = F.max_pool2d(F.relu(net.conv2(x)), 2, padding=1)
+    x = F.relu(net.fc1(x.flatten(1)))
+    logits: Tensor = net.fc2(x)
+    return logits
 
 
 def _pooled(n: int) -> int:

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedshift.core.units import bytes_text, rate_text, seconds_text
-from fedshift.report.charts import Axis, Curves, Panel, Section, Stack, Stacks
+from fedshift.report.charts import Axis, Curve, Curves, Panel, Section, Stack, Stacks
 from fedshift.report.curves import (
     AVERAGE,
     BAND,
+    Measure,
+    MeasuredRounds,
     averaged,
     by_metric,
     curve,
@@ -19,6 +21,7 @@ from fedshift.report.curves import (
     sent,
     titled,
 )
+from fedshift.report.curves import ROUND as ROUNDS
 from fedshift.report.lines import Strand, panels
 from fedshift.runs.recorded import Recorded
 from fedshift.runs.sheet import Figures, estimates
@@ -35,7 +38,7 @@ def section(strands: Sequence[Strand], rate: float) -> Section:
     parts: list[Curves | Stacks] = []
     for end, some in by_metric(strands):
         parts += against_cost(some, rate, end)
-    parts += [chart for chart in (upload(strands), phases(strands)) if chart]
+    parts += [chart for chart in (upload(strands), bits(strands), phases(strands)) if chart]
     return Section("cost", "What did it cost?", sentences(strands, rate), [*parts])
 
 
@@ -134,6 +137,50 @@ def upload(strands: Sequence[Strand]) -> Stacks | None:
             found.append((strand, {part: size / uploads for part, size in sums.items()}))
     caption = "Bytes of one upload, mean over clients and rounds; exact and quantized uploads together."
     return _stacks("upload", "Bytes per round and client", caption, Axis("one upload", "B"), [*PARTS, WHOLE], found)
+
+
+def bits(strands: Sequence[Strand]) -> Curves | None:
+    """Bits per value of the uploads of each round, for all clients and for each group; None without a policy."""
+    adaptive = [strand for strand in strands if any(run.uplinks for run in strand.runs)]
+    groups = dict.fromkeys(
+        group for strand in adaptive for run in strand.runs for group in map(_groups(run).get, _clients(run)) if group
+    )
+    chosen: list[str] = ["", *(groups if len(groups) > 1 else ())]
+    points = points_per_curve(len(adaptive) * len(chosen))
+    drawn = [
+        Panel(group or "all clients", [made for strand in adaptive for made in _bits(strand, group, points)])
+        for group in chosen
+    ]
+    caption = "Bits of an upload per value of the model, mean over clients and seeds. Band: fewest to most bits."
+    axis, title = Axis("bits per value"), "Bits per client over time"
+    return Curves("bits", title, caption, ROUNDS, axis, drawn, apart=True) if adaptive else None
+
+
+def _bits(strand: Strand, group: str, points: int) -> list[Curve]:
+    """Mean over the clients of a group ('' for all) in each round, within a band from the fewest to the most bits."""
+
+    def measured(of: Callable[[Sequence[float]], float]) -> Measure:
+        def measure(run: Recorded) -> MeasuredRounds:
+            found, groups = dict[int, list[float]](), _groups(run)
+            for used in run.uplinks:
+                if not group or groups.get(used.client) == group:
+                    found.setdefault(used.round, []).append(used.bits)
+            rounds = sorted(found)
+            return MeasuredRounds(np.array(rounds, dtype=float), np.array([of(found[n]) for n in rounds]))
+
+        return measure
+
+    mean, low, high = (curve(strand, measured(of), points) for of in (lambda x: sum(x) / len(x), min, max))
+    return [made._replace(low=low[0].y, high=high[0].y) for made in mean]
+
+
+def _groups(run: Recorded) -> dict[int, str]:
+    return {client.number: client.group for client in run.clients}
+
+
+def _clients(run: Recorded) -> list[int]:
+    """Clients whose uplinks are recorded."""
+    return sorted({used.client for used in run.uplinks})
 
 
 def corrected(run: Recorded, name: str) -> Figures:

@@ -41,7 +41,7 @@ def bits(experiment: Experiment, group: str) -> int:
     for name, link in uplink.group.items():
         if " ".join(name.split()) == group:
             return link.bits
-    if uplink.codec is not None and not group.endswith("bit"):
+    if (uplink.codec is not None or uplink.policy is not None) and not group.endswith("bit"):
         return 8
     found = re.match(r"(\d+) bit", group)
     return int(found[1]) if found else uplink.bits if isinstance(uplink.bits, int) else 32

@@ -24,7 +24,7 @@ from fedshift.data.cohorts import Plan
 from fedshift.data.datasets import Dataset
 from fedshift.rounds.evaluate import AnyMetric, ClientScores, Held, Loss, Score
 from fedshift.rounds.optimizers import MakeOptimizer
-from fedshift.rounds.uplink import Uplink
+from fedshift.rounds.uplink import Uplink, remembers
 from fedshift.wire.frame import Header
 from fedshift.wire.registry import DTYPES
 
@@ -191,6 +191,12 @@ class Job(NamedTuple):
     frames: bool = True  # make real frames even if the coder can estimate their lengths
     broadcast: bytes | None = None  # the encoded broadcast; None for an exact downlink
     run: int = 0  # number of the run, in the headers of its frames
+    adaptive: bool = False  # uplinks change between rounds, so that a client without feedback may have a memory
+    owned: Sequence[Tensor] = ()  # examples of each client, if the clients report the loss of the broadcast on them
+
+    def remembers(self, i: int) -> bool:
+        """True if the i-th client keeps a memory between rounds; server and node must agree."""
+        return self.adaptive or remembers(self.rule, self.uplinks[i])
 
     def header(self, i: int, reset: bool = False) -> Header:
         """Header of the frame of the i-th client."""
@@ -221,6 +227,7 @@ class Upload(NamedTuple):
     failure: str = ""  # reason why there is no frame
     histograms: tuple[Histogram, ...] = ()
     silent: bool = False  # True if the rule of the client decided not to upload
+    loss: float | None = None  # of the broadcast on the client's examples, if the job asks for it
 
 
 class Engine(Protocol):

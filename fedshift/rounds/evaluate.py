@@ -104,14 +104,15 @@ def soft_labels(y: Tensor) -> bool:
     return y.ndim > 1 and y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
 
 
+def chunk_size(data: Dataset) -> int:
+    """Number of examples that are evaluated at once."""
+    return min(max(NUMBERS // math.prod(data.shape), 64), 1024)
+
+
 def chunks(data: Dataset) -> list[slice]:
     """Chunks of the test set."""
-    size = _size(data)
+    size = chunk_size(data)
     return [slice(i, i + size) for i in range(0, len(data.test_x), size)]
-
-
-def _size(data: Dataset) -> int:
-    return min(max(NUMBERS // math.prod(data.shape), 64), 1024)
 
 
 def client_chunks(data: Dataset, held: Held, size: int | None = None) -> list[ClientChunk]:
@@ -123,7 +124,7 @@ def client_chunks(data: Dataset, held: Held, size: int | None = None) -> list[Cl
     >>> [(chunk.places.tolist(), chunk.sizes) for chunk in client_chunks(dataset(x, y, x, y), held, 2)]
     [([2, 0], (1, 1)), ([1], (1,))]
     """
-    order, start, size = held.examples.order, held.examples.start, size or _size(data)
+    order, start, size = held.examples.order, held.examples.start, size or chunk_size(data)
     made = []
     for first in range(0, len(order), size):
         sizes = start.clamp(first, first + size).diff().tolist()

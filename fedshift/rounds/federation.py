@@ -16,7 +16,9 @@ from fedshift.data.cohorts import Cohorts, Rate
 from fedshift.data.partition import Partition
 from fedshift.rounds.engine import Histogram, Task
 from fedshift.rounds.evaluate import ClientScores, Held, Score
+from fedshift.rounds.policy import REPORTS, Policy, PolicyStats, begin
 from fedshift.rounds.uplink import Uplink, quantized
+from fedshift.wire.frame import Header, head
 from fedshift.wire.writer import FrameSize, choose
 
 # names in the state of a lossy downlink: the tensors that clients hold, and the error that is fed back
@@ -31,6 +33,7 @@ class Group(NamedTuple):
     name: str
     uplink: Uplink
     bandwidth: float | None = None  # bytes per second
+    adaptive: bool = False  # the policy of the run, if there is one, chooses the uplinks of these clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,8 @@ class Federation:
     cap: float = CAP  # largest weight, as a multiple of the median; 0 for no limit
     run: int = 0  # number of the run, in the headers of its frames
     held: Held | None = None  # held-out examples of each client
+    policy: Policy | None = None  # chooses the uplinks of clients in adaptive groups
+    rounds: int = 0  # of the whole run, which a policy may use
     layers: list[str] = field(init=False)  # weights and shifted tensors: the record has columns for them
     filters: dict[str, Filters] = field(init=False)  # of the model's weights
 
@@ -89,15 +94,50 @@ class Federation:
 
     @cached_property
     def variable(self) -> bool:
-        """True if the length of the uploads of some group depends on their values."""
+        """True if the length of the uploads of some group depends on their values, or may do so with a policy."""
+        if self.policy is not None:
+            return True
         choices = [quantized(group.uplink, self.task.trained) for group in self.groups]
         return any(FrameSize(choice, self.task.params).variable for choice in choices)
 
     @cached_property
     def uplinks(self) -> list[Uplink]:
-        """Uplink of each group; messages that a client rule defines are sent like updates."""
-        messages = defines(self.algorithm.client, "message")
-        return [replace(group.uplink, update=True) if messages else group.uplink for group in self.groups]
+        """Uplink of each group, of updates if the client rule defines messages."""
+        return [self.sendable(group.uplink) for group in self.groups]
+
+    def sendable(self, uplink: Uplink) -> Uplink:
+        """The uplink as clients use it: messages that a client rule defines are sent like updates."""
+        return replace(uplink, update=True) if defines(self.algorithm.client, "message") else uplink
+
+    @property
+    def reports_loss(self) -> bool:
+        """True if clients send the loss of the model that they receive."""
+        return self.policy is not None and "loss" in self.policy.needs
+
+    def stats(self, reports: Params, uplinks: Sequence[Uplink]) -> PolicyStats:
+        """Input of the policy: `uplinks` are those of the cohort by the settings."""
+        sizes = self.partition.sizes
+        return PolicyStats(
+            rounds=self.rounds,
+            values=self.values,
+            weights=sizes.double() if self.weights == "examples" else torch.ones(len(sizes), dtype=torch.float64),
+            examples=sizes,
+            bandwidth=None if self.bandwidth is None else self.bandwidth.double(),
+            uplinks=uplinks,
+            overhead=self._overhead,
+            **tree.part(REPORTS, reports),
+        )
+
+    @cached_property
+    def values(self) -> int:
+        """Number of trained values."""
+        return sum(self.task.params[name].numel() for name in self.task.trained)
+
+    def _overhead(self, uplink: Uplink) -> int:
+        """Bytes of an upload that do not depend on its values, with the header of the last round and largest client."""
+        header = Header(uplink.update, self.rounds, int(self.partition.sizes.max()), False, uplink.lossy, self.run)
+        whole = header._replace(client=self.partition.clients)
+        return FrameSize(quantized(uplink, self.task.trained), self.task.params).fixed + len(head(whole))
 
     @cached_property
     def second(self) -> Params:
@@ -112,7 +152,8 @@ class Federation:
         """State before the first round."""
         params = self.task.params
         control, server = self.algorithm.server.init(params, self.task.trained)
-        return State(0, Broadcast(params, control), server, 0, self._held())
+        policy = begin(self.policy, self.partition.clients, self.rounds) if self.policy else {}
+        return State(0, Broadcast(params, control), server, 0, self._held(), policy)
 
     def _held(self) -> Params:
         """State of the downlink before the first round: clients hold nothing, so all receive the exact model."""
@@ -134,9 +175,10 @@ class State(NamedTuple):
     server: Params
     skipped: int  # rounds in a row without a usable upload
     down: Params = {}  # noqa: RUF012  of a lossy downlink: what clients hold
+    policy: Params = {}  # noqa: RUF012  state of the uplink policy, and what clients reported
 
     def at(self, device: torch.device) -> "State":
-        """The same state on a device."""
+        """The same state on a device; that of a policy stays on the CPU."""
         params, control, server, down = (
             tree.tmap(lambda x: x.to(device), part)
             for part in (self.out.params, self.out.control, self.server, self.down)
@@ -155,6 +197,15 @@ class Layer(NamedTuple):
     drift_coded: float  # mean over clients of |Q(w_k) - w^t|
     filters_before: float  # root mean square of the means of filters, before the shift
     filters_after: float
+
+
+class UsedUplink(NamedTuple):
+    """Uplink that a policy chose for a client, and the bytes of its upload."""
+
+    client: int
+    codec: str  # label
+    bytes: int
+    bits: float  # per trained value: 8 bytes / values
 
 
 class Outcome(NamedTuple):
@@ -184,6 +235,7 @@ class Outcome(NamedTuple):
     bytes_estimated: int | None = None  # of all uploads, with estimates for entropy-coded ones; None without estimates
     bytes_framed: int | None = None  # of the same uploads as real frames; None if estimates were not checked
     clients: ClientScores | None = None  # None if the model was not evaluated for each client
+    uplinks: tuple[UsedUplink, ...] = ()  # of the used uploads, if the run has an uplink policy
 
     @property
     def accuracy(self) -> float | None:

@@ -10,11 +10,12 @@ import torch
 from fedshift.core.types import CPU, Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.rounds.downlink import broadcast
-from fedshift.rounds.engine import Engine, Job, Upload, one_thread
+from fedshift.rounds.engine import Engine, Job, TrainingError, Upload, describe, one_thread
 from fedshift.rounds.evaluate import ClientScores, Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
+from fedshift.rounds.policy import choose, reported
 from fedshift.rounds.server import RoundUploads
-from fedshift.rounds.uplink import split_server
+from fedshift.rounds.uplink import Uplink, split_server
 
 
 class DivergedError(RuntimeError):
@@ -39,7 +40,7 @@ class Ram:
         return self.held.get(client, {})
 
     def put(self, client: int, memory: Params) -> None:
-        if memory:
+        if memory or client in self.held:
             self.held[client] = memory
 
 
@@ -69,6 +70,26 @@ def draw(fed: Federation, number: int, home: torch.device) -> DrawnRound:
     return DrawnRound(clients, dropped, plan)
 
 
+def choose_uplinks(fed: Federation, state: State, clients: Sequence[int]) -> tuple[list[Uplink], Params]:
+    """Uplinks of the clients of the next round, and the policy's part of the state after it.
+
+    A policy chooses those of the clients in adaptive groups; the others have the uplinks of their groups.
+    """
+    number, groups = state.number + 1, fed.group[torch.tensor(clients)].tolist()
+    uplinks = [fed.uplinks[g] for g in groups]
+    places = [i for i, g in enumerate(groups) if fed.groups[g].adaptive]
+    if fed.policy is None or not places:
+        return uplinks, state.policy
+    stats = fed.stats(state.policy, [uplinks[i] for i in places])
+    try:
+        chosen, after = choose(fed.policy, state.policy, number, [clients[i] for i in places], stats)
+    except Exception as problem:  # of a user's policy
+        raise TrainingError(f"round {number}, uplink policy {fed.policy}: {describe(problem)}") from problem
+    for i, uplink in zip(places, chosen, strict=True):
+        uplinks[i] = fed.sendable(uplink)
+    return uplinks, after
+
+
 class OpenRound:
     """A round in progress: its cohort is drawn, and an engine is to train its job."""
 
@@ -88,8 +109,10 @@ class OpenRound:
         self.sending = broadcast(fed, state, [*clients, *self.dropped])
         self.uploads = RoundUploads(fed, state, self.sending.sent, memory.get)
         self.job: Job | None = None
+        self.policy = state.policy  # after this round
         if plan:
             cohort = torch.tensor(clients)
+            uplinks, self.policy = choose_uplinks(fed, state, clients)
             self.job = Job(
                 number=self.number,
                 clients=clients,
@@ -99,11 +122,13 @@ class OpenRound:
                 recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
                 examples=fed.partition.sizes[cohort].tolist(),
-                uplinks=[fed.uplinks[g] for g in fed.group[cohort].tolist()],
+                uplinks=uplinks,
                 layers=fed.layers,
                 histograms=histograms,
                 frames=frames,
                 run=fed.run,
+                adaptive=fed.policy is not None,
+                owned=[fed.partition.of(client) for client in clients] if fed.reports_loss else (),
             )
         self.clock.lap("draw")
 
@@ -137,13 +162,15 @@ class OpenRound:
             why = f"the round is skipped: the server's rules made {broken} NaN or infinite"
             self.uploads, layer_stats = self.uploads.skipped(why), {}
         if self.uploads.mean.count:
-            state = State(self.number, out, server, 0, self.sending.down)
+            policy = reported(self.policy, self.number, self.uploads.reports) if fed.policy else {}
+            state = State(self.number, out, server, 0, self.sending.down, policy)
             for client, memory in self.uploads.memory.items():
                 self.memory.put(client, memory)
         elif self.uploads.silent and not self.uploads.failed:  # no client had anything to upload
-            state = state._replace(number=self.number, down=self.sending.down)
+            state = state._replace(number=self.number, down=self.sending.down, policy=self.policy)
         else:
-            state = state._replace(number=self.number, skipped=state.skipped + 1, down=self.sending.down)
+            state = state._replace(number=self.number, down=self.sending.down, policy=self.policy)
+            state = state._replace(skipped=state.skipped + 1)
             if state.skipped >= fed.patience:
                 why = next(iter(self.uploads.failed.values()), "every client dropped out")
                 raise DivergedError(

@@ -29,7 +29,8 @@ from fedshift.data.cohorts import Plan, travel
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
-from fedshift.rounds.statistics import Statistics
+from fedshift.rounds.policy import Report, loss_problem
+from fedshift.rounds.statistics import Statistics, upload_bytes
 from fedshift.rounds.uplink import Uplink, base_of, code, join_server, quantized, read, split_server
 from fedshift.wire.frame import WireError
 from fedshift.wire.mean import Frame, Mean, Ruler, UploadNorms
@@ -76,6 +77,7 @@ class RoundUploads:
         self.failed: dict[int, str] = {}
         self.waiting: list[CheckedUpload] = []
         self.memory: dict[int, Params] = {}  # of the clients whose uploads are used
+        self.reports: dict[int, Report] = {}  # of the same clients
         self.capped = 0
         self.lost: dict[Uplink, float] = {}  # quantization error of the broadcast
         self.stats = Statistics(fed, sent)
@@ -97,6 +99,8 @@ class RoundUploads:
     def _measured(self, upload: Upload, job: Job, i: int) -> CheckedUpload:
         second: Params | None = None
         norms: dict[str, float] = {}
+        if job.owned and (problem := loss_problem(upload.loss)):
+            raise WireError(problem)
         if self.fed.second:
             norms[SECOND], second = self._second(upload.second, job, i)
         if isinstance(upload.frame, Decoded):
@@ -236,6 +240,8 @@ class RoundUploads:
             self.kept.append(received)
         self.stats.count(upload, job, checked.place)
         self.memory[upload.client] = join_server(upload.memory, theirs)
+        norm_of_update, length = checked.norms[UPDATE], upload_bytes(upload)
+        self.reports[upload.client] = Report(upload.loss or 0.0, norm_of_update, upload.error, length)
         return True
 
     def _remembered(self, client: int) -> Params:

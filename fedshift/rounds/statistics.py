@@ -12,7 +12,8 @@ from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Broadcast, Decoded, Params, Round
 from fedshift.rounds.engine import Job, Upload
 from fedshift.rounds.evaluate import Score
-from fedshift.rounds.federation import Federation, Layer, Outcome, shift_of
+from fedshift.rounds.federation import Federation, Layer, Outcome, UsedUplink, shift_of
+from fedshift.rounds.policy import LOSS_BYTES, label
 from fedshift.rounds.uplink import Uplink, quantized
 from fedshift.wire.frame import head
 from fedshift.wire.writer import FrameSize
@@ -31,6 +32,7 @@ class Statistics:
         self.errors: list[float] = []
         self.train = self.encode = 0.0  # seconds, of all uploads
         self.slowest: float | None = None  # seconds of encoding and transfer
+        self.uplinks: list[UsedUplink] = []  # of a run with a policy
 
     def spend(self, upload: Upload) -> None:
         """Add the time of an upload, used or not."""
@@ -43,23 +45,28 @@ class Statistics:
         self._count_bytes(upload, job, i)
         if uplink.lossy:
             self.errors.append(upload.error)
+        length = upload_bytes(upload)
         if self.fed.bandwidth is not None:
-            sent = (len(upload.frame) + len(upload.second)) / float(self.fed.bandwidth[upload.client])
+            sent = length / float(self.fed.bandwidth[upload.client])
             self.slowest = max(upload.seconds[1] + sent, self.slowest or 0.0)
+        if self.fed.policy is not None:
+            bits = 8 * length / self.fed.values
+            self.uplinks.append(UsedUplink(upload.client, label(uplink.codec), length, bits))
 
     def _count_bytes(self, upload: Upload, job: Job, i: int) -> None:
         """Count bytes of codes, side data and header, and the total with estimates."""
         before, estimate = sum(self.bytes_up), upload.frame.estimate if isinstance(upload.frame, Decoded) else None
         if self.estimated is not None or estimate is not None:
             length = len(upload.frame) if estimate is None else estimate
-            self.estimated = (before if self.estimated is None else self.estimated) + length + len(upload.second)
+            length += len(upload.second) + _loss_bytes(upload)
+            self.estimated = (before if self.estimated is None else self.estimated) + length
             self.framed = job.frames
         uplink, start = job.uplinks[i], len(head(job.header(i)))
         if uplink not in self.sizes:
             self.sizes[uplink] = FrameSize(quantized(uplink, self.fed.task.trained), self.sent.params)
         header, side = self.sizes[uplink].overhead + start, self.sizes[uplink].side
         self.bytes_up[0] += len(upload.frame) - header - side
-        self.bytes_up[1] += side
+        self.bytes_up[1] += side + _loss_bytes(upload)
         self.bytes_up[2] += header
         if upload.second:
             header = self._second_overhead + start
@@ -139,7 +146,18 @@ class Statistics:
             silent=silent,
             bytes_estimated=self.estimated,
             bytes_framed=codes + side + header if self.framed else None,
+            uplinks=tuple(self.uplinks),
         )
+
+
+def upload_bytes(upload: Upload) -> int:
+    """Bytes of all that a client sends in a round."""
+    return len(upload.frame) + len(upload.second) + _loss_bytes(upload)
+
+
+def _loss_bytes(upload: Upload) -> int:
+    """Bytes of the loss that a client reports with its upload."""
+    return 0 if upload.loss is None else LOSS_BYTES
 
 
 def rms(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Checkpoints: save the state of a run after a round, and restore it.
 
-    checkpoint.ROUND.CHECKSUM.safetensors     tensors `params/`, `control/` and `server/`; the two newest are kept
+    checkpoint.ROUND.CHECKSUM.safetensors     tensors of the server's state, such as `params/`; the two newest are kept
     memory/                                   memory of clients
 
 The memory of a round is written before its checkpoint, and files that an earlier checkpoint needs are removed only when
@@ -217,14 +217,15 @@ def _state(path: Path, tensors: Params, like: State, saved: CheckpointAbout) -> 
     for name, x in tensors.items():
         if x.is_floating_point() and not x.isfinite().all() and expected[name].isfinite().all():
             raise RunError(f"{path}: {name} contains NaN or infinity")
-    trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}, "down": {}}
+    trees: dict[str, Params] = {"params": {}, "control": {}, "server": {}, "down": {}, "policy": {}}
     for name in expected:  # in the order of the model; files do not preserve it
         tree, _, key = name.partition("/")
         trees[tree][key] = tensors[name]
     out = Broadcast(trees["params"], trees["control"])
-    return State(saved.number, out, trees["server"], saved.skipped, trees["down"])
+    return State(saved.number, out, trees["server"], saved.skipped, trees["down"], trees["policy"])
 
 
 def _flat(state: State) -> Params:
-    trees = {"params": state.out.params, "control": state.out.control, "server": state.server, "down": state.down}
+    out, server, down, policy = state.out, state.server, state.down, state.policy
+    trees = {"params": out.params, "control": out.control, "server": server, "down": down, "policy": policy}
     return {f"{name}/{key}": x for name, tree in trees.items() for key, x in tree.items()}

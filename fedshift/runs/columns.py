@@ -1,4 +1,4 @@
-"""Columns of the record: rounds.csv, clients.csv and client_scores.csv."""
+"""Columns of the record: rounds.csv, clients.csv, client_scores.csv and uplinks.csv."""
 
 import math
 import re
@@ -12,6 +12,7 @@ from fedshift.rounds.federation import Federation, Outcome
 
 PHASES = ("train", "encode", "aggregate", "evaluate", "round", "save")
 ESTIMATES = ("bytes.estimated", "bytes.framed")  # if the length of uploads depends on their values
+UPLINK_COLUMNS = ["round", "client", "codec", "bytes", "bits"]  # of uplinks.csv
 LAYER = ("mean_before", "mean_after", "shorter", "step", "drift", "drift_coded", "filters_before", "filters_after")
 
 
@@ -141,6 +142,13 @@ def six(x: float | None) -> str:
         digits, e, power = f"{x:.5e}".partition("e")
         digits = digits.rstrip("0").rstrip(".")
     return digits + (f"e{int(power)}" if e else "")
+
+
+def uplink_rows(outcome: Outcome) -> Iterable[list[str]]:
+    """Uplinks that a policy chose, one row per used upload."""
+    for used in outcome.uplinks:
+        codec = " ".join(used.codec.split())
+        yield [str(outcome.number), str(used.client), codec, str(used.bytes), six(used.bits)]
 
 
 def client_header(fed: Federation) -> list[str]:

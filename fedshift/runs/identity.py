@@ -27,6 +27,7 @@ OBJECTS = {  # arguments of `run`, and the settings they replace
     "partition": (),
     "uplink": ("uplink.codec.name",),
     "optimizer": ("train.optimizer.name",),
+    "policy": ("uplink.policy.name",),
 }
 
 

@@ -88,7 +88,7 @@ class StoredMemory:
         return memory
 
     def put(self, client: int, memory: Params) -> None:
-        if memory:
+        if memory or client in self.held or client in self.newest:
             self.held[client] = memory
             self.changed.add(client)
 

@@ -7,6 +7,7 @@ about.json          versions, commit, machine, command; the names of the tensors
 clients.csv         each client's group, examples and labels
 rounds.csv          one line per round, six significant digits
 client_scores.csv   with evaluate.per_client: scores of each client in the last round in which they were evaluated
+uplinks.csv         with an uplink policy: codec, bytes and bits per value of each used upload
 histograms.jsonl    in some rounds: a layer's weights before and after the quantizer
 tensorboard/, wandb/, tracked.*.json    with --track: logs of trackers, and the id of the run there
 checkpoint.*, memory/   the state to resume from, until the run is finished
@@ -27,13 +28,22 @@ from fedshift.core.types import Params
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
 from fedshift.rounds.federation import Federation, Outcome
-from fedshift.runs.columns import ESTIMATES, client_header, client_rows, client_score_lines, header, row
+from fedshift.runs.columns import (
+    ESTIMATES,
+    UPLINK_COLUMNS,
+    client_header,
+    client_rows,
+    client_score_lines,
+    header,
+    row,
+    uplink_rows,
+)
 from fedshift.runs.identity import SETTINGS as SETTINGS  # also a name in the run directory
 from fedshift.runs.identity import RunIdentity
-from fedshift.runs.sheet import cells, csv_lines
+from fedshift.runs.sheet import cells, csv_lines, whole_lines
 
 SWEEP, ABOUT, MODEL, ROUNDS = "sweep.toml", "about.json", "model.safetensors", "rounds.csv"
-CLIENT_SCORES = "client_scores.csv"
+CLIENT_SCORES, UPLINKS = "client_scores.csv", "uplinks.csv"
 
 
 class RunFolder:
@@ -44,6 +54,7 @@ class RunFolder:
         self.rounds = self.path / ROUNDS
         self.clients = self.path / "clients.csv"
         self.histograms = self.path / "histograms.jsonl"
+        self.uplinks = self.path / UPLINKS
         self.model = self.path / MODEL
         self.checksum = 0  # of the lines of the record
         self.estimates = True  # False for a record of an earlier version, without columns of estimated bytes
@@ -85,6 +96,8 @@ class RunFolder:
         write(self.path / ABOUT, json.dumps(about, indent=2).encode() + b"\n")
         write(self.clients, csv_lines([client_header(fed), *client_rows(fed)]))
         write(self.rounds, csv_lines([header(experiment, fed)]))
+        if fed.policy is not None:
+            write(self.uplinks, csv_lines([UPLINK_COLUMNS]))
         identity.write(self.path)
         write(self.path / SETTINGS, experiment.toml().encode())
 
@@ -125,6 +138,11 @@ class RunFolder:
         if self.histograms.exists():
             kept = [line for line in content_of(self.histograms).split(b"\n") if _round_of(line) <= number]
             write(self.histograms, b"".join(line + b"\n" for line in kept))
+        if fed.policy is not None:
+            content = content_of(self.uplinks) if self.uplinks.exists() else b""
+            rows = whole_lines(content.split(b"\n")[1:-1], len(UPLINK_COLUMNS))
+            before = [row for row in rows if row[0].isdecimal() and int(row[0]) <= number]
+            write(self.uplinks, csv_lines([UPLINK_COLUMNS, *before]))
         return repaired
 
     def add(self, experiment: Experiment, fed: Federation, outcome: Outcome) -> None:
@@ -137,6 +155,8 @@ class RunFolder:
         if outcome.histograms:
             texts = [json.dumps({"round": outcome.number} | h._asdict()) + "\n" for h in outcome.histograms]
             self._append(self.histograms, "".join(texts).encode())
+        if outcome.uplinks:
+            self._append(self.uplinks, csv_lines(uplink_rows(outcome)))
 
     def finish(self, params: Params, identity: RunIdentity) -> None:
         """Write the final model and remove checkpoints."""

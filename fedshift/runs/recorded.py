@@ -18,7 +18,7 @@ from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.engine import Histogram
 from fedshift.runs.columns import column
-from fedshift.runs.record import CLIENT_SCORES, ROUNDS, about, finished, settings_of
+from fedshift.runs.record import CLIENT_SCORES, ROUNDS, UPLINKS, about, finished, settings_of
 from fedshift.runs.sheet import Figures, Sheet, Uploaded, layers, sheet, uploaded
 
 CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
@@ -49,6 +49,16 @@ class Weights(NamedTuple):
     histogram: Histogram
 
 
+class UplinkRecord(NamedTuple):
+    """Uplink of one used upload, chosen by a policy."""
+
+    round: int
+    client: int
+    codec: str
+    bytes: int
+    bits: float  # per value
+
+
 class Broken(NamedTuple):
     """Run that cannot be read, and the reason."""
 
@@ -67,6 +77,7 @@ class Recorded:
     figures: dict[str, Figures]  # (n,) by column
     clients: list[ClientRecord]
     weights: list[Weights]
+    uplinks: list[UplinkRecord]  # [] without an uplink policy
     lost: dict[str, int]  # number of damaged lines, by file
     ended: bool  # the final model is complete
     client_scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation for each client
@@ -133,8 +144,9 @@ def recorded(folder: Path) -> Recorded | Broken:
     clients, clients_lost = _clients(folder / CLIENTS)
     weights, weights_lost = _weights(folder / HISTOGRAMS)
     scores, scores_lost = _client_scores(folder / CLIENT_SCORES)
+    uplinks, uplinks_lost = _uplinks(folder / UPLINKS)
     lost = {ROUNDS: rounds.lost + len(rounds.lines) - len(numbers), CLIENTS: clients_lost, HISTOGRAMS: weights_lost}
-    lost[CLIENT_SCORES] = scores_lost
+    lost |= {CLIENT_SCORES: scores_lost, UPLINKS: uplinks_lost}
     return Recorded(
         folder=folder,
         experiment=experiment,
@@ -143,6 +155,7 @@ def recorded(folder: Path) -> Recorded | Broken:
         figures=figures,
         clients=clients,
         weights=weights,
+        uplinks=uplinks,
         lost={name: count for name, count in lost.items() if count},
         ended=finished(folder),
         client_scores=scores,
@@ -203,6 +216,26 @@ def _client_scores(path: Path) -> tuple[list[ClientScore], int]:
             found.append(ClientScore(int(number), int(client), group, int(examples), named))
         except ValueError:
             continue
+    return found, lines.lost + len(lines.lines) - len(found)
+
+
+def _uplinks(path: Path) -> tuple[list[UplinkRecord], int]:
+    """Uplinks that a policy chose, [] if there is none, and the number of damaged lines."""
+    if not path.exists():
+        return [], 0
+    try:
+        lines = sheet(path)
+    except RunError:
+        return [], 1
+    found = []
+    for cells in lines.lines:
+        try:
+            number, client, codec, length, bits = cells
+            used = UplinkRecord(int(number), int(client), codec, int(length), float(bits))
+        except ValueError:
+            continue
+        if used.round > 0 and used.client >= 0 and used.bytes >= 0 and 0 <= used.bits < math.inf:
+            found.append(used)
     return found, lines.lost + len(lines.lines) - len(found)
 
 

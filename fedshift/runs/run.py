@@ -24,12 +24,15 @@ from fedshift.rounds.evaluate import ClientScores, Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
 from fedshift.rounds.optimizers import MakeOptimizer
+from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplink import Uplink
 from fedshift.runs.journal import Journal, require
 from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
 
 
-def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None, optimizer: Any = None) -> None:
+def _check_types(
+    experiment: Any, model: Any, data: Any, uplink: Any = None, optimizer: Any = None, policy: Any = None
+) -> None:
     """Raise TypeError for arguments of a wrong type."""
     if not isinstance(experiment, Experiment):
         raise TypeError(
@@ -41,6 +44,8 @@ def _check_types(experiment: Any, model: Any, data: Any, uplink: Any = None, opt
         raise TypeError(f"uplink={uplink!r}: must be an Uplink(codec, update, feedback) or a Codec")
     if optimizer is not None and not callable(optimizer):
         raise TypeError(f"optimizer={optimizer!r}: must be a function (parameters, lr), or a class of torch.optim")
+    if policy is not None and not isinstance(policy, Policy):
+        raise TypeError(f"policy={policy!r}: must be an instance of a class derived from Policy")
     if data is not None and not isinstance(data, Dataset):
         raise TypeError(
             f"data: must be a Dataset, as returned by dataset(x, y, test_x, test_y), not {type(data).__name__}"
@@ -58,6 +63,7 @@ def named_after(
     uplink: Uplink | None = None,
     goal: Literal["min", "max"] | None = None,
     optimizer: MakeOptimizer | None = None,
+    policy: Policy | None = None,
 ) -> Experiment:
     """Experiment with the names of the objects that replace those of its settings, for the record."""
     names: dict[str, Any] = {"data.name": data.name} if data is not None else {}
@@ -73,6 +79,11 @@ def named_after(
         kind = type(uplink.codec.quantizer)
         names["uplink.codec"] = {"name": f"{kind.__module__}:{kind.__qualname__}", "object": repr(uplink.codec)}
         names |= {"uplink.send": "updates" if uplink.update else "weights", "uplink.feedback": uplink.feedback}
+        if not quantizes(experiment.uplink):
+            names["uplink.bits"] = 8  # all clients
+    if policy is not None:
+        kind = type(policy)
+        names["uplink.policy"] = {"name": f"{kind.__module__}:{kind.__qualname__}", "object": repr(policy)}
         if not quantizes(experiment.uplink):
             names["uplink.bits"] = 8  # all clients
     if goal is not None:
@@ -122,6 +133,7 @@ class Run(Training):
         algorithm: Algorithm | None = None,
         partition: Partition | None = None,
         uplink: Uplink | Codec | None = None,
+        policy: Policy | None = None,
         goal: Literal["min", "max"] | None = None,
         optimizer: MakeOptimizer | None = None,
         again: bool = False,
@@ -137,7 +149,7 @@ class Run(Training):
         when the rest of the run is built. `like` is a run whose data are shared instead of loaded again. `latest` is
         the last round to resume from.
         """
-        _check_types(experiment, model, data, uplink, optimizer)
+        _check_types(experiment, model, data, uplink, optimizer, policy)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         link = Uplink(uplink) if isinstance(uplink, Codec) else uplink
@@ -150,9 +162,12 @@ class Run(Training):
             "partition": partition,
             "uplink": link,
             "optimizer": optimizer,
+            "policy": policy,
         }
         passed = [name for name, value in objects.items() if value is not None]
-        experiment = named_after(experiment, model, data, loss, metric, algorithm, partition, link, goal, optimizer)
+        experiment = named_after(
+            experiment, model, data, loss, metric, algorithm, partition, link, goal, optimizer, policy
+        )
         if again and out is not None:
             require(Path(out), experiment, passed)
         given = [name for name in passed if not _rebuilt(experiment, name, objects[name])]
@@ -162,7 +177,7 @@ class Run(Training):
             require_goal(experiment)
         self.experiment, self.tell = experiment, tell
         shared = like.fed.task.data if like else None
-        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link, optimizer)
+        fed = build(experiment, model, data or shared, loss, metric, algorithm, partition, link, optimizer, policy)
         if experiment.shift.on and not fed.shifted:
             tell(f"shift.on = true: nothing is shifted: {reason_nothing_shifted(fed)}")
         if count := fed.partition.left_out:
@@ -302,6 +317,7 @@ def run(
     algorithm: Algorithm | None = None,
     partition: Partition | None = None,
     uplink: Uplink | Codec | None = None,
+    policy: Policy | None = None,
     goal: Literal["min", "max"] | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Run:
@@ -310,9 +326,10 @@ def run(
     `model`, `data`, `loss` (outputs, targets -> mean), `metric` (one number per example), `algorithm` and `partition`
     replace those named in the settings. A loss without a metric is also the score. The shift of the settings is added
     to an `algorithm` that has no shift. `uplink`, or a codec of weights, is that of all clients or, if the settings
-    have clients with 8 bits or fewer, of these. `goal` is `train.goal`: whether a lower ("min") or a higher ("max")
-    metric is better, required unless it follows from the name of the metric. `optimizer` is a class of `torch.optim` or
-    a function (parameters, lr) that returns such an optimizer.
+    have clients with 8 bits or fewer, of these; a `policy` chooses the uplinks of the same clients in every round.
+    `goal` is `train.goal`: whether a lower ("min") or a higher ("max") metric is better, required unless it follows
+    from the name of the metric. `optimizer` is a class of `torch.optim` or a function (parameters, lr) that returns
+    such an optimizer.
 
     >>> sum(outcome.arrived for outcome in run(Experiment(train={"rounds": 2}, engine={"name": "sequential"})))
     20
@@ -329,6 +346,7 @@ def run(
         algorithm=algorithm,
         partition=partition,
         uplink=uplink,
+        policy=policy,
         goal=goal,
         optimizer=optimizer,
     )
@@ -345,6 +363,7 @@ def resume(
     partition: Partition | None = None,
     uplink: Uplink | Codec | None = None,
     optimizer: MakeOptimizer | None = None,
+    policy: Policy | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Run:
     """Resume the run in a folder, with bit-identical results; pass the same objects as to `run`.
@@ -372,6 +391,7 @@ def resume(
         partition=partition,
         uplink=uplink,
         optimizer=optimizer,
+        policy=policy,
         again=True,
         tell=tell,
     )

@@ -300,8 +300,8 @@ def comparable(experiment: Experiment) -> dict[str, Any]:
             flat = {key: x for key, x in flat.items() if key not in scope or key.removeprefix(prefix) in EXACT}
         elif not quantizes(coding):
             flat = {key: x for key, x in flat.items() if key not in {f"{prefix}{name}" for name in QUANTIZED}}
-        if coding.codec is not None:
-            replaced = {f"{prefix}{name}" for name in REPLACED} | (
+        if coding.codec is not None or (isinstance(coding, UplinkSettings) and coding.policy is not None):
+            replaced = {f"{prefix}{name}" for name in (REPLACED if coding.codec is not None else ())} | (
                 {f"{prefix}bits"} if widths(coding) == {8} else set()
             )
             flat = {key: x for key, x in flat.items() if key not in replaced}
@@ -350,6 +350,9 @@ def uplink_label(experiment: Experiment) -> str:
     ['lean', '0.4 bit updates, step']
     >>> uplink_label(Experiment(uplink={"keep": 0.02, "send": "updates", "feedback": True}))
     'top 2 % updates, ternary, feedback'
+    >>> kinds = [{"policy": "adaquantfl"}, {"policy": {"name": "dadaquant", "q_max": 4}, "bits": "32+8"}]
+    >>> [uplink_label(Experiment(uplink=uplink)) for uplink in kinds]
+    ['adaquantfl', '32+8 bit, dadaquant(q_max=4)']
     >>> kinds = [{"bits": 32, "quantizer": "uniform"}, {"bits": "32+4"}]
     >>> kinds += [{"bits": 4, "send": "updates", "feedback": True}, {"bits": 8, "per": "channel"}]
     >>> kinds += [{"group": {"slow": {"share": 0.5, "bits": 4, "coder": "range"}}}]
@@ -394,12 +397,9 @@ def _scope_label(settings: Mapping[str, Any], kind: type[UplinkSettings] | type[
     usual = kind(feedback=settings.get("feedback", False)).model_dump() | {"feedback": False}
     send, named = settings.get("send", usual["send"]), {"bits", "send", "share", "clients"}
     amount = f"{shown(settings.get('bits'))} bit"
-    if "codec.name" in settings:
-        codec = {key.removeprefix("codec."): value for key, value in settings.items() if key.startswith("codec.")}
-        args = ", ".join(f"{key}={shown(value)}" for key, value in codec.items() if key not in ("name", "object"))
-        which = f"{codec['name'].rpartition(':')[2]}({args})" if args else codec["name"].rpartition(":")[2]
-        amount = which if "bits" not in settings else f"{amount}, {which}"
-        named |= {f"codec.{key}" for key in codec}
+    if which := [_called(settings, table) for table in ("policy", "codec") if f"{table}.name" in settings]:
+        amount = ", ".join([amount] * ("bits" in settings) + which)
+        named |= {key for key in settings if key.startswith(("policy.", "codec."))}
     elif isinstance(settings.get("bits"), int) and settings.get("rate") is not None:
         amount, named = f"{settings['rate']:g} bit", named | {"rate"}
     elif isinstance(settings.get("bits"), int) and settings.get("keep") is not None:
@@ -416,6 +416,14 @@ def _unusual(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return key if value else f"no {key}"
     return str(value) if key in ("quantizer", "coder") else f"{key} {shown(value)}"
+
+
+def _called(settings: Mapping[str, Any], table: str) -> str:
+    """Codec or policy of the settings as a call: 'qsgd(s=4)'."""
+    found = {key.removeprefix(f"{table}."): x for key, x in settings.items() if key.startswith(f"{table}.")}
+    args = ", ".join(f"{key}={shown(value)}" for key, value in found.items() if key not in ("name", "object"))
+    name = str(found["name"]).rpartition(":")[2]
+    return f"{name}({args})" if args else name
 
 
 def _exact(coding: UplinkSettings | LinkSettings) -> bool:
@@ -930,7 +938,8 @@ def _varying(experiments: Sequence[Experiment], settings: Sequence[Mapping[str, 
     found = []
     for key in dict.fromkeys(key for flat in settings for key in flat):
         partial = key.startswith(("shift.", "uplink.")) and not key.startswith("uplink.group.")
-        partial = partial and ".codec." not in key  # an argument that only one run has is a difference
+        # an argument that only one run has is a difference
+        partial = partial and ".codec." not in key and ".policy." not in key
         values = {str(flat.get(key)) for flat in settings if key in flat or not partial}
         if len(values) > 1 and key not in ("seed", "name") and not (usual and key == "shift.share"):
             found.append(key)

@@ -45,6 +45,13 @@ CASES: dict[str, dict[str, Any]] = {
     "qsgd": {"uplink": {"codec": {"name": "qsgd", "s": 4, "whole": True}, "send": "updates"}},
     "fedzip": {"uplink": {"codec": {"name": "fedzip", "keep": 0.2}, "send": "updates", "feedback": True}},
     "common step": {"uplink": {"codec": "common-step", "send": "updates", "feedback": True, "biases": True}},
+    "dadaquant": {
+        "data": {"partition": "dirichlet", "least": 2},
+        "algorithm": {"weights": "examples"},
+        "uplink": {"policy": {"name": "dadaquant", "phi": 2}, "bits": "32+8"},
+    },
+    "adaquantfl": {"uplink": {"policy": "adaquantfl"}},
+    "budget": {"uplink": {"policy": {"name": "deadline", "deadline": 2.0, "budget": 700.0}, "bandwidth": 1e3}},
     "half topk": {"uplink": {"codec": {"name": "topk", "keep": 0.1}, "bits": "32+8", "send": "updates"}},
 }
 # rounding of weights is amplified: by a small sigma, or by levels that are far apart
@@ -56,8 +63,9 @@ AMPLIFIED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES | AMPLIFIED)
 def test_bytes_do_not_depend_on_engine_or_workers(name: str) -> None:
-    model = None if name == "examples" else Normed()  # batch norm does not take a batch of one
-    fed = federation(model, **(CASES | AMPLIFIED)[name])
+    case = (CASES | AMPLIFIED)[name]
+    model = None if "partition" in case.get("data", {}) else Normed()  # batch norm does not take a batch of one
+    fed = federation(model, **case)
     reference, expected, remembered = train(fed)
     for workers in (1, 2, 3):
         engine = processes(fed.task, workers)

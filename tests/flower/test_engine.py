@@ -8,6 +8,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
+from fedshift import Codec, KMeans, Uplink
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
@@ -20,6 +21,7 @@ from tests.algorithms.test_methods import ARGUMENTS
 from tests.engines.test_engines import CASES
 from tests.federations import Normed, same, settings
 from tests.flower.experiments import DATA, grid_of, in_process, objects, on_flower, plain
+from tests.policies.test_runs import Listed
 from tests.runs import FEEDBACK, record, small
 
 UNEVEN = {"data": {"partition": "dirichlet", "least": 2}, "train": {"momentum": 0.9}}
@@ -82,6 +84,22 @@ def test_the_codec_of_an_example_has_the_bytes_of_one_process(monkeypatch: pytes
     assert plain(list(run)) == expected
     assert grid.errors == []
     assert same(run.params, reference.params)
+
+
+def test_a_policy_passed_as_an_object_has_the_bytes_of_one_process(tmp_path: Path) -> None:
+    """Nodes are told their uplinks by the server, and keep errors that wait for feedback."""
+    lossy = Uplink(Codec(KMeans(2)), update=True, feedback=True)
+    policy = Listed((lossy, Uplink(Codec(KMeans(3))), lossy, Uplink(update=True, feedback=True)))
+    experiment = settings(train={"rounds": 5, "cohort": 12}, uplink={"bits": 8})
+    reference = Run(experiment, policy=policy, **objects())
+    expected = plain(list(reference))
+    grid = LocalGrid(client_app(experiment, **objects(), policy=policy), 5)
+    run = begin(experiment, tmp_path / "run", grid, objects() | {"policy": policy})
+    assert plain(list(run)) == expected
+    assert grid.errors == []
+    assert same(run.params, reference.params)
+    assert same(run.state.policy, reference.state.policy)
+    assert (tmp_path / "run" / "uplinks.csv").read_text().count("KMeans(bits=3)") == 12
 
 
 def test_the_memory_of_clients_stays_on_their_nodes() -> None:

@@ -125,6 +125,8 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "negative time": (reported(seconds=[-1, 0]), "its report is invalid"),
     "endless time": (reported(seconds=[float("inf"), 0]), "its report is invalid"),
     "strange histogram": (reported(histograms=[["x", 0, 1, [0] * 64, [0] * 64]]), "its report is invalid"),
+    "text for loss": (reported(loss="low"), "its report is invalid"),
+    "endless loss": (reported(loss=10**400), "its report is invalid"),
     "failure": (reported(failure="no\nwill", drift=[]), "no will"),
 }
 
@@ -155,6 +157,18 @@ def test_a_hostile_reply_does_not_change_the_result(name: str) -> None:
     assert [outcome._replace(failed={}) for outcome in plain(outcomes)] == expected
     assert same(run.params, reference.params)
     assert same(run.state.out.control, reference.state.out.control)
+
+
+@pytest.mark.parametrize("loss", [None, float("nan"), float("inf"), 1e300])
+def test_an_upload_without_the_loss_that_a_policy_needs_is_left_out(loss: float | None) -> None:
+    experiment = SENT.changed(uplink={"policy": "adaquantfl"})
+    reference, expected = without(experiment, BAD, at=1)
+    run = on_flower(experiment, tampered(experiment, reported(loss=loss)))
+    outcomes = list(run)
+    assert outcomes[0].failed == {BAD: "its loss is missing, NaN or infinite"}
+    assert [outcome._replace(failed={}) for outcome in plain(outcomes)] == expected
+    assert same(run.params, reference.params)
+    assert same(run.state.policy, reference.state.policy)
 
 
 def recorded(experiment: Experiment) -> dict[str, dict[str, Array]]:

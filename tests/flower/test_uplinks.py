@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Uplink
-from fedshift.codecs import Cast, Identity, KMeans, Quantizer, Step
+from fedshift.codecs import Cast, Codec, Identity, KMeans, Quantizer, Range, Step
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
 from fedshift.flower.addon.arrays import KEY, to_record
 from fedshift.flower.testing import LocalGrid
@@ -22,7 +22,11 @@ START = to_record({"w": torch.randn(40, 50, generator=torch.Generator().manual_s
 
 
 def sent(
-    mod: QuantizeMod, node: Any = None, run_config: Any = None, message: Any = None, chosen: int | str | None = None
+    mod: QuantizeMod,
+    node: Any = None,
+    run_config: Any = None,
+    message: Any = None,
+    chosen: int | str | Uplink | None = None,
 ) -> tuple[type[Quantizer], bool, int]:
     """Upload of a node: the quantizer in its frame, whether it is an update, and its bytes."""
     seen: dict[object, bytes] = {}
@@ -72,6 +76,38 @@ def test_a_name_is_the_same_uplink_wherever_it_is_set() -> None:
     assert expected == sent(QuantizeMod("exact"), chosen="lean", message={"bits": 9})  # it replaces the strategy's
     assert expected == sent(QuantizeMod("exact"), chosen="lean", message={"uplink": "paper"})
     assert sent(QuantizeMod(4), chosen=32, message={"uplink": "lean"}) == sent(QuantizeMod("exact"))
+
+
+def test_a_server_chooses_any_uplink_for_each_node_and_round() -> None:
+    """Rates that grow over rounds and differ between nodes, in an app that would upload exact weights."""
+    assert sent(QuantizeMod("exact"), chosen=named("lean")) == sent(QuantizeMod("lean"))
+    least, *others = (8 * sent(QuantizeMod(), chosen=at_rate(rate))[2] / 2000 for rate in (0.5, 1.0, 2.5))
+    assert [bits - least for bits in others] == pytest.approx([0.5, 2.0], abs=0.1)  # besides header and side data
+    nodes: list[int] = []
+
+    def bits_for(node: int, number: int) -> Uplink:
+        nodes.extend({node} - {*nodes})
+        return at_rate(0.5 * number * (1 + nodes.index(node)))
+
+    strategy = FedShift(FedAvg(**ALL), bits_for=bits_for)
+    run(strategy, [QuantizeMod(4)], nodes=2, start=START, rounds=3)
+    assert [(x.used, x.lossy, x.reset) for x in strategy.rounds] == [(2, 2, [])] * 3
+    bits = [8 * x.bytes_up / (2 * 2000) for x in strategy.rounds]
+    assert [later - bits[0] for later in bits[1:]] == pytest.approx([0.75, 1.5], abs=0.1)
+
+
+def test_an_uplink_that_cannot_be_sent_is_refused_with_the_node_and_the_round() -> None:
+    class Unnumbered(KMeans):
+        pass
+
+    with pytest.raises(ValueError, match=r"bits_for\(\d+, 1\): .*Unnumbered\(.*\) has no number in the wire format"):
+        sent(QuantizeMod(), chosen=Uplink(Codec(Unnumbered(4))))
+    with pytest.raises(NoUploadsError, match="in the message: not an uplink"):
+        sent(QuantizeMod(), message={"uplink": "{}"})
+
+
+def at_rate(rate: float) -> Uplink:
+    return Uplink(Codec(Step(rate=rate), Range()), update=True, feedback=True)
 
 
 def test_16_and_32_bits_keep_the_updates_and_the_feedback_of_a_named_uplink() -> None:

@@ -128,3 +128,27 @@ def test_estimates_without_real_frames_are_not_corrected(tmp_path: Path) -> None
         "Uploaded bytes of 3 of 3 rounds are estimated from counts of codes, and no real frames were made to check "
         "them.",
     ]
+
+
+def test_bits_per_client_are_drawn_for_all_clients_and_for_each_group(tmp_path: Path) -> None:
+    """Clients 0 and 2 have 32 bits, the others those of a policy."""
+    uplink = {"bits": "32+8", "policy": "adaquantfl"}
+    folder = write(tmp_path / "run", settings(rounds=2, uplink=uplink))
+    lines = ["round,client,codec,bytes,bits", "1,0,exact,400,32", "1,1,QSGD(s=2),25,2", "1,3,QSGD(s=3),50,4"]
+    (folder / "uplinks.csv").write_text("\n".join([*lines, "2,2,exact,400,32", "2,3,QSGD(s=9),75,6", ""]))
+    made = chart(costs(folder), "bits")
+    assert [panel.title for panel in made.panels] == ["all clients", "32 bit", "4 bit"]
+    whole, exact, chosen = (panel.curves[0] for panel in made.panels)
+    assert (list(whole.x), whole.y, whole.low, whole.high) == ([1, 2], [12.667, 19], [2, 6], [32, 32])
+    assert (exact.y, chosen.y, chosen.low, chosen.high) == ([32, 32], [3, 6], [2, 6], [4, 6])
+    assert made.apart
+
+
+def test_bits_of_one_group_are_one_panel_and_runs_without_a_policy_have_none(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", settings(rounds=2, uplink={"policy": "adaquantfl", "bits": 8}))
+    (folder / "uplinks.csv").write_text("round,client,codec,bytes,bits\n1,1,QSGD(s=2),25,2\n")
+    other = write(tmp_path / "other", settings(rounds=2))
+    made = chart(costs(folder, other), "bits")
+    assert [panel.title for panel in made.panels] == ["all clients"]
+    assert len(made.panels[0].curves) == 1
+    assert "bits" not in [part.name for part in costs(other).parts]

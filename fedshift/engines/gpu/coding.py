@@ -280,7 +280,8 @@ def _job(
                 ),
                 second=_second(_row(arrived.second, i), second, job.header(i)) if arrived.second else b"",
                 memory=join_memory(
-                    tmap(torch.clone, _row(arrived.rule_memory, i)), errors if part.uplink.feedback else {}
+                    tmap(torch.clone, _row(arrived.rule_memory, i)),
+                    errors if part.uplink.feedback else split_memory(stack.memory[i])[1],
                 ),
                 drift=list(zip(rows[i][:n], rows[i][n : 2 * n], strict=True)),
                 error=error,

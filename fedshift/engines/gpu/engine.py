@@ -16,12 +16,13 @@ from fedshift.core.tree import take
 from fedshift.core.types import Params
 from fedshift.data.cohorts import travel
 from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
-from fedshift.engines.gpu.stacked import StackError, stacked
+from fedshift.engines.gpu.stacked import StackError, each_loss, stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
 from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe, evaluation
 from fedshift.rounds.evaluate import ClientChunk, ClientScores, Held, Part, Score
 from fedshift.rounds.optimizers import Adam
+from fedshift.rounds.policy import sent_loss
 from fedshift.rounds.uplink import split_memory
 
 EXAMPLES = 10_000  # examples scored at a time
@@ -95,7 +96,28 @@ class Batched:
             raise TrainingError(f"round {trained[0].job.number}: {describe(problem)}") from problem
         self._wait()
         seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)
-        return [[upload._replace(seconds=seconds) for upload in job] for job in made]
+        losses = [self._local_losses(stack.job) for stack in trained]
+        return [
+            [upload._replace(seconds=seconds, loss=loss) for upload, loss in zip(job, job_losses, strict=True)]
+            for job, job_losses in zip(made, losses, strict=True)
+        ]
+
+    def _local_losses(self, job: Job) -> list[float | None]:
+        """Loss of the broadcast on the examples of each client, as it is sent; None if the job does not ask for it."""
+        if not job.owned:
+            return [None] * len(job.clients)
+        data = self.task.data
+        with self._evaluating(job.sent.params) as stack:
+            each = [
+                each_loss(
+                    self.task.loss,
+                    self.net(stack, self.net.inputs(data.x, index[None], None)),
+                    data.targets(data.y[index])[None],
+                )[0]
+                for index in torch.split(torch.cat(list(job.owned)).to(self.home), EXAMPLES)
+            ]
+        by_client = torch.split(torch.cat(each).double(), [len(examples) for examples in job.owned])
+        return [sent_loss(loss) for loss in torch.stack([losses.mean() for losses in by_client]).tolist()]
 
     def _wait(self) -> None:
         if self.home.type == "cuda":

@@ -31,6 +31,7 @@ from fedshift.flower.addon.arrays import (
 )
 from fedshift.flower.addon.memory import NodeMemory, RoundInfo
 from fedshift.rounds.uplink import ERROR, Uplink, named, pack_upload, quantized
+from fedshift.rounds.uplink_json import loads
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.wire.frame import Header
 from fedshift.wire.writer import Writer
@@ -54,7 +55,8 @@ class QuantizeMod:
     under `state_dir`.
 
     `QuantizeMod("lean")` selects an uplink by name, which sets codec, updates and error feedback together. In a config
-    or message, `uplink = "lean"` instead of `bits` has the same effect.
+    or message, `uplink = "lean"` instead of `bits` has the same effect. A server can also send any `Uplink`, with the
+    argument `bits_for` of `FedShift`.
 
     >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
     Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)
@@ -213,12 +215,17 @@ class QuantizeMod:
 
 
 def as_uplink(where: str, name: object) -> Uplink:
-    """Return an uplink by name; ValueError, with `where`, for an unknown one.
+    """Return an uplink by name or from JSON (`uplink_json`); ValueError, with `where`, for an unknown one.
 
     >>> as_uplink("uplink = 'leen' in the node's config", "leen")
     Traceback (most recent call last):
     ValueError: uplink = 'leen' in the node's config: no such uplink; known are exact, paper, lean, extreme
     """
+    if isinstance(name, str) and name.startswith("{"):
+        try:
+            return loads(name)
+        except ValueError as problem:
+            raise ValueError(f"{where}: {problem}") from None
     if not isinstance(name, str) or name not in UPLINKS:
         raise ValueError(f"{where}: no such uplink; known are {', '.join(UPLINKS)}")
     return named(name)

@@ -43,9 +43,12 @@ from fedshift.flower.addon.replies import (
 from fedshift.flower.addon.saved import SavedRounds, Saver
 from fedshift.flower.addon.seeded import Seeded
 from fedshift.flower.addon.targets import ArrivedUpload, changed, check_module, targets
+from fedshift.rounds.uplink import Uplink
+from fedshift.rounds.uplink_json import dumps
+from fedshift.wire.registry import codec_bytes
 
 LOG = getLogger("flwr.fedshift")
-BitsFor = Callable[[int, int], int | str | None]  # (node, round) -> bits, name of an uplink, or None
+BitsFor = Callable[[int, int], int | str | Uplink | None]  # (node, round) -> bits, an uplink or its name, or None
 
 
 class FedShift(Strategy):
@@ -73,12 +76,12 @@ class FedShift(Strategy):
     and shapes. Per filter, embeddings and weights with fewer than 32 inputs per filter are not shifted unless `tensors`
     names them.
 
-    `bits_for(node, round)` returns the bits or the name of the uplink of one upload, such as "lean"; the node's own
-    config takes precedence, and None leaves the choice to the node. `checkpoint` is a folder; a stopped run resumes
-    from the last round saved there. `pack` sends the model for training as one array, which saves two requests per
-    node for each further array; `QuantizeMod` unpacks it, so every client must have this mod. `downlink` also encodes
-    it, with a codec or with K-means codes of so many bits, rounded at random: clients start from the decoded model, and
-    their changes are added to the exact one.
+    `bits_for(node, round)` returns the bits or the uplink of one upload: a name such as "lean", or an `Uplink` with any
+    codec. The node's own config takes precedence, and None leaves the choice to the node. `checkpoint` is a folder; a
+    stopped run resumes from the last round saved there. `pack` sends the model for training as one array, which saves
+    two requests per node for each further array; `QuantizeMod` unpacks it, so every client must have this mod.
+    `downlink` also encodes it, with a codec or with K-means codes of so many bits, rounded at random: clients start
+    from the decoded model, and their changes are added to the exact one.
 
     >>> from flwr.serverapp.strategy import FedAdam
     >>> FedShift(FedAdam(min_train_nodes=10), max_share=1.0).rule
@@ -207,7 +210,9 @@ class FedShift(Strategy):
         chosen, where = self.bits_for(node, number) if self.bits_for else None, f"bits_for({node}, {number})"
         if chosen is not None:  # overrides the strategy's config
             config = {key: value for key, value in config.items() if key not in ("bits", "uplink")}
-        if isinstance(chosen, str):
+        if isinstance(chosen, Uplink):
+            config["uplink"] = _sendable(chosen, where)
+        elif isinstance(chosen, str):
             as_uplink(f"{where} = {chosen!r}", chosen)
             config["uplink"] = chosen
         elif chosen is not None:
@@ -379,6 +384,15 @@ def downlink_codec(downlink: int | Codec | None) -> Codec | None:
         raise ValueError(f"{where}: must be a number of bits or a Codec; nodes keep no model, so it is sent as weights")
     bits = as_bits(where, downlink)
     return None if bits == 32 else Codec(Cast("bfloat16") if bits == 16 else KMeans(bits, random=True))
+
+
+def _sendable(uplink: Uplink, where: str) -> str:
+    """Uplink as JSON; ValueError, with `where`, if it cannot be named in a message or its uploads cannot be sent."""
+    try:
+        codec_bytes(uplink.codec)
+        return dumps(uplink)
+    except ValueError as problem:
+        raise ValueError(f"{where}: {problem}") from None
 
 
 def _pack(messages: Sequence[Message]) -> None:

@@ -31,6 +31,7 @@ from fedshift.flower.app.engine import TIMEOUT, WAIT, Flower
 from fedshift.flower.app.protocol import digest
 from fedshift.rounds.evaluate import Loss, Metric
 from fedshift.rounds.optimizers import MakeOptimizer
+from fedshift.rounds.policy import Policy
 from fedshift.runs.events import Event
 from fedshift.runs.record import begun, finished, settings_of
 from fedshift.runs.run import Run, named_after
@@ -51,6 +52,7 @@ def client_app(
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
     optimizer: MakeOptimizer | None = None,
+    policy: Policy | None = None,
     state_dir: Path | str | None = None,
 ) -> ClientApp:
     """Return a ClientApp that trains the clients of its node; pass the same arguments as to `server_app`.
@@ -69,10 +71,10 @@ def client_app(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         given = experiment or experiment_of(context.run_config)
-        settings = named_after(given, model, data, loss, metric, algorithm, optimizer=optimizer)
+        settings = named_after(given, model, data, loss, metric, algorithm, optimizer=optimizer, policy=policy)
         if (text := settings.toml()) not in runners:  # once per process
             runners.clear()
-            fed = build(settings, model, data, loss, metric, algorithm, optimizer=optimizer)
+            fed = build(settings, model, data, loss, metric, algorithm, optimizer=optimizer, policy=policy)
             runners[text] = ClientRunner(settings, fed)
         return runners[text].answer(message, context, state_dir or str(context.run_config.get("state-dir", "")) or None)
 
@@ -89,6 +91,7 @@ def server_app(
     metric: Metric | None = None,
     algorithm: Algorithm | None = None,
     optimizer: MakeOptimizer | None = None,
+    policy: Policy | None = None,
     timeout: float = TIMEOUT,
     wait: float = WAIT,
 ) -> ServerApp:
@@ -129,6 +132,7 @@ def server_app(
                 "metric": metric,
                 "algorithm": algorithm,
                 "optimizer": optimizer,
+                "policy": policy,
             }
             drive(begin(settings, folder, grid, objects, timeout, wait, tell), channel)
         except FinishedError as finish:  # nothing to do

@@ -18,7 +18,8 @@ from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TrainRequest, digest, report
 from fedshift.rounds.engine import Job, TrainingError, Upload, one_thread
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.uplink import received, remembers
+from fedshift.rounds.uplink import Uplink, received, remembers
+from fedshift.rounds.uplink_json import loads
 from fedshift.wire.writer import header, pack, unpack
 
 HELD = "fedshift/broadcast"  # in the node's state: the last broadcast, by its round
@@ -37,10 +38,10 @@ class ClientRunner:
             raise ValueError("the settings of this node differ from those of the server")
         sent = self._sent(message.content.array_records, request, context)
         memory, frames, reports = NodeMemory(context, folder), dict[str, Array](), dict[str, Any]()
-        for client, accepted in zip(request.clients, request.accepted, strict=True):
+        for client, accepted, uplink in zip(request.clients, request.accepted, self._uplinks(request), strict=True):
             with one_thread():
                 info = RoundInfo(request.number, request.session, accepted, request.saved)
-                upload = self._train(client, request, sent, memory, info)
+                upload = self._train(client, uplink, request, sent, memory, info)
             reports[str(client)] = report(upload)
             if isinstance(upload.frame, bytes) and upload.frame:
                 frames[str(client)] = enclose(upload.frame)
@@ -48,6 +49,12 @@ class ClientRunner:
                 frames[f"{client}{SECOND}"] = enclose(upload.second)
         content = RecordDict({FRAMES: ArrayRecord(frames), CONFIG: ConfigRecord(reports)})
         return Message(content, reply_to=message)
+
+    def _uplinks(self, request: TrainRequest) -> list[Uplink]:
+        """Uplink of each client of the message: that of its group, or the one the server's policy chose."""
+        if self.fed.policy is not None:
+            return [loads(text) for text in request.uplinks]
+        return [self.fed.uplinks[int(self.fed.group[client])] for client in request.clients]
 
     def _sent(self, records: Mapping[str, ArrayRecord], request: TrainRequest, context: Context) -> Broadcast:
         """The broadcast; if it is sent as updates, it is kept in the node's state for the next round."""
@@ -75,11 +82,17 @@ class ClientRunner:
         return unpack(record[str(number)].data, like=self.fed.task.params)
 
     def _train(
-        self, client: int, request: TrainRequest, sent: Broadcast, memory: NodeMemory, info: RoundInfo
+        self,
+        client: int,
+        uplink: Uplink,
+        request: TrainRequest,
+        sent: Broadcast,
+        memory: NodeMemory,
+        info: RoundInfo,
     ) -> Upload:
-        fed, name = self.fed, f"client-{client}"
-        uplink, rule = fed.uplinks[int(fed.group[client])], fed.algorithm.client
-        keeps = remembers(rule, uplink)
+        fed, name, rule = self.fed, f"client-{client}", self.fed.algorithm.client
+        adaptive = fed.policy is not None
+        keeps = adaptive or remembers(rule, uplink)
         recalled = memory.recall(name, info) if keeps else Recalled({}, False)
         start = rule.recover(take(sent.params, fed.task.trained), sent) if recalled.lost else recalled.memory
         plan = draw_plan(
@@ -104,6 +117,8 @@ class ClientRunner:
             layers=fed.layers,
             histograms=request.histograms,
             run=fed.run,
+            adaptive=adaptive,
+            owned=[fed.partition.of(client)] if fed.reports_loss else (),
         )
         try:
             upload = self.client.train(job, 0, start, recalled.lost)

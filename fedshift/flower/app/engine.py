@@ -22,7 +22,8 @@ from fedshift.flower.app.nodes import Nodes
 from fedshift.flower.app.protocol import ARRAYS, CONFIG, FRAMES, SECOND, TRAIN, TrainRequest, read_report
 from fedshift.rounds.engine import Job, Task, Upload
 from fedshift.rounds.evaluate import ClientScores, Held, Score
-from fedshift.rounds.uplink import NODE, remembers
+from fedshift.rounds.uplink import NODE
+from fedshift.rounds.uplink_json import dumps
 from fedshift.wire.frame import WireError
 from fedshift.wire.writer import header, pack
 
@@ -106,6 +107,7 @@ class Flower:
                 clients=clients,
                 accepted=[int(job.recall(client).get(ROUND, 0)) for client in clients],
                 base=base,
+                uplinks=[dumps(job.uplinks[job.clients.index(client)]) for client in clients] if job.adaptive else [],
             )
             content = RecordDict({ARRAYS: arrays[base], **control, CONFIG: request.config()})
             messages.append(Message(content, at[part], TRAIN, group_id=str(job.number)))
@@ -140,6 +142,7 @@ class Flower:
             return failed(client, f"its node answered with error {reply.error.code}: {why}")
         try:
             upload = read_report(client, reply.content[CONFIG][str(client)], job.layers)
+            upload = upload if job.owned else upload._replace(loss=None)
             if upload.silent and defines(job.rule, "sends"):
                 return upload
             if upload.silent:
@@ -157,7 +160,7 @@ class Flower:
         if head.reset:
             self.lost += 1
             self.tell(f"round {job.number}: client {client} lost its memory, which was reset ({self.lost} so far)")
-        kept = {ROUND: torch.tensor(job.number)} if remembers(job.rule, job.uplinks[i]) else {}
+        kept = {ROUND: torch.tensor(job.number)} if job.remembers(i) else {}
         return upload._replace(frame=frame, second=second, memory=kept)
 
 

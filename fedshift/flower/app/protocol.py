@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord
 from fedshift.experiment.settings import Experiment, run_number
 from fedshift.flower.addon.replies import brief
 from fedshift.rounds.engine import Histogram, Upload
+from fedshift.rounds.policy import sent_loss
 from fedshift.rounds.upload_stats import BINS
 
 TRAIN = "train"
@@ -33,6 +34,7 @@ class TrainRequest(NamedTuple):
     clients: list[int]
     accepted: list[int]  # round of the last accepted upload of each client; 0 for none
     base: int  # round of the broadcast that the arrays update, if they are updates; 0 if they are the whole model
+    uplinks: list[str]  # of each client, as JSON; [] if they are those of the settings
 
     def config(self) -> ConfigRecord:
         return ConfigRecord(self._asdict())
@@ -56,6 +58,7 @@ def report(upload: Upload) -> str:
         "failure": upload.failure,
         "histograms": upload.histograms,
         "silent": upload.silent,
+        "loss": upload.loss,
     }
     return json.dumps(stats)
 
@@ -69,9 +72,11 @@ def read_report(client: int, text: object, layers: Sequence[str]) -> Upload:
         drift = [(_measure(before), _measure(after)) for before, after in stats["drift"]]
         histograms = tuple(_histogram(values, layers) for values in stats["histograms"])
         silent = stats["silent"] is True
+        loss = None if stats["loss"] is None else _loss(stats["loss"])
         if len(drift) != (0 if failure or silent else len(layers)):
             raise ValueError
-        return Upload(client, b"", b"", {}, drift, _measure(stats["error"]), seconds, failure, histograms, silent)
+        error = _measure(stats["error"])
+        return Upload(client, b"", b"", {}, drift, error, seconds, failure, histograms, silent, loss)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
         raise ValueError("its report is invalid") from None
 
@@ -81,6 +86,12 @@ def _measure(x: Any, below: float | None = None) -> float:
     if type(x) not in (int, float) or not x >= 0 or (below is not None and x >= below):
         raise ValueError
     return float(x)
+
+
+def _loss(x: Any) -> float:
+    if type(x) not in (int, float):
+        raise ValueError
+    return sent_loss(float(x))
 
 
 def _histogram(values: Any, layers: Sequence[str]) -> Histogram:

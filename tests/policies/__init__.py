@@ -1,0 +1,1 @@
+"""Uplink policies."""

@@ -766,7 +766,8 @@ USED_BY = {
     "evaluate.every": ("evaluate.per_client", (True,)),
     "evaluate.held_out": ("evaluate.per_client", (True,)),
 }
-# settings of training that numbers of runs and checksums in folder names, which are older, leave out at their defaults
+# settings that numbers of runs and checksums in folder names, which are older, leave out at their defaults
+LATER_DATA = "args", "partition_args", "most"
 LATER_TRAIN = "steps", "milestones", "final", "warmup", "local_schedule", "optimizer"
 
 
@@ -912,11 +913,13 @@ def run_number(experiment: Experiment) -> int:
     """
     settings = experiment.model_dump(mode="json", exclude={"name", "model", "engine", "record", "evaluate"})
     settings["data"].pop("name")
-    train, usual = settings["train"], TrainSettings().model_dump(mode="json")
+    train = settings["train"]
     for key in ("rounds", "loss", "metric", "goal", "metrics"):
         if key != "rounds" or train["schedule"] != "cosine":
             train.pop(key, None)
-    settings["train"] = {key: x for key, x in train.items() if key not in LATER_TRAIN or x != usual[key]}
+    for name, later, usual in (("data", LATER_DATA, DataSettings()), ("train", LATER_TRAIN, TrainSettings())):
+        default = usual.model_dump(mode="json")
+        settings[name] = {key: x for key, x in settings[name].items() if key not in later or x != default[key]}
     if experiment.evaluate.held_out:
         settings["held_out"] = experiment.evaluate.held_out
     content = json.dumps(settings, sort_keys=True).encode()

@@ -41,7 +41,7 @@ class CNN(nn.Module):
     """CNN for MNIST and Fashion-MNIST: 454,922 parameters on 28x28 grey images.
 
     conv 5x5 1->32, pad 2; ReLU; maxpool 2x2 (28 -> 14); conv 5x5 32->64, pad 2; ReLU; maxpool 2x2 (14 -> 7);
-    fc 3136->hidden; ReLU; fc hidden->10; all with biases. Torch's default initialisation: with Kaiming's larger weights,
+    fc 3136->hidden; ReLU; fc hidden->10; all with biases. Torch's default initialisation: with Kaiming's larger ones,
     clients of two labels diverge at usual learning rates. hidden = 512 is the CNN of FedAvg (McMahan et al., AISTATS
     2017), 1,663,370 parameters.
     """

@@ -1,5 +1,6 @@
 """Models by name: their sizes, the examples that they accept, and what they compute."""
 
+import math
 from typing import Any
 
 import pytest
@@ -119,6 +120,16 @@ def test_the_transformer_is_causal_and_equals_fused_attention() -> None:
     q, k, v = (part(y).view(2, 80, 4, 20).transpose(1, 2) for part in (attention.query, attention.key, attention.value))
     fused = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 80, 80)
     torch.testing.assert_close(attention(y, 80), attention.out(fused))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "paper-cnn"])
+def test_models_start_near_the_loss_of_a_guess(name: str) -> None:
+    """Larger logits make clients with few labels diverge in the first round."""
+    _, classes, _ = SIZES[name]
+    x = examples(name, 8)
+    with torch.no_grad():
+        loss = F.cross_entropy(made(name)(x), torch.arange(8) % classes)
+    assert float(loss) == pytest.approx(math.log(classes), abs=0.35)
 
 
 @pytest.mark.parametrize("name", MODELS)

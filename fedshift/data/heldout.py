@@ -1,5 +1,7 @@
 """Held-out examples of each client: a share of its training examples, or test examples of its owner."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,8 @@ def hold_out(partition: Partition, share: float, key: Tensor) -> tuple[Partition
     rank[ordered] = torch.arange(len(ordered)) - partition.start[client[ordered]]
     held = torch.zeros(count, dtype=torch.bool)
     held[order[rank < wanted[client]]] = True
-    return _part(order, client, ~held[order], partition.clients), _part(order, client, held[order], partition.clients)
+    train, out = (_part(order, client, chosen, partition.clients) for chosen in (~held[order], held[order]))
+    return replace(train, owners=partition.owners, left_out=partition.left_out), out
 
 
 def of_owners(partition: Partition, owner: Tensor, test_owner: Tensor) -> Partition:

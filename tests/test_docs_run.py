@@ -19,6 +19,14 @@ ONLY_PARSED = {
     "fedshift paper rivals --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper all --seeds 3 --minutes 60": "an hour, by its own words",
     "fedshift paper all --records results --minutes 60": "the same",
+    "fedshift data fashion-mnist": "downloads 31 MB",
+    "fedshift paper small --estimate": "trains a round of every kind on Fashion-MNIST",
+    "fedshift paper small --minutes 60": "an hour, by its own words",
+    "fedshift paper publish runs/small --to results/small": "publishes those runs",
+    "fedshift paper report small": "needs published records",
+    "fedshift frontier --task synthetic --brief --seeds 3": "18 runs of 200 rounds",
+    "fedshift paper publish runs/frontier-synthetic-brief --to results/tasks/synthetic": "publishes those runs",
+    "fedshift paper report tasks": "needs published records",
 }
 
 

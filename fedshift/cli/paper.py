@@ -79,7 +79,12 @@ Shift = Annotated[
         help="Runs with the shift, without it, or both.",
     ),
 ]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs; finished runs are skipped.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder of the runs, finished ones are skipped (default: runs/paper, runs/small)."
+    ),
+]
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="Only estimate the time of the missing runs on this device.")
 ]
@@ -98,7 +103,7 @@ def grid(
     seeds: Seeds = 1,
     rounds: Rounds = None,
     shift: Shift = "both",
-    out: Out = Path("runs/paper"),
+    out: Out = None,
     records: Skip = None,
     estimate: Estimate = False,
     minutes: Minutes = None,
@@ -112,6 +117,7 @@ def grid(
         from fedshift.paper.experiments import chosen
 
         table = str(ctx.info_name)
+        out = out or Path("runs") / ("small" if table == "small" else "paper")
         request = paper_tables.Request(
             table, chosen(bits or (), algorithms or (), shift), seeds, rounds, tuple(assignments or ()), records
         )

@@ -82,7 +82,7 @@ Shift = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Folder of the runs, finished ones are skipped (default: runs/paper, runs/small)."
+        metavar="DIR", help="Folder of the runs; finished ones are skipped (default: runs/paper or runs/small)."
     ),
 ]
 Estimate = Annotated[

@@ -54,8 +54,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "shift": {"on": False},
         "train": {"rounds": 100, "cohort": 10, "epochs": 1, "batch": 20, "lr": 0.05},
     },
-    # Synthetic(1, 1) of FedProx (Li et al., MLSys 2020), with its settings; the number of examples of draw 9 is nearest to
-    # its 9,600 among draws 0 to 19
+    # Synthetic(1, 1) of FedProx (Li et al., MLSys 2020), with its settings; of draws 0 to 19, the number of examples of
+    # draw 9 is nearest to its 9,600
     "synthetic": {
         "name": "synthetic",
         "data": {"name": "synthetic", "args": {"alpha": 1.0, "beta": 1.0, "seed": 9}, "partition": "natural"},

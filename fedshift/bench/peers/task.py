@@ -1,0 +1,84 @@
+"""The task that all systems train, as a file: data, clients, initial model, and the batches of every round."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.core.types import CPU, Params
+from fedshift.data import datasets
+from fedshift.data.datasets import Dataset, dataset
+from fedshift.data.partition import Partition
+from fedshift.experiment.build import build
+from fedshift.experiment.settings import Experiment
+from fedshift.rounds.loop import draw
+
+COHORT, EPOCHS, BATCH, LR = 10, 5, 10, 0.05
+EXAMPLES = 14  # per client
+
+
+class Task(NamedTuple):
+    """MLP 64-128-10 on digits: 10 clients of 14 examples per round, 5 epochs, batch 10, SGD with rate 0.05."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    order: Tensor  # (14 N,) examples, client by client
+    start: Params  # initial model
+    rounds: list[list[tuple[int, list[Tensor]]]]  # for each round: clients and their batches
+
+    @property
+    def clients(self) -> int:
+        return len(self.order) // EXAMPLES
+
+    def examples(self, client: int) -> Tensor:
+        """Indices of the examples of a client."""
+        return self.order[client * EXAMPLES : (client + 1) * EXAMPLES]
+
+    @property
+    def partition(self) -> Partition:
+        return Partition(self.order, torch.arange(self.clients + 1) * EXAMPLES)
+
+    @property
+    def dataset(self) -> Dataset:
+        return dataset(self.x, self.y, self.test_x, self.test_y, name="digits")
+
+
+def experiment(rounds: int, **changes: Any) -> Experiment:
+    """Experiment of this task: FedAvg, with exact uploads on the sequential engine unless `changes` say otherwise."""
+    base: dict[str, Any] = {
+        "train": {"rounds": rounds, "cohort": COHORT, "epochs": EPOCHS, "batch": BATCH, "lr": LR},
+        "shift": {"on": False},
+        "uplink": "exact",
+        "engine": {"name": "sequential"},
+    }
+    return Experiment(**(base | changes))
+
+
+def make(clients: int, rounds: int) -> Task:
+    """Assign the examples of digits in turn, with repetition, and draw the batches of all rounds as fedshift does."""
+    data = datasets.load("digits")
+    shuffled = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
+    order = shuffled[torch.arange(clients * EXAMPLES) % len(shuffled)]
+    task = Task(data.inputs(data.x), data.y, data.inputs(data.test_x), data.test_y, order, {}, [])
+    fed = build(experiment(rounds), data=task.dataset, partition=task.partition)
+    drawn = []
+    for number in range(1, rounds + 1):
+        cohort, _, plan = draw(fed, number, CPU)
+        assert plan is not None
+        steps = [[batch[keep] for batch, keep in zip(*client, strict=True)] for client in zip(*plan[:2], strict=True)]
+        drawn.append(list(zip(cohort, steps, strict=True)))
+    return task._replace(start=fed.start().out.params, rounds=drawn)
+
+
+def write(task: Task, path: Path) -> None:
+    torch.save(task._asdict(), path)
+
+
+@lru_cache(maxsize=1)
+def read(path: Path) -> Task:
+    """Task in a file, read once per process."""
+    return Task(**torch.load(path, weights_only=True))

@@ -50,7 +50,7 @@ def tab(*words: str) -> list[str]:
         (["resume", "runs/grid", "--track", "w"], ["wandb"]),
         (["frontier", "--task", ""], ["digits", "cifar10"]),
         (["data", ""], ["cifar10", "cifar100", "mnist", "fashion-mnist"]),
-        (["bench", ""], ["codecs", "engines", "rates", "flower", "large"]),
+        (["bench", ""], ["codecs", "engines", "rates", "flower", "large", "peers"]),
         (["paper", "table1", "--algorithms", "fedp"], ["fedpaq", "fedprox"]),
         (["plan", "--model", ""], ["paper-cnn", "mlp"]),
         (["paper", "figures", "7", "--format", "p"], ["png", "pdf"]),

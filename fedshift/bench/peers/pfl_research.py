@@ -17,8 +17,7 @@ from pfl.metrics import Metrics, StringMetricName, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor
 
-from fedshift.bench.peers.systems import Each, RoundResult, size
-from fedshift.bench.peers.task import BATCH, COHORT, EPOCHS, LR, Task
+from fedshift.bench.peers.task import BATCH, COHORT, EPOCHS, LR, Each, RoundResult, Task, size
 from fedshift.models import MLP
 
 ACCURACY, CENTRAL = "accuracy", "after the round"

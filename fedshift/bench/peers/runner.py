@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedshift.bench.peers.systems import SYSTEMS, RoundResult
+from fedshift.bench.peers.systems import SYSTEMS
+from fedshift.bench.peers.task import RoundResult
 from fedshift.bench.peers.usage import adopt_orphans, kill_descendants, usage
 from fedshift.core.memory import resident
 

@@ -1,4 +1,4 @@
-"""Systems that train the task: each yields the result of every round."""
+"""Systems that train the task; each reports the result of every round."""
 
 import tempfile
 from collections.abc import Callable
@@ -11,21 +11,10 @@ import torch
 from fedshift.bench.engines import folder
 from fedshift.bench.handwritten import Handwritten, average, shuffled
 from fedshift.bench.peers import task as tasks
-from fedshift.bench.peers.task import BATCH, COHORT, EPOCHS, LR, Task
+from fedshift.bench.peers.task import BATCH, COHORT, EPOCHS, LR, Each, RoundResult, Task, size
 from fedshift.core.types import Params
 from fedshift.models import MLP
 from fedshift.runs.run import Run, cores_here
-
-
-class RoundResult(NamedTuple):
-    """State after a round."""
-
-    params: Params
-    accuracy: float
-    bytes_up: int  # of all uploads
-
-
-Each = Callable[[RoundResult], None]  # called after every round
 
 
 def by_hand(path: Path, rounds: int, each: Each) -> None:
@@ -84,10 +73,6 @@ def worker(path: Path) -> Handwritten:
 
 def handwritten(task: Task) -> Handwritten:
     return Handwritten(MLP(), task.x, task.y, task.test_x, task.test_y, LR)
-
-
-def size(params: Params) -> int:
-    return sum(x.nbytes for x in params.values())
 
 
 class System(NamedTuple):

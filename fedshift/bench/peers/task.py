@@ -1,5 +1,6 @@
 """The task that all systems train, as a file: data, clients, initial model, and the batches of every round."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,22 @@ class Task(NamedTuple):
     @property
     def dataset(self) -> Dataset:
         return dataset(self.x, self.y, self.test_x, self.test_y, name="digits")
+
+
+class RoundResult(NamedTuple):
+    """State after a round."""
+
+    params: Params
+    accuracy: float
+    bytes_up: int  # of all uploads
+
+
+Each = Callable[[RoundResult], None]  # called after every round
+
+
+def size(params: Params) -> int:
+    """Bytes of the tensors."""
+    return sum(x.nbytes for x in params.values())
 
 
 def experiment(rounds: int, **changes: Any) -> Experiment:

@@ -65,7 +65,8 @@ def test_pfl_research_computes_the_weights_of_the_hand_written_loop(path: Path, 
     """In its own process: pfl changes how torch starts processes."""
     measured = measure.train("pfl", path, ROUNDS - WARM, 300.0, tmp_path / "model.pt")
     by_hand = results("loop", path)
-    assert measured.accuracy == pytest.approx([result.accuracy for result in by_hand])
+    accuracy = [result.accuracy for result in by_hand]
+    assert measured.accuracy[1:] == pytest.approx(accuracy[1:])  # pfl does not evaluate after the first round
     assert largest_difference(by_hand[-1].params, torch.load(tmp_path / "model.pt")) <= 1e-6
 
 

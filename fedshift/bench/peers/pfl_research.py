@@ -13,14 +13,14 @@ from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
-from pfl.metrics import Metrics, StringMetricName, Weighted
+from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor
 
 from fedshift.bench.peers.task import BATCH, COHORT, EPOCHS, LR, Each, RoundResult, Task, size
 from fedshift.models import MLP
 
-ACCURACY, CENTRAL = "accuracy", "after the round"
+ACCURACY = "accuracy"
 
 
 class Model(MLP):
@@ -66,7 +66,7 @@ class EachRound(TrainingProcessCallback):  # type: ignore[misc]
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         params = dict(model.pytorch_model.state_dict())
-        accuracy = next(value for name, value in aggregate_metrics if str(name) == f"{CENTRAL} | {ACCURACY}")
+        accuracy = next(value for name, value in aggregate_metrics if str(name) == f"Central val | {ACCURACY}")
         self.each(RoundResult(params, float(accuracy.overall_value), COHORT * size(params)))
         return False, Metrics()
 
@@ -79,7 +79,7 @@ def simulate(task: Task, rounds: int, each: Each) -> None:
     cohorts = ((client, batches) for cohort in task.rounds for client, batches in cohort)
     clients = FederatedDataset(lambda drawn: Client(task, *drawn), lambda: next(cohorts))
     test = Dataset((task.test_x, task.test_y))
-    central = CentralEvaluationCallback(test, format_fn=lambda name: StringMetricName(f"{CENTRAL} | {name}"))
+    central = CentralEvaluationCallback(test)  # after every round but the first, and before training
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,

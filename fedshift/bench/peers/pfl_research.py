@@ -76,7 +76,7 @@ def simulate(task: Task, rounds: int, each: Each) -> None:
     module = Model()
     module.load_state_dict(task.start)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    cohorts = ((client, batches) for cohort in task.rounds for client, batches in cohort)
+    cohorts = (drawn for number in range(1, rounds + 1) for drawn in task.cohort(number))
     clients = FederatedDataset(lambda drawn: Client(task, *drawn), lambda: next(cohorts))
     test = Dataset((task.test_x, task.test_y))
     central = CentralEvaluationCallback(test)  # after every round but the first, and before training

@@ -21,8 +21,8 @@ def by_hand(path: Path, rounds: int, each: Each) -> None:
     """Plain loop over clients and batches."""
     task = tasks.read(path)
     work, params = handwritten(task), task.start
-    for cohort in task.rounds[:rounds]:
-        params = average([work.train(params, batches) for _, batches in cohort])
+    for number in range(1, rounds + 1):
+        params = average([work.train(params, batches) for _, batches in task.cohort(number)])
         each(RoundResult(params, work.accuracy(params), COHORT * size(params)))
 
 

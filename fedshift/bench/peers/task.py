@@ -29,7 +29,8 @@ class Task(NamedTuple):
     test_y: Tensor
     order: Tensor  # (14 N,) examples, client by client
     start: Params  # initial model
-    rounds: list[list[tuple[int, list[Tensor]]]]  # for each round: clients and their batches
+    cohorts: Tensor  # (R, 10) clients of each round
+    epochs: Tensor  # (R, 10, 5, 14) examples of each epoch, in the order of the batches
 
     @property
     def clients(self) -> int:
@@ -38,6 +39,13 @@ class Task(NamedTuple):
     def examples(self, client: int) -> Tensor:
         """Indices of the examples of a client."""
         return self.order[client * EXAMPLES : (client + 1) * EXAMPLES]
+
+    def cohort(self, number: int) -> list[tuple[int, list[Tensor]]]:
+        """Clients of a round, counted from 1, and the batches of each."""
+        clients, epochs = self.cohorts[number - 1].tolist(), self.epochs[number - 1]
+        return [
+            (k, [batch for each in own for batch in each.split(BATCH)]) for k, own in zip(clients, epochs, strict=True)
+        ]
 
     @property
     def partition(self) -> Partition:
@@ -80,15 +88,16 @@ def make(clients: int, rounds: int) -> Task:
     data = datasets.load("digits")
     shuffled = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
     order = shuffled[torch.arange(clients * EXAMPLES) % len(shuffled)]
-    task = Task(data.inputs(data.x), data.y, data.inputs(data.test_x), data.test_y, order, {}, [])
+    none = torch.zeros(0)
+    task = Task(data.inputs(data.x), data.y, data.inputs(data.test_x), data.test_y, order, {}, none, none)
     fed = build(experiment(rounds), data=task.dataset, partition=task.partition)
-    drawn = []
-    for number in range(1, rounds + 1):
-        cohort, _, plan = draw(fed, number, CPU)
-        assert plan is not None
-        steps = [[batch[keep] for batch, keep in zip(*client, strict=True)] for client in zip(*plan[:2], strict=True)]
-        drawn.append(list(zip(cohort, steps, strict=True)))
-    return task._replace(start=fed.start().out.params, rounds=drawn)
+    drawn = [draw(fed, number, CPU) for number in range(1, rounds + 1)]
+    kept = torch.stack([each.plan.batches[each.plan.keep] for each in drawn if each.plan])  # in the order of the steps
+    return task._replace(
+        start=fed.start().out.params,
+        cohorts=torch.tensor([each.clients for each in drawn]),
+        epochs=kept.view(rounds, COHORT, EPOCHS, EXAMPLES),
+    )
 
 
 def write(task: Task, path: Path) -> None:

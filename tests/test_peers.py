@@ -18,6 +18,7 @@ from fedshift.bench.peers.runner import WARM, Measured
 from fedshift.bench.peers.systems import SYSTEMS
 from fedshift.bench.peers.task import RoundResult
 from fedshift.bench.peers.usage import kill, supported, tree, usage
+from fedshift.core.files import RunError
 from fedshift.core.types import Params
 from fedshift.data.cohorts import draw_plan
 
@@ -117,6 +118,16 @@ def test_a_separate_process_reports_what_it_used(path: Path, tmp_path: Path) -> 
 def test_a_process_that_fails_is_reported_with_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match=r"failed: FileNotFoundError.*missing.pt"):
         measure.train("loop", tmp_path / "missing.pt", 1, 300.0)
+
+
+@linux
+def test_a_peer_that_fails_is_noted_and_fedshift_must_not_fail(tmp_path: Path) -> None:
+    notes: dict[str, str] = {}
+    missing = tmp_path / "missing.pt"
+    assert measure.attempt("flower", missing, 1, 0.0, notes, "Flower, 7 clients") is None
+    assert notes == {"Flower, 7 clients": "stopped after 0 s"}
+    with pytest.raises(RunError, match=r"^loop: stopped after 0 s$"):
+        measure.attempt("loop", missing, 1, 0.0, notes, "loop")
 
 
 @linux

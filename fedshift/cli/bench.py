@@ -134,7 +134,8 @@ def peers(
     if not supported():
         typer.echo("fedshift: bench peers: reads CPU times and memory from /proc, which only Linux has", err=True)
         raise typer.Exit(2)
-    measured(report.measure_peers, quick, 1 if quick else repeats, as_json)
+    with sentences():
+        measured(report.measure_peers, quick, 1 if quick else repeats, as_json)
 
 
 def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:

@@ -88,7 +88,7 @@ class OpenRound:
         self.uploads = RoundUploads(fed, state, self.sending.sent, memory.get)
         self.job: Job | None = None
         if plan:
-            cohort = torch.tensor(clients)
+            cohort, start = torch.tensor(clients), fed.partition.start
             self.job = Job(
                 number=self.number,
                 clients=clients,
@@ -97,7 +97,7 @@ class OpenRound:
                 broadcast=self.sending.frame,
                 recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
-                examples=fed.partition.sizes[cohort].tolist(),
+                examples=(start[cohort + 1] - start[cohort]).tolist(),  # not sizes, which are those of all clients
                 uplinks=[fed.uplinks[g] for g in fed.group[cohort].tolist()],
                 layers=fed.layers,
                 histograms=histograms,

@@ -19,6 +19,7 @@ from fedshift.bench.peers.runner import WARM, Measured, Request
 from fedshift.bench.peers.systems import SYSTEMS
 from fedshift.bench.peers.usage import kill, usage
 from fedshift.core.extras import needs
+from fedshift.core.files import RunError
 from fedshift.core.tables import Listing
 from fedshift.wire.measure import Tick
 
@@ -92,9 +93,21 @@ def train(system: str, task: Path, rounds: int, limit: float, model: Path | None
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
     if process.returncode:
-        raise FailedError(f"failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
+        last = lines[-1] if lines else f"exit code {process.returncode}"
+        raise FailedError(f"failed: {last}")
     measured = Measured(**json.loads(lines[-1]))
     return measured._replace(peak=max(peak, measured.peak))
+
+
+def attempt(system: str, task: Path, rounds: int, limit: float, notes: dict[str, str], what: str) -> Measured | None:
+    """Train with one system; add a note and return None if a peer fails, raise RunError if fedshift does."""
+    try:
+        return train(system, task, rounds, limit)
+    except FailedError as problem:
+        if not SYSTEMS[system].packages:
+            raise RunError(f"{what}: {problem}") from problem
+        notes[what] = str(problem)
+        return None
 
 
 def compare(size: Size, repeats: int, tick: Tick) -> tuple[list[Target], Listing, dict[str, str]]:
@@ -108,12 +121,10 @@ def compare(size: Size, repeats: int, tick: Tick) -> tuple[list[Target], Listing
         for i in range(repeats):
             for name in list(found):
                 tick(f"{SYSTEMS[name].label}, {i + 1} of {repeats}")
-                try:
-                    found[name].append(train(name, path, rounds[name], size.limit))
-                except FailedError as problem:
-                    if not SYSTEMS[name].packages:
-                        raise
-                    about[SYSTEMS[name].label] = str(problem)
+                measured = attempt(name, path, rounds[name], size.limit, about, SYSTEMS[name].label)
+                if measured:
+                    found[name].append(measured)
+                else:
                     del found[name]
     return targets(found), listing(found, size.clients), about
 
@@ -204,15 +215,12 @@ def sweep(size: Size, repeats: int, tick: Tick) -> tuple[list[Target], Listing, 
                         continue
                     tick(f"{SYSTEMS[name].label}, {clients:,} clients, {i + 1} of {repeats}")
                     rounds = min(size.sweep_rounds, SYSTEMS[name].rounds)
-                    try:
-                        measured = train(name, path, rounds, size.sweep_limit)
-                    except FailedError as problem:
-                        if not SYSTEMS[name].packages:
-                            raise
-                        about[f"{SYSTEMS[name].label}, {clients:,} clients"] = str(problem)
+                    what = f"{SYSTEMS[name].label}, {clients:,} clients"
+                    measured = attempt(name, path, rounds, size.sweep_limit, about, what)
+                    if measured:
+                        found.setdefault((name, clients), []).append(measured)
+                    else:
                         names.remove(name)
-                        continue
-                    found.setdefault((name, clients), []).append(measured)
     return population_targets(found, size.populations), population_listing(found), about
 
 

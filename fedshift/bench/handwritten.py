@@ -46,4 +46,5 @@ def average(uploads: Sequence[Params]) -> Params:
 def shuffled(examples: Tensor, epochs: int, batch: int, generator: torch.Generator | None = None) -> Iterable[Tensor]:
     """Batches of a client's examples, reshuffled in each epoch; the last batch of an epoch may be short."""
     for _ in range(epochs):
-        yield from examples[torch.randperm(len(examples), generator=generator)].split(batch)
+        order = examples[torch.randperm(len(examples), generator=generator)]
+        yield from (order[i : i + batch] for i in range(0, len(order), batch))

@@ -1,6 +1,7 @@
 """Rounds: bytes, shares, layers, lost and broken clients."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from fedshift import Codec, Dataset, KMeans, dataset, shift, size
 from fedshift.codecs.exact import EXACT
+from fedshift.data.partition import Partition
 from fedshift.rounds.loop import DivergedError
 from tests.federations import federation, points, same, settings, train
 
@@ -21,6 +23,23 @@ def test_bytes_are_those_of_the_frames() -> None:
     assert sum(outcome.bytes_up) == 2 * exact + 2 * coded
     assert outcome.bytes_up[1] == 2 * 2 * 16 * 4  # two clients, two weights, sixteen numbers
     assert outcome.bytes_down == 4 * exact
+
+
+class WithoutSizes(Partition):
+    """Partition that refuses to compute the sizes of all clients, of which there may be millions."""
+
+    @property
+    def sizes(self) -> Tensor:
+        raise AssertionError("a round needs only the clients of its cohort")
+
+
+def test_a_round_computes_the_sizes_of_its_cohort_only() -> None:
+    fed = federation(algorithm={"weights": "examples"})
+    state, (outcome,), _ = train(fed, rounds=1)
+    parts = WithoutSizes(fed.partition.order, fed.partition.start)
+    again, (same_outcome,), _ = train(replace(fed, partition=parts), rounds=1)
+    assert same(state.out.params, again.out.params)
+    assert outcome.bytes_up == same_outcome.bytes_up
 
 
 def test_the_bytes_of_a_sent_control_are_counted_and_a_derived_one_has_none() -> None:

@@ -1,6 +1,5 @@
 """Measurements of `fedshift bench engines`: overhead against a hand-written loop, worker processes, and population."""
 
-import copy
 import shutil
 import tempfile
 import time
@@ -12,9 +11,9 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fedshift.bench.codecs import Target
+from fedshift.bench.handwritten import Handwritten, average, shuffled
 from fedshift.bench.timing import in_process
 from fedshift.core.memory import CLEAR, reset_peak, resident
 from fedshift.data import datasets
@@ -43,39 +42,22 @@ def small(**changes: Any) -> Experiment:
     return Experiment(**(base | changes))
 
 
-class Handwritten:
-    """Hand-written FedAvg for comparison: module, optimizer, state dicts, accuracy; nothing is recorded."""
+class HandwrittenRounds:
+    """Hand-written FedAvg for comparison, with the same partition; it draws clients and batches itself."""
 
     def __init__(self, experiment: Experiment, data: Dataset) -> None:
-        self.train, self.data = experiment.train, data
+        self.train = experiment.train
         self.parts = build(experiment, data=data).partition
         torch.manual_seed(0)
-        self.model = MLP()
-        self.state = copy.deepcopy(self.model.state_dict())
+        self.work = Handwritten(MLP(), data.x, data.y, data.test_x, data.test_y, self.train.lr)
+        self.state = {name: x.clone() for name, x in self.work.model.state_dict().items()}
 
     def round(self) -> float:
-        uploads = []
-        for client in torch.randperm(self.parts.clients)[: self.train.cohort].tolist():
-            self.model.load_state_dict(self.state)
-            self.model.train()
-            optimizer = torch.optim.SGD(self.model.parameters(), lr=self.train.lr)
-            examples = self.parts.of(client)
-            for _ in range(self.train.epochs):
-                order = examples[torch.randperm(len(examples))]
-                for i in range(0, len(order), self.train.batch):
-                    batch = order[i : i + self.train.batch]
-                    optimizer.zero_grad()
-                    loss = F.cross_entropy(self.model(self.data.x[batch]), self.data.y[batch])
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-            uploads.append({name: x.clone() for name, x in self.model.state_dict().items()})
-        self.state = {name: torch.stack([upload[name] for upload in uploads]).mean(0) for name in self.state}
-        self.model.load_state_dict(self.state)
-        self.model.eval()
-        with torch.no_grad():
-            outputs = self.model(self.data.test_x)
-            F.cross_entropy(outputs, self.data.test_y)
-            return float((outputs.argmax(1) == self.data.test_y).float().mean())
+        """Train one round; return the accuracy."""
+        clients = torch.randperm(self.parts.clients)[: self.train.cohort].tolist()
+        batches = (shuffled(self.parts.of(client), self.train.epochs, self.train.batch) for client in clients)
+        self.state = average([self.work.train(self.state, each) for each in batches])
+        return self.work.accuracy(self.state)
 
 
 def overhead(repeats: int, tick: Tick) -> tuple[list[Target], dict[str, float]]:
@@ -84,7 +66,7 @@ def overhead(repeats: int, tick: Tick) -> tuple[list[Target], dict[str, float]]:
     with folder() as out:
         exact = Run(small(), out / "exact", data=data)
         mixed = Run(small(uplink={"bits": {32: 0.5, 4: 0.5}}), out / "mixed", data=data)
-        by_hand = Handwritten(small(), data).round
+        by_hand = HandwrittenRounds(small(), data).round
         took = medians({"recorded, 32 bit": exact.__next__, "by hand": by_hand}, repeats, tick)
         took |= medians({"recorded, 32+4 bit": mixed.__next__}, repeats, tick)
         exact.close()

@@ -127,6 +127,18 @@ def measure_flower(quick: bool, repeats: int, tick: Callable[[str], None]) -> Be
     return BenchResult(about, [], targets, tuple(listings))
 
 
+def measure_peers(quick: bool, repeats: int, tick: Callable[[str], None]) -> BenchResult:
+    """Measure other systems; `quick` trains few rounds and no large populations, which have no targets."""
+    from fedshift.bench.peers import measure as peers
+
+    size = peers.QUICK if quick else peers.FULL
+    targets, rounds, notes = peers.compare(size, repeats, tick)
+    more, populations, further = peers.sweep(size, repeats, tick)
+    about = machine() | peers.versions() | notes | further
+    targets += more
+    return BenchResult(about, [], without_limits(targets) if quick else targets, (rounds, populations))
+
+
 def measure_large(quick: bool, repeats: int, tick: Callable[[str], None], flower: bool = False) -> BenchResult:
     """Measure large models, with `flower` also through Flower; `quick` uses small ones, which have no targets."""
     size = large.QUICK if quick else large.FULL
@@ -141,10 +153,15 @@ def measure_large(quick: bool, repeats: int, tick: Callable[[str], None], flower
         more, further = large.through_flower(size, tick)
         targets, rows = targets + more, rows + further
     if quick:
-        targets = [target._replace(asked="-", met=True) for target in targets]
+        targets = without_limits(targets)
     columns = "in sizes of the model", "peak", "frame", "kept", "beyond"
     listings = (Listing("Memory of a client, from the end of training", columns, rows),) if rows else ()
     return BenchResult(about, [], targets, listings)
+
+
+def without_limits(targets: list[Target]) -> list[Target]:
+    """The same measurements without targets, which are meant for the full size."""
+    return [target._replace(asked="-", met=True) for target in targets]
 
 
 def show(result: BenchResult, console: Console) -> None:

@@ -119,6 +119,25 @@ def large(
     measured(partial(report.measure_large, flower=flower), quick, repeats, as_json)
 
 
+@bench.command(
+    epilog=examples("fedshift bench peers --quick", "fedshift bench peers --json"),
+)
+def peers(
+    quick: Annotated[bool, typer.Option("--quick", help="Train two rounds with each system, without targets.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 3,
+) -> None:
+    """Compare a round with a hand-written loop, pfl-research and Flower's simulation, for 100 to 100,000 clients."""
+    from fedshift.bench import report
+    from fedshift.bench.peers.usage import supported
+
+    if not supported():
+        typer.echo("fedshift: bench peers: reads CPU times and memory from /proc, which only Linux has", err=True)
+        raise typer.Exit(2)
+    with sentences():
+        measured(report.measure_peers, quick, 1 if quick else repeats, as_json)
+
+
 def measured(measure: Any, quick: bool, repeats: int, as_json: bool) -> None:
     from fedshift.bench import report
 

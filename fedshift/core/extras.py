@@ -4,6 +4,7 @@ REQUIREMENTS = {
     "flwr": "flwr[simulation]>=1.41,<1.43",
     "matplotlib": "matplotlib>=3.9",
     "mlflow": "mlflow>=3.4",
+    "pfl": "pfl[pytorch]>=0.6,<0.7",
     "tensorboard": "tensorboard>=2.18",
     "trustme": "trustme>=1.2",
     "wandb": "wandb>=0.20",

@@ -111,7 +111,7 @@ class OpenRound:
         self.job: Job | None = None
         self.policy = state.policy  # after this round
         if plan:
-            cohort = torch.tensor(clients)
+            cohort, start = torch.tensor(clients), fed.partition.start
             uplinks, self.policy = choose_uplinks(fed, state, clients)
             self.job = Job(
                 number=self.number,
@@ -121,7 +121,7 @@ class OpenRound:
                 broadcast=self.sending.frame,
                 recall=lambda client: split_server(memory.get(client))[0],
                 plan=plan,
-                examples=fed.partition.sizes[cohort].tolist(),
+                examples=(start[cohort + 1] - start[cohort]).tolist(),  # not sizes, which are those of all clients
                 uplinks=uplinks,
                 layers=fed.layers,
                 histograms=histograms,

@@ -1,0 +1,1 @@
+"""Measurements of `fedshift bench peers`: the same task in fedshift, by hand, in pfl-research and in Flower."""

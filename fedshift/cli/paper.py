@@ -12,7 +12,17 @@ from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, among, di
 
 ALGORITHMS = ("fedavg", "fedpaq", "fedef", "fedprox", "scaffold")
 BITS = ("4", "5", "6", "7", "8")
-MODELS = ("paper-cnn", "mlp", "logistic", "cnn", "resnet8", "resnet18", "char-lstm", "char-transformer")
+MODELS = (
+    "paper-cnn",
+    "small-paper-cnn",
+    "mlp",
+    "logistic",
+    "cnn",
+    "resnet8",
+    "resnet18",
+    "char-lstm",
+    "char-transformer",
+)
 
 paper = typer.Typer(
     help="Reproduce the tables and figures of the FedShift paper.",

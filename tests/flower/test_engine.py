@@ -182,7 +182,7 @@ def test_errors_of_a_server_app_have_a_message(tmp_path: Path) -> None:
         server_app()(grid, context(experiment="model.name = 'x'", desk=str(tmp_path)))
     assert json.loads((tmp_path / "events.jsonl").read_text())[:2] == [
         "failed",
-        "SettingsError: model.name = 'x': no such model; known are mlp, paper-cnn, logistic, cnn, "
+        "SettingsError: model.name = 'x': no such model; known are mlp, paper-cnn, small-paper-cnn, logistic, cnn, "
         "resnet8, resnet18, char-lstm, char-transformer, and module:function",
     ]
 

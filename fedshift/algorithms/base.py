@@ -72,7 +72,8 @@ class ServerRule:
     """Rule of the server after averaging: one line of its pseudocode.
 
     `needs` may contain "memory" (the server remembers something about each client, see `take`), "groups" (one mean per
-    uplink in `Round.groups`) and "uploads" (all decoded uploads in `Round.uploads`, as many models in memory).
+    uplink in `Round.groups`), "uploads" (all decoded uploads in `Round.uploads`, as many models in memory) and "loss"
+    (clients compute the loss of the received model on their examples and send it: `DecodedUpload.loss`).
 
     Half a step from the model towards the mean:
 

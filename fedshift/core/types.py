@@ -40,6 +40,7 @@ class DecodedUpload(NamedTuple):
     error: float  # |u - Q(u)| / |u| over all quantized tensors
     weight: float = 1.0  # p_k before it is normalised
     update: bool = True  # u is an update or a message, not weights
+    loss: float | None = None  # F_k(w_t) of the received model on the client's examples; None if no rule needs it
 
 
 class GroupMean(NamedTuple):

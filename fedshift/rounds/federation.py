@@ -111,8 +111,9 @@ class Federation:
 
     @property
     def reports_loss(self) -> bool:
-        """True if clients send the loss of the model that they receive."""
-        return self.policy is not None and "loss" in self.policy.needs
+        """True if clients send the loss of the model that they receive, for the policy or a server rule."""
+        rules = self.algorithm.server.needs
+        return "loss" in rules or (self.policy is not None and "loss" in self.policy.needs)
 
     def stats(self, reports: Params, uplinks: Sequence[Uplink]) -> PolicyStats:
         """Input of the policy: `uplinks` are those of the cohort by the settings."""

@@ -277,8 +277,9 @@ class RoundUploads:
         distance = travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum)
         decoded = read(upload.frame, self.base, self._codec(uplink))
         update = uplink.update or defines(self.fed.algorithm.client, "message")
+        n, lossy = job.examples[i], uplink.lossy
         return DecodedUpload(
-            upload.client, decoded, second, distance, job.examples[i], uplink.lossy, upload.error, weight, update
+            upload.client, decoded, second, distance, n, lossy, upload.error, weight, update, upload.loss
         )
 
     def _check_finite(self, upload: Upload, server: Params, theirs: Params) -> None:

@@ -17,11 +17,12 @@ from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core.tree import norm
 from fedshift.core.types import Decoded, DecodedUpload
 from fedshift.engines import Batched, Sequential, TrainingError
+from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
-from fedshift.rounds.loop import DivergedError, Ended, Training, run_rounds
-from fedshift.rounds.uplink import split_server
+from fedshift.rounds.loop import DivergedError, Ended, OpenRound, Ram, Training, run_rounds
+from fedshift.rounds.uplink import read, split_server
 from fedshift.wire.mean import Mean
 from tests.federations import Normed, federation, points, processes, same, settings, train
 from tests.runs import COMMAND
@@ -349,6 +350,36 @@ def test_a_users_rule_gets_all_uploads() -> None:
     (outcome,) = training
     assert outcome.arrived == 5
     assert not same(training.params, params(federation(), 1))
+
+
+@dataclass(frozen=True)
+class ByLoss(ServerRule):
+    """p_k proportional to the loss of the received model on the client's examples."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+
+    def weigh(self, upload: DecodedUpload, sent: Broadcast) -> float:
+        assert upload.loss is not None
+        return upload.loss
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_a_users_rule_weighs_uploads_by_the_loss_that_clients_send(engine: str) -> None:
+    """The mean of two uploads with weights F_1 and F_2; a loss takes 4 bytes of side data."""
+    fixed = settings(train={"rounds": 1, "cohort": 2}, engine={"name": engine})
+    plain = run(fixed, data=points())
+    weighted = run(fixed, data=points(), algorithm=Algorithm(Plain(), chain(Average(), ByLoss())))
+    before, after = next(plain), next(weighted)
+    assert after.bytes_up[1] == before.bytes_up[1] + 2 * 4
+    job = OpenRound(plain.fed, plain.fed.start(), Ram()).job
+    assert job is not None
+    uploads = [read(upload.frame, job.sent.params) for upload in Sequential(plain.fed.task).train([job])[0]]
+    client = Client(plain.fed.task)
+    losses = [client.local_loss(job.sent.params, plain.fed.partition.of(k)) for k in job.clients]
+    assert losses[0] != losses[1]
+    for name, w in weighted.params.items():
+        mean = torch.stack([p * upload[name] for p, upload in zip(losses, uploads, strict=True)]).sum(0) / sum(losses)
+        assert torch.allclose(w, mean, atol=1e-5)
 
 
 def test_a_server_rule_with_a_memory_must_say_so() -> None:

@@ -616,6 +616,24 @@ def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name
     assert raw == {"uplink": {"codec": {"name": "qsgd", "s": 4}}}
     assign(raw, "uplink.codec=sign")
     assert raw == {"uplink": {"codec": "sign"}}
+    raw = merge({"uplink": {"policy": "dadaquant"}}, {"uplink": {"policy": {"q_max": 4}}})
+    assign(raw, "uplink.policy.q_min=2")
+    assert raw == {"uplink": {"policy": {"name": "dadaquant", "q_max": 4, "q_min": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("place", "before", "after"),
+    [
+        ("train.optimizer", {"name": "adam", "eps": 1e-6}, {"name": "torch.optim:RMSprop", "alpha": 0.9}),
+        ("uplink.policy", {"name": "dadaquant", "q_max": 4}, {"name": "adaquantfl", "s0": 3}),
+        ("uplink.codec", {"name": "qsgd", "s": 4}, {"name": "topk", "keep": 0.1}),
+    ],
+)
+def test_arguments_belong_to_the_name_that_they_were_given_for(place: str, before: Any, after: Any) -> None:
+    table, key = place.split(".")
+    assert merge({table: {key: before}}, {table: {key: after}}) == {table: {key: after}}
+    more = {"name": before["name"], "more": 1}
+    assert merge({table: {key: before}}, {table: {key: more}}) == {table: {key: before | more}}
 
 
 def test_an_optimizer_is_written_with_its_arguments_and_read_again() -> None:

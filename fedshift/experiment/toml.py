@@ -11,7 +11,7 @@ from fedshift.rounds.uplinks import REPLACED, expanded, expanded_down
 
 VALUES = ("bits", "bandwidth", "metrics")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
-NAMED = ("codec", "optimizer")  # tables that may be written as their name alone
+NAMED = ("codec", "optimizer", "policy")  # tables that may be written as their name alone
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # settings of training, of which the later one is kept
 LISTED = 5  # differences named in a message
 
@@ -81,6 +81,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> merge({"uplink": {"bits": 4, "coder": "zstd"}}, {"uplink": {"codec": "sign"}})  # a codec replaces a coder
     {'uplink': {'bits': 4, 'codec': 'sign'}}
+    >>> merge({"uplink": {"codec": {"name": "qsgd", "s": 4}}}, {"uplink": {"codec": {"name": "topk", "keep": 0.1}}})
+    {'uplink': {'codec': {'name': 'topk', 'keep': 0.1}}}
     >>> merge({"train": {"epochs": 5, "lr": 0.1}}, {"train": {"steps": 20}})
     {'train': {'lr': 0.1, 'steps': 20}}
     """
@@ -96,7 +98,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         if key in LINKS and isinstance(value, Mapping) and isinstance(joined.get(key), Mapping):
             joined[key] = {name: x for name, x in joined[key].items() if name not in _replaced(value)}
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
-        both = both and not (key == "codec" and "name" in value)  # arguments of another codec are not kept
+        if both and key in NAMED:  # arguments of another codec, optimizer or policy are not kept
+            both = value.get("name", joined[key].get("name")) == joined[key].get("name")
         joined[key] = merge(joined[key], value) if both else value
     return joined
 

@@ -239,6 +239,8 @@ class Unnumbered(KMeans):
         (([Uplink(Codec(Unnumbered(4)))] * 5, {}), "has no number in the wire format"),
         (([FOUR] * 5, {}), r"choose returned the state \{\}, but init returned \{'x'"),
         (([FOUR] * 5, {"x": torch.tensor([1.0, torch.nan])}), "state whose x is NaN or infinite"),
+        (([FOUR] * 5, None), "choose returned a state of type NoneType instead of a dictionary of tensors"),
+        (([FOUR] * 5, {"x": 1.0}), "choose returned a state whose x is not a tensor"),
         (ZeroDivisionError("no time"), "ZeroDivisionError: no time"),
     ],
 )
@@ -260,10 +262,15 @@ def test_a_policy_that_cannot_begin_is_refused_before_training() -> None:
         def init(self, clients: int, rounds: int) -> Params:
             return {"x": 3}  # type: ignore[dict-item]
 
+    class Listed(Answering):
+        def init(self, clients: int, rounds: int) -> Params:
+            return [torch.zeros(2)]  # type: ignore[return-value]
+
     for kind, why in (
         (Odd, "needs 'weather'; policies can need bandwidth, loss"),
         (Failing, "KeyError: 'x'"),
-        (Number, "is not a tensor"),
+        (Number, "init returned a state whose x is not a tensor"),
+        (Listed, "init returned a state of type list instead of a dictionary of tensors"),
     ):
         with pytest.raises(SettingsError, match=rf"^uplink\.policy: .*{why}"):
             with_policy(kind(None))

@@ -377,7 +377,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"codec": "sing"}},
         "uplink.codec.name = 'sing': must be one of qsgd, sign, eden, fixed, fedzip, qsparse, topk, common-step, or",
     ),
-    ({"uplink": {"codec": {"name": "qsgd", "t": 4}}}, "uplink.codec.t = 4: Unexpected keyword argument"),
+    (
+        {"uplink": {"codec": {"name": "qsgd", "t": 4}}},
+        "uplink.codec.t = 4: qsgd has no such argument; known are s, norm",
+    ),
     ({"uplink": {"codec": {"name": "qsgd", "s": 0}}}, "uplink.codec = 'qsgd' with {'s': 0}: QSGD(s=0): s, the levels"),
     ({"uplink": {"codec": {"s": 4}}}, "uplink.codec.name"),
     ({"uplink": {"codec": "sign", "quantizer": "uniform"}}, "uplink.quantizer: has no effect with codec = 'sign'"),
@@ -408,6 +411,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"data": {"partition": "shard"}},
         "data.partition = 'shard': must be one of shards, dirichlet, iid, labels, natural, or module:function",
+    ),
+    ({"train": {"steps": 10**8}}, "train.steps = 100000000: must be less than or equal to 1000000"),
+    (
+        {"train": {"optimizer": {"name": "adam", "eps": 1e-300}}},
+        "train.optimizer.eps = 1e-300: does not fit; the arguments of adam are betas (two numbers from 0 to 1) and "
+        "eps (1e-30 or more)",
+    ),
+    ({"uplink": {"codec": 3}}, "uplink.codec = 3: must be a name, or a table with a name"),
+    ({"uplink": {"policy": []}}, "uplink.policy = []: must be a name, or a table with a name"),
+    ({"uplink": {"group": {"a": {"share": 0.5, "codec": 3}}}}, "uplink.group.a.codec = 3: must be a name, or a table"),
+    ({"uplink": {"policy": {}}}, "uplink.policy.name: is missing"),
+    (
+        {"uplink": {"policy": {"name": "adaquantfl", "q": 1}}},
+        "uplink.policy.q = 1: adaquantfl has no such argument; known are s0, norm, bucket",
+    ),
+    (
+        {"uplink": {"codec": {"name": "qsgd", "S": 1}}},
+        "uplink.codec.S = 1: qsgd has no such argument; did you mean 's'?",
     ),
     ({"train": {"steps": 0}}, "train.steps = 0: must be greater than or equal to 1"),
     ({"train": {"steps": 5, "epochs": 2}}, "train.steps = 5 and epochs = 2: only one of them can be given"),
@@ -527,7 +548,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
     (
         {"train": {"metric": "tests.test_settings:single"}},
-        "a metric must return a tensor with one number for each of 60 examples",
+        "single: a metric must return a tensor with one number for each of 60 examples",
     ),
     ({"train": {"loss": "unreadable:f"}}, "train.loss = 'unreadable:f': SyntaxError"),
     ({"data": {"partition": "dirichlet", "least": 300}}, "least=300"),

@@ -258,6 +258,12 @@ def undefined(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.full((len(targets),), math.nan)
 
 
+def test_a_metric_or_loss_that_is_not_a_function_is_refused() -> None:
+    for name in ("metric", "loss"):
+        with pytest.raises(TypeError, match=rf"^{name}=3: must be a function \(outputs, targets\)"):
+            run(settings(), data=points(), **{name: 3})  # type: ignore[arg-type]
+
+
 def test_a_score_that_is_nan_is_recorded_and_reported_once(tmp_path: Path) -> None:
     told: list[str] = []
     metrics = {"accuracy": "max", "tests.test_metrics:undefined": "max"}

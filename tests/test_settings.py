@@ -642,6 +642,15 @@ def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name
     assert raw == {"uplink": {"policy": {"name": "dadaquant", "q_max": 4, "q_min": 2}}}
 
 
+def test_a_later_codec_of_a_group_replaces_its_quantizer_and_vice_versa() -> None:
+    raw = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4, "quantizer": "uniform"}, "b": {"codec": "sign"}}}}
+    later = merge(raw, {"uplink": {"group": {"a": {"codec": "sign"}, "b": {"coder": "zstd"}}}})
+    assert later["uplink"]["group"] == {"a": {"share": 0.5, "bits": 4, "codec": "sign"}, "b": {"coder": "zstd"}}
+    assign(later, "uplink.group.a.quantizer=kmeans")
+    assert later["uplink"]["group"]["a"] == {"share": 0.5, "bits": 4, "quantizer": "kmeans"}
+    assert merge(later, {"uplink": {"group": {"c": {"bits": 8}}}})["uplink"]["group"].keys() == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize(
     ("place", "before", "after"),
     [

@@ -53,6 +53,11 @@ def confused(outputs: Tensor, targets: Tensor) -> Tensor:
 confused.result = lambda counts: float((counts[:, 0] == counts[:, 1]).double().mean())  # type: ignore[attr-defined]
 
 
+def f1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A metric with the name of one of fedshift."""
+    return torch.full((len(targets),), 2.5)
+
+
 class Order:
     """Sensitive to the order of the examples: sum_i i x_i."""
 
@@ -230,10 +235,13 @@ class Wrong:
 @pytest.mark.parametrize(
     ("metric", "sentence"),
     [
-        (Wrong(torch.zeros(3)), "a metric with a result must return a tensor with 60 rows, one per example, not shape"),
+        (
+            Wrong(torch.zeros(3)),
+            "Wrong: a metric with a result must return a tensor with 60 rows, one per example, not shape",
+        ),
         (Wrong([0.5] * 60), "a metric with a result must return a tensor with 60 rows, one per example, not list"),
         (Wrong(result=torch.zeros(2)), "the result of a metric must be one number, not shape (2,)"),
-        (Wrong(result="high"), "the result of a metric must be one number, not str"),
+        (Wrong(result="high"), "Wrong: the result of a metric must be one number, not str"),
         (Wrong(result=KeyError("no")), "KeyError: 'no'"),
     ],
 )
@@ -248,6 +256,12 @@ def test_a_wrong_metric_is_reported_before_anything_is_written(metric: Any, sent
 
 def undefined(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.full((len(targets),), math.nan)
+
+
+def test_a_metric_or_loss_that_is_not_a_function_is_refused() -> None:
+    for name in ("metric", "loss"):
+        with pytest.raises(TypeError, match=rf"^{name}=3: must be a function \(outputs, targets\)"):
+            run(settings(), data=points(), **{name: 3})  # type: ignore[arg-type]
 
 
 def test_a_score_that_is_nan_is_recorded_and_reported_once(tmp_path: Path) -> None:
@@ -280,6 +294,17 @@ def test_every_metric_has_a_column_in_the_record(tmp_path: Path) -> None:
 def test_metrics_of_one_name_have_different_columns() -> None:
     experiment = Experiment(train={"metrics": ["f1", "a:f1", "b:f1", "accuracy"]})
     assert list(metric_columns(experiment).values()) == ["metric.f1", "metric.a:f1", "metric.b:f1", "accuracy"]
+    experiment = Experiment(train={"metrics": ["a:f1", "f1", "a:accuracy", "accuracy"]})
+    assert list(metric_columns(experiment).values()) == ["metric.a:f1", "metric.f1", "metric.accuracy", "accuracy"]
+
+
+def test_a_metric_with_the_name_of_a_known_one_keeps_its_own_score(tmp_path: Path) -> None:
+    mine = "tests.test_metrics:f1"
+    (outcome,) = run(settings(train={"metrics": [mine, "f1"], "rounds": 1}), tmp_path / "run", data=points())
+    assert outcome.score is not None
+    (line,) = lines(tmp_path / "run")
+    assert float(line[f"metric.{mine}"]) == 2.5
+    assert float(line["metric.f1"]) == pytest.approx(outcome.score.others[0], rel=1e-5) != 2.5
 
 
 def test_a_run_with_several_metrics_is_resumed_to_the_same_record(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedshift.core.files import RunError
-from fedshift.core.names import printable
+from fedshift.core.names import named, printable
 from fedshift.data.catalog import DataError
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
@@ -139,3 +139,8 @@ def test_no_control_character_of_settings_or_files_reaches_a_terminal(
         assert printable(shown, keep="\n\t") == shown
         assert r"\x1b]0;owned" in shown
         assert "[red]" in shown
+
+
+def test_a_similar_function_of_a_module_is_suggested_wherever_it_is() -> None:
+    with pytest.raises(ValueError, match=r"no function 'RMSProp' in torch\.optim; did you mean 'RMSprop'"):
+        named("torch.optim:RMSProp")

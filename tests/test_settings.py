@@ -377,7 +377,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"uplink": {"codec": "sing"}},
         "uplink.codec.name = 'sing': must be one of qsgd, sign, eden, fixed, fedzip, qsparse, topk, common-step, or",
     ),
-    ({"uplink": {"codec": {"name": "qsgd", "t": 4}}}, "uplink.codec.t = 4: Unexpected keyword argument"),
+    (
+        {"uplink": {"codec": {"name": "qsgd", "t": 4}}},
+        "uplink.codec.t = 4: qsgd has no such argument; known are s, norm",
+    ),
     ({"uplink": {"codec": {"name": "qsgd", "s": 0}}}, "uplink.codec = 'qsgd' with {'s': 0}: QSGD(s=0): s, the levels"),
     ({"uplink": {"codec": {"s": 4}}}, "uplink.codec.name"),
     ({"uplink": {"codec": "sign", "quantizer": "uniform"}}, "uplink.quantizer: has no effect with codec = 'sign'"),
@@ -408,6 +411,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"data": {"partition": "shard"}},
         "data.partition = 'shard': must be one of shards, dirichlet, iid, labels, natural, or module:function",
+    ),
+    ({"train": {"steps": 10**8}}, "train.steps = 100000000: must be less than or equal to 1000000"),
+    (
+        {"train": {"optimizer": {"name": "adam", "eps": 1e-300}}},
+        "train.optimizer.eps = 1e-300: does not fit; the arguments of adam are betas (two numbers from 0 to 1) and "
+        "eps (1e-30 or more)",
+    ),
+    ({"uplink": {"codec": 3}}, "uplink.codec = 3: must be a name, or a table with a name"),
+    ({"uplink": {"policy": []}}, "uplink.policy = []: must be a name, or a table with a name"),
+    ({"uplink": {"group": {"a": {"share": 0.5, "codec": 3}}}}, "uplink.group.a.codec = 3: must be a name, or a table"),
+    ({"uplink": {"policy": {}}}, "uplink.policy.name: is missing"),
+    (
+        {"uplink": {"policy": {"name": "adaquantfl", "q": 1}}},
+        "uplink.policy.q = 1: adaquantfl has no such argument; known are s0, norm, bucket",
+    ),
+    (
+        {"uplink": {"codec": {"name": "qsgd", "S": 1}}},
+        "uplink.codec.S = 1: qsgd has no such argument; did you mean 's'?",
     ),
     ({"train": {"steps": 0}}, "train.steps = 0: must be greater than or equal to 1"),
     ({"train": {"steps": 5, "epochs": 2}}, "train.steps = 5 and epochs = 2: only one of them can be given"),
@@ -527,7 +548,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
     ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
     (
         {"train": {"metric": "tests.test_settings:single"}},
-        "a metric must return a tensor with one number for each of 60 examples",
+        "single: a metric must return a tensor with one number for each of 60 examples",
     ),
     ({"train": {"loss": "unreadable:f"}}, "train.loss = 'unreadable:f': SyntaxError"),
     ({"data": {"partition": "dirichlet", "least": 300}}, "least=300"),
@@ -616,6 +637,33 @@ def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name
     assert raw == {"uplink": {"codec": {"name": "qsgd", "s": 4}}}
     assign(raw, "uplink.codec=sign")
     assert raw == {"uplink": {"codec": "sign"}}
+    raw = merge({"uplink": {"policy": "dadaquant"}}, {"uplink": {"policy": {"q_max": 4}}})
+    assign(raw, "uplink.policy.q_min=2")
+    assert raw == {"uplink": {"policy": {"name": "dadaquant", "q_max": 4, "q_min": 2}}}
+
+
+def test_a_later_codec_of_a_group_replaces_its_quantizer_and_vice_versa() -> None:
+    raw = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4, "quantizer": "uniform"}, "b": {"codec": "sign"}}}}
+    later = merge(raw, {"uplink": {"group": {"a": {"codec": "sign"}, "b": {"coder": "zstd"}}}})
+    assert later["uplink"]["group"] == {"a": {"share": 0.5, "bits": 4, "codec": "sign"}, "b": {"coder": "zstd"}}
+    assign(later, "uplink.group.a.quantizer=kmeans")
+    assert later["uplink"]["group"]["a"] == {"share": 0.5, "bits": 4, "quantizer": "kmeans"}
+    assert merge(later, {"uplink": {"group": {"c": {"bits": 8}}}})["uplink"]["group"].keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("place", "before", "after"),
+    [
+        ("train.optimizer", {"name": "adam", "eps": 1e-6}, {"name": "torch.optim:RMSprop", "alpha": 0.9}),
+        ("uplink.policy", {"name": "dadaquant", "q_max": 4}, {"name": "adaquantfl", "s0": 3}),
+        ("uplink.codec", {"name": "qsgd", "s": 4}, {"name": "topk", "keep": 0.1}),
+    ],
+)
+def test_arguments_belong_to_the_name_that_they_were_given_for(place: str, before: Any, after: Any) -> None:
+    table, key = place.split(".")
+    assert merge({table: {key: before}}, {table: {key: after}}) == {table: {key: after}}
+    more = {"name": before["name"], "more": 1}
+    assert merge({table: {key: before}}, {table: {key: more}}) == {table: {key: before | more}}
 
 
 def test_an_optimizer_is_written_with_its_arguments_and_read_again() -> None:

@@ -24,15 +24,16 @@ def _escaped(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def suggest(name: str, names: Iterable[str]) -> str:
-    """Hint on an unknown name: a similar one, or all known ones.
+def suggest(name: str, names: Iterable[str], most: int | None = None) -> str:
+    """Hint on an unknown name: a similar one, or all known ones, of which up to `most` are listed.
 
     >>> suggest("lrr", ["lr", "epochs"]), suggest("x", ["lr", "epochs"])
     ("did you mean 'lr'?", 'known are lr, epochs')
     """
     known = list(names)
-    close = get_close_matches(name.lower(), known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    by_lower = {key.lower(): key for key in known}
+    close = get_close_matches(name.lower(), by_lower, 1)
+    return f"did you mean {by_lower[close[0]]!r}?" if close else f"known are {', '.join(known[:most])}"
 
 
 def named(name: str) -> Callable[..., Any]:
@@ -52,6 +53,6 @@ def named(name: str) -> Callable[..., Any]:
         sys.path[:] = before
     target = getattr(loaded, function, None)
     if not callable(target):
-        functions = [key for key, value in vars(loaded).items() if callable(value)][:8]
-        raise ValueError(f"no function {function!r} in {module}; {suggest(function, functions)}")
+        functions = [key for key, value in vars(loaded).items() if callable(value)]
+        raise ValueError(f"no function {function!r} in {module}; {suggest(function, functions, 8)}")
     return target  # type: ignore[no-any-return]

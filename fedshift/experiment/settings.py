@@ -1,6 +1,7 @@
 """Settings of an experiment, their validation, and error messages for invalid ones."""
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -208,7 +209,7 @@ class AdamSettings(SettingsTable):
     """Arguments of adam and adamw."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: Positive = 1e-8
+    eps: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8  # a smaller one is 0 in float32, and a gradient of 0 NaN
 
 
 class OptimizerSettings(SettingsTable):
@@ -236,7 +237,7 @@ class OptimizerSettings(SettingsTable):
                 AdamSettings(**self.args)
             except ValidationError as problem:
                 wrong = problem.errors()[0]
-                allowed = "betas (two numbers from 0 to 1) and eps (above 0)"
+                allowed = "betas (two numbers from 0 to 1) and eps (1e-30 or more)"
                 raise ValueError(
                     f"{wrong['loc'][0]} = {wrong['input']!r}: does not fit; the arguments of {self.name} are {allowed}"
                 ) from None
@@ -253,7 +254,9 @@ class TrainSettings(SettingsTable):
     selection: Literal["uniform", "stratified"] = "uniform"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a drawn client drops out
     epochs: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 2
-    steps: Count | None = None  # local steps per round, the same for every client, instead of epochs
+    steps: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | None = (
+        None  # local steps per round, the same for every client, instead of epochs
+    )
     batch: Count = 10
     lr: Positive = 0.05
     schedule: str = "constant"  # one of SCHEDULES, or module:function
@@ -415,6 +418,10 @@ def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], 
         made = _called(table[name], args) if name in table else named(name)(**args)
     except ValidationError as problem:
         wrong = problem.errors()[0]
+        if wrong["type"] == "unexpected_keyword_argument":
+            key, known = str(wrong["loc"][0]), inspect.signature(table[name]).parameters
+            hint = suggest(key, known) if known else "it has none"
+            raise ValueError(f"{kind}.{key} = {wrong['input']!r}: {name} has no such argument; {hint}") from None
         raise ValueError(f"{kind}.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None
     except Exception as problem:  # of a user's function
         why = " ".join(str(problem).split()) or type(problem).__name__
@@ -883,6 +890,10 @@ def explain(error: ValidationError) -> str:
         return f"downlink = {seen!r}: must be a table, or one of {', '.join(DOWNLINKS)}"
     if parts == ["uplink"]:
         return f"uplink = {seen!r}: must be a table, or one of {', '.join(UPLINKS)}"
+    if parts[-1:] in (["codec"], ["policy"]) and first["type"] == "model_type":
+        return f"{where} = {seen!r}: must be a name, or a table with a name"
+    if parts[-2:] in (["codec", "name"], ["policy", "name"]) and first["type"] == "missing":
+        return f"{where}: is missing"
     if first["type"] in ("model_type", "dict_type"):
         return f"{where} = {seen!r}: must be a table"
     message = first["msg"].replace("Input should be", "must be").replace("Field required", "is missing")

@@ -11,7 +11,7 @@ from fedshift.rounds.uplinks import REPLACED, expanded, expanded_down
 
 VALUES = ("bits", "bandwidth", "metrics")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
-NAMED = ("codec", "optimizer")  # tables that may be written as their name alone
+NAMED = ("codec", "optimizer", "policy")  # tables that may be written as their name alone
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps"}  # settings of training, of which the later one is kept
 LISTED = 5  # differences named in a message
 
@@ -68,7 +68,7 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
             raw = below[table] = _table(table, raw)
         if not isinstance(raw, dict):
             raise SettingsError(f"{key}: '{table}' is a setting, not a table")
-    if tables and tables[-1] in LINKS:
+    if tables and (tables[-1] in LINKS or (tables[:2] == ["uplink", "group"] and len(tables) == 3)):
         for replaced in _replaced({last: value}):
             raw.pop(replaced, None)
     if tables == ["train"]:
@@ -81,6 +81,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> merge({"uplink": {"bits": 4, "coder": "zstd"}}, {"uplink": {"codec": "sign"}})  # a codec replaces a coder
     {'uplink': {'bits': 4, 'codec': 'sign'}}
+    >>> merge({"uplink": {"codec": {"name": "qsgd", "s": 4}}}, {"uplink": {"codec": {"name": "topk", "keep": 0.1}}})
+    {'uplink': {'codec': {'name': 'topk', 'keep': 0.1}}}
     >>> merge({"train": {"epochs": 5, "lr": 0.1}}, {"train": {"steps": 20}})
     {'train': {'lr': 0.1, 'steps': 20}}
     """
@@ -94,9 +96,10 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "uplink" and isinstance(value, str):
             value = renamed(joined.pop(key, None), value)
         if key in LINKS and isinstance(value, Mapping) and isinstance(joined.get(key), Mapping):
-            joined[key] = {name: x for name, x in joined[key].items() if name not in _replaced(value)}
+            joined[key] = _kept(joined[key], value)
         both = isinstance(value, Mapping) and isinstance(joined.get(key), Mapping) and key not in VALUES
-        both = both and not (key == "codec" and "name" in value)  # arguments of another codec are not kept
+        if both and key in NAMED:  # arguments of another codec, optimizer or policy are not kept
+            both = value.get("name", joined[key].get("name")) == joined[key].get("name")
         joined[key] = merge(joined[key], value) if both else value
     return joined
 
@@ -110,6 +113,19 @@ def renamed(before: Any, name: str) -> str | dict[str, Any]:
     if not isinstance(before, Mapping) or before.get("bandwidth") is None:
         return name
     return {"bandwidth": before["bandwidth"]} | _named("uplink", name)
+
+
+def _kept(link: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an uplink and of its groups that later ones do not replace."""
+    kept = {name: x for name, x in link.items() if name not in _replaced(later)}
+    groups, changed = kept.get("group"), later.get("group")
+    if isinstance(groups, Mapping) and isinstance(changed, Mapping):
+        pairs = {name: (group, changed.get(name)) for name, group in groups.items()}
+        kept["group"] = {
+            name: _kept(group, new) if isinstance(group, Mapping) and isinstance(new, Mapping) else group
+            for name, (group, new) in pairs.items()
+        }
+    return kept
 
 
 def _replaced(link: Mapping[str, Any]) -> tuple[str, ...]:

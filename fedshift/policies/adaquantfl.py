@@ -34,7 +34,7 @@ class AdaQuantFL(Policy):
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
 
     def __post_init__(self) -> None:
-        check_levels("AdaQuantFL", s0=self.s0)
+        check_levels("AdaQuantFL", self.bucket, s0=self.s0)
 
     def init(self, clients: int, rounds: int) -> Params:
         """F(w_0) and the last F(w_t); 0 before the first is known."""

@@ -45,7 +45,7 @@ class DAdaQuant(Policy):
     bucket: int = 0
 
     def __post_init__(self) -> None:
-        check_levels("DAdaQuant", q_min=self.q_min, q_max=self.q_max)
+        check_levels("DAdaQuant", self.bucket, q_min=self.q_min, q_max=self.q_max)
         if self.q_min > self.q_max:
             raise ValueError(f"DAdaQuant(q_min={self.q_min}, q_max={self.q_max}): q_min must not be above q_max")
         if not 0 <= self.psi < 1:
@@ -61,7 +61,7 @@ class DAdaQuant(Policy):
         """q, the last phi averages of the loss, and the numbers of losses so far and until q last changed."""
         if not self.time:
             return {}
-        phi = self.phi or max(2, rounds // 10)
+        phi = min(self.phi, rounds) or max(2, rounds // 10)  # q never doubles if phi is that of all rounds or more
         whole = {name: torch.tensor(x) for name, x in (("q", self.q_min), ("losses", 0), ("changed", 0))}
         return whole | {"averages": torch.zeros(phi, dtype=torch.float64)}
 

@@ -39,8 +39,8 @@ def metrics(strands: Sequence[Strand], name: str) -> list[Table]:
         rows.append(TableRow(strand.line.key, [strand.line.label, *cells]))
     better = {"min": "lower is better", "max": "higher is better", None: "goal unknown"}
     heads = [
-        f"{metric.rpartition(':')[2]}{', %' * (metric == 'accuracy')} ({better[goal]})"
-        for metric, goal in goals.items()
+        f"{label}{', %' * (metric == 'accuracy')} ({better[goals[metric]]})"
+        for metric, label in summary.metric_labels(goals).items()
     ]
     caption = "Mean of the last ten evaluated rounds, ± standard deviation over seeds."
     return [Table(name, "All metrics", ["line", *heads], rows, caption=caption)]

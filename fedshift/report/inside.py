@@ -26,7 +26,7 @@ from fedshift.report.lines import Strand, panels
 from fedshift.runs.columns import metric_columns
 from fedshift.runs.recorded import Recorded, Weights
 from fedshift.runs.sheet import Figures
-from fedshift.runs.summary import directed_name
+from fedshift.runs.summary import metric_labels, with_goal
 
 FEW = 6  # layers drawn side by side; with more, the reader selects one
 SPARE = 3  # divides the points of layer curves, which are many and smooth
@@ -66,7 +66,7 @@ def further(strands: Sequence[Strand]) -> list[Curves | Choice]:
     """Curves of the metrics other than the score and the loss; a choice if there are several."""
     charts: list[tuple[str, Chart]] = []
     goals = {name: goal for strand in strands for name, goal in strand.experiment.train.directions.items()}
-    for name in goals:
+    for name, label in metric_labels(goals).items():
         some = [
             strand
             for strand in strands
@@ -75,8 +75,7 @@ def further(strands: Sequence[Strand]) -> list[Curves | Choice]:
         found = averages(some, partial(_by_metric, name))
         if not found:
             continue
-        axis = Axis(directed_name(name, goals[name]), "%" if name == "accuracy" else "")
-        label = name.rpartition(":")[2]
+        axis = Axis(with_goal(label, goals[name]), "%" if name == "accuracy" else "")
         title = f"Further metric: {label}"
         charts.append((label, Curves(f"metric-{len(charts) + 1}", title, f"{AVERAGE} {BAND}", ROUND, axis, found)))
     if len(charts) < 2:

@@ -203,6 +203,11 @@ def has_result(metric: AnyMetric) -> bool:
     return not isinstance(metric, OfLoss) and callable(getattr(metric, "result", None))
 
 
+def _name(metric: object) -> str:
+    """Name of a function or of the class of an object."""
+    return str(getattr(metric, "__name__", type(metric).__name__))
+
+
 def _rows(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """Rows of a metric: (n,) for a mean, (n, ...) for a metric with a `result`."""
     rows, n = metric(outputs, targets), len(targets)
@@ -210,10 +215,15 @@ def _rows(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     if has_result(metric):
         if shape is None or shape[:1] != (n,):
             seen = type(rows).__name__ if shape is None else f"shape {shape}"
-            raise ValueError(f"a metric with a result must return a tensor with {n} rows, one per example, not {seen}")
+            raise ValueError(
+                f"{_name(metric)}: a metric with a result must return a tensor with {n} rows, one per example, "
+                f"not {seen}"
+            )
     elif shape != (n,):
         seen = type(rows).__name__ if shape is None else f"shape {shape}"
-        raise ValueError(f"a metric must return a tensor with one number for each of {n} examples, not {seen}")
+        raise ValueError(
+            f"{_name(metric)}: a metric must return a tensor with one number for each of {n} examples, not {seen}"
+        )
     return rows
 
 
@@ -224,7 +234,7 @@ def _result(metric: Any, rows: Tensor) -> float:
         return float(found)
     except (TypeError, ValueError, RuntimeError):
         seen = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ValueError(f"the result of a metric must be one number, not {seen}") from None
+        raise ValueError(f"{_name(metric)}: the result of a metric must be one number, not {seen}") from None
 
 
 def total(parts: Iterable[Part], metrics: Sequence[AnyMetric]) -> Score:

@@ -109,7 +109,10 @@ def begin(policy: Policy, clients: int, rounds: int) -> Params:
         raise ValueError(f"{policy}: needs {unknown[0]!r}; policies can need {', '.join(sorted(NEEDS))}")
     reports = {name: torch.zeros(clients, dtype=torch.float64) for name in Report._fields}
     last = {"last": torch.zeros(clients, dtype=torch.int64)}
-    return prefixed(STATE, policy.init(clients, rounds)) | prefixed(REPORTS, reports | last)
+    state = policy.init(clients, rounds)
+    if why := state_problem(state):
+        raise ValueError(f"{policy}: init returned {why}")
+    return prefixed(STATE, state) | prefixed(REPORTS, reports | last)
 
 
 def choose(
@@ -127,12 +130,21 @@ def choose(
         raise TypeError(f"choose returned {wrong[0]!r}, which must be an Uplink(codec, update, feedback)")
     for uplink in dict.fromkeys(uplinks):
         codec_bytes(uplink.codec)  # an error now, if it cannot be sent
+    if why := state_problem(after):
+        raise TypeError(f"choose returned {why}")
     kinds, needed = ({name: (tuple(x.shape), x.dtype) for name, x in tree.items()} for tree in (after, state))
     if kinds != needed:
         raise ValueError(f"choose returned the state {kinds}, but init returned {needed}")
     if broken := [name for name, x in after.items() if x.is_floating_point() and not finite(x)]:
         raise ValueError(f"choose returned a state whose {broken[0]} is NaN or infinite")
     return uplinks, before | prefixed(STATE, tmap(torch.clone, after))  # tensors that share memory cannot be stored
+
+
+def state_problem(state: object) -> str:
+    """Reason why an object cannot be the state of a policy, '' if it can."""
+    if not isinstance(state, Mapping):
+        return f"a state of type {type(state).__name__} instead of a dictionary of tensors"
+    return next((f"a state whose {name} is not a tensor" for name, x in state.items() if not isinstance(x, Tensor)), "")
 
 
 def reported(before: Params, number: int, reports: Mapping[int, Report]) -> Params:

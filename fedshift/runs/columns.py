@@ -45,16 +45,18 @@ def column(experiment: Experiment) -> str:
 def metric_columns(experiment: Experiment) -> dict[str, str]:
     """Columns of all metrics by name, that of the score first: accuracy, loss, or metric.NAME.
 
-    A module is part of the name only if another metric has the same name.
+    A module is part of the name only if another metric has the same name; one of fedshift never has a module.
 
     >>> metric_columns(Experiment(train={"metrics": ["accuracy", "f1", "mine:f1", "mine:mae"]}))
     {'accuracy': 'accuracy', 'f1': 'metric.f1', 'mine:f1': 'metric.mine:f1', 'mine:mae': 'metric.mae'}
     """
-    found: dict[str, str] = {}
-    for name in experiment.train.directions:
-        short = name if name in ("accuracy", "loss") else f"metric.{' '.join(name.rpartition(':')[2].split())}"
-        found[name] = short if short not in found.values() else f"metric.{' '.join(name.split())}"
-    return found
+    names = list(experiment.train.directions)
+    found = {name: name if name in ("accuracy", "loss") else f"metric.{name}" for name in names if ":" not in name}
+    for name in names:
+        if ":" in name:
+            short = f"metric.{' '.join(name.rpartition(':')[2].split())}"
+            found[name] = short if short not in found.values() else f"metric.{' '.join(name.split())}"
+    return {name: found[name] for name in names}
 
 
 def group_columns(fed: Federation) -> list[str]:

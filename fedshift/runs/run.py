@@ -31,7 +31,14 @@ from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_o
 
 
 def _check_types(
-    experiment: Any, model: Any, data: Any, uplink: Any = None, optimizer: Any = None, policy: Any = None
+    experiment: Any,
+    model: Any,
+    data: Any,
+    uplink: Any = None,
+    optimizer: Any = None,
+    policy: Any = None,
+    loss: Any = None,
+    metric: Any = None,
 ) -> None:
     """Raise TypeError for arguments of a wrong type."""
     if not isinstance(experiment, Experiment):
@@ -42,6 +49,9 @@ def _check_types(
         raise TypeError(f"model={model!r}: must be an instance of torch.nn.Module")
     if uplink is not None and not isinstance(uplink, Uplink | Codec):
         raise TypeError(f"uplink={uplink!r}: must be an Uplink(codec, update, feedback) or a Codec")
+    for name, function in (("loss", loss), ("metric", metric)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}={function!r}: must be a function (outputs, targets)")
     if optimizer is not None and not callable(optimizer):
         raise TypeError(f"optimizer={optimizer!r}: must be a function (parameters, lr), or a class of torch.optim")
     if policy is not None and not isinstance(policy, Policy):
@@ -149,7 +159,7 @@ class Run(Training):
         when the rest of the run is built. `like` is a run whose data are shared instead of loaded again. `latest` is
         the last round to resume from.
         """
-        _check_types(experiment, model, data, uplink, optimizer, policy)
+        _check_types(experiment, model, data, uplink, optimizer, policy, loss, metric)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
         link = Uplink(uplink) if isinstance(uplink, Codec) else uplink

@@ -686,9 +686,8 @@ def metrics_table(made: Sequence[SummaryRow]) -> Table | None:
     if not any(len(row.experiment.train.directions) > 1 for row in made):
         return None
     ordered = by_merit(made)
-    heads = {
-        name: directed_name(name, goal) for row in ordered for name, goal in row.experiment.train.directions.items()
-    }
+    goals = {name: goal for row in ordered for name, goal in row.experiment.train.directions.items()}
+    heads = {name: with_goal(label, goals[name]) for name, label in metric_labels(goals).items()}
     cells = [
         [spread_text(row.metrics[name][0], None, name) if name in row.metrics else "" for name in heads]
         for row in ordered
@@ -771,15 +770,25 @@ def metric(experiment: Experiment) -> str:
 
 def directed(experiment: Experiment) -> str:
     """Name of the metric, with its goal if lower values are better."""
-    return directed_name(experiment.train.metric, experiment.train.direction)
+    return with_goal(metric(experiment), experiment.train.direction)
 
 
-def directed_name(name: str, goal: str | None) -> str:
+def with_goal(label: str, goal: str | None) -> str:
     """
-    >>> directed_name("mine:mae", "min"), directed_name("f1", "max")
+    >>> with_goal("mae", "min"), with_goal("f1", "max")
     ('mae (lower is better)', 'f1')
     """
-    return name.rpartition(":")[2] + " (lower is better)" * (goal == "min")
+    return label + " (lower is better)" * (goal == "min")
+
+
+def metric_labels(names: Iterable[str]) -> dict[str, str]:
+    """Labels of metrics by name: without the module, unless another of them has the same label.
+
+    >>> metric_labels(["f1", "mine:f1", "mine:mae"])
+    {'f1': 'f1', 'mine:f1': 'mine:f1', 'mine:mae': 'mae'}
+    """
+    short = {name: name.rpartition(":")[2] for name in names}
+    return {name: name if list(short.values()).count(label) > 1 else label for name, label in short.items()}
 
 
 def scored(x: float, experiment: Experiment) -> str:

@@ -67,3 +67,8 @@ def test_levels_of_a_run_are_those_of_the_losses_at_the_broadcast() -> None:
 def test_levels_that_qsgd_does_not_have_are_refused(s0: int) -> None:
     with pytest.raises(ValueError, match=rf"AdaQuantFL\(s0={s0}\): s0, levels per sign, must be an integer from 1 to"):
         AdaQuantFL(s0)
+
+
+def test_a_size_of_buckets_that_qsgd_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"AdaQuantFL\(bucket=-1\): bucket must be a number of values, or 0"):
+        AdaQuantFL(bucket=-1)

@@ -9,7 +9,7 @@ import torch
 
 from fedshift.codecs.qsgd import QSGD
 from fedshift.policies import DAdaQuant
-from fedshift.policies.dadaquant import exact_levels, levels
+from fedshift.policies.dadaquant import advanced, exact_levels, levels
 from fedshift.rounds.uplink import Uplink
 from tests.policies.stats import doubles, known
 
@@ -46,6 +46,14 @@ def test_a_falling_loss_keeps_the_levels_and_a_rising_one_doubles_them_up_to_the
 
 def test_phi_is_a_tenth_of_the_rounds() -> None:
     assert [len(DAdaQuant().init(1, rounds)["averages"]) for rounds in (5, 30, 500)] == [2, 3, 50]
+
+
+def test_a_phi_beyond_the_last_round_takes_no_more_memory() -> None:
+    state = DAdaQuant(phi=10**9).init(5, 20)
+    assert len(state["averages"]) == 20
+    for loss in range(19):  # all that the policy knows in round 20
+        state = advanced(state, float(loss), psi=0.0, q_max=8)
+    assert int(state["q"]) == 1
 
 
 def test_without_the_time_half_the_level_is_the_largest_and_no_loss_is_needed() -> None:
@@ -92,6 +100,7 @@ def test_a_tiny_client_has_one_level_and_a_dominant_one_at_most_127() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     wrong: list[dict[str, Any]] = [{"q_max": 0}, {"q_min": 9}, {"psi": 1.0}, {"phi": -1}, {"q_max": 128}]
+    wrong.append({"bucket": -1})
     for arguments in wrong:
         with pytest.raises(ValueError, match=rf"DAdaQuant\(.*{next(iter(arguments))}"):
             DAdaQuant(**arguments)

@@ -239,6 +239,8 @@ class Unnumbered(KMeans):
         (([Uplink(Codec(Unnumbered(4)))] * 5, {}), "has no number in the wire format"),
         (([FOUR] * 5, {}), r"choose returned the state \{\}, but init returned \{'x'"),
         (([FOUR] * 5, {"x": torch.tensor([1.0, torch.nan])}), "state whose x is NaN or infinite"),
+        (([FOUR] * 5, None), "choose returned a state of type NoneType instead of a dictionary of tensors"),
+        (([FOUR] * 5, {"x": 1.0}), "choose returned a state whose x is not a tensor"),
         (ZeroDivisionError("no time"), "ZeroDivisionError: no time"),
     ],
 )
@@ -260,10 +262,15 @@ def test_a_policy_that_cannot_begin_is_refused_before_training() -> None:
         def init(self, clients: int, rounds: int) -> Params:
             return {"x": 3}  # type: ignore[dict-item]
 
+    class Listed(Answering):
+        def init(self, clients: int, rounds: int) -> Params:
+            return [torch.zeros(2)]  # type: ignore[return-value]
+
     for kind, why in (
         (Odd, "needs 'weather'; policies can need bandwidth, loss"),
         (Failing, "KeyError: 'x'"),
-        (Number, "is not a tensor"),
+        (Number, "init returned a state whose x is not a tensor"),
+        (Listed, "init returned a state of type list instead of a dictionary of tensors"),
     ):
         with pytest.raises(SettingsError, match=rf"^uplink\.policy: .*{why}"):
             with_policy(kind(None))
@@ -319,7 +326,10 @@ def test_a_codec_that_is_not_known_here_is_named_by_its_number() -> None:
     ("uplink", "why"),
     [
         ({"policy": "adaptive"}, r"uplink\.policy\.name = 'adaptive': must be one of adaquantfl, dadaquant, deadline"),
-        ({"policy": {"name": "dadaquant", "q": 3}}, r"uplink\.policy\.q = 3: Unexpected keyword argument"),
+        (
+            {"policy": {"name": "dadaquant", "q": 3}},
+            r"uplink\.policy\.q = 3: dadaquant has no such argument; known are q_min, q_max",
+        ),
         ({"policy": {"name": "dadaquant", "q_max": "8"}}, r"uplink\.policy\.q_max = '8': .* valid integer"),
         ({"policy": "deadline"}, r"uplink\.policy = 'deadline': Deadline\(\): needs a deadline"),
         ({"policy": "dadaquant", "bits": 32}, r"uplink\.policy = 'dadaquant': has no effect with bits = 32"),

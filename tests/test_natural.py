@@ -192,9 +192,9 @@ ORDER, START = torch.arange(4), torch.tensor([0, 2, 4])
     ],
 )
 def test_a_partition_that_does_not_fit_the_examples_is_refused(order: Any, start: Any, message: str) -> None:
-    given = [torch.tensor(x) if isinstance(x, list) else x for x in (order, start)]
+    order, start = (torch.tensor(x) if isinstance(x, list) else x for x in (order, start))
     with pytest.raises(ValueError, match=message):
-        checked(Partition(*given), 300)
+        checked(Partition(order, start), 300)
 
 
 def test_a_partition_passed_to_run_is_checked(tmp_path: Path) -> None:

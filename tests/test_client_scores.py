@@ -73,6 +73,18 @@ def test_a_share_of_each_client_is_held_out(share: float) -> None:
     assert not torch.equal(held.order, hold_out(partition, share, rng.key(1, "held out"))[1].order)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_every_client_keeps_an_example_even_if_it_shares_all_of_them(share: float) -> None:
+    """Client i has examples i and i + 1; the last client has one, which its neighbour has as well."""
+    pairs = torch.stack([torch.arange(40), torch.arange(1, 41)], 1).flatten()
+    partition = Partition(torch.cat([pairs, torch.tensor([40])]), torch.tensor([*range(0, 81, 2), 81]))
+    train, held = hold_out(partition, share, rng.key(0, "held out"))
+    assert int(train.sizes.min()) == 1
+    assert len(held.order) > 20
+    assert not {*train.order.tolist()} & {*held.order.tolist()}
+    assert (train.sizes + held.sizes).tolist() == partition.sizes.tolist()
+
+
 def test_an_example_of_several_clients_is_held_out_from_all_of_them() -> None:
     """The partition by shards gives every example to two clients."""
     fed = federation(data={"clients": 12, "partition": "shards"}, evaluate=HELD)

@@ -75,7 +75,7 @@ def test_a_brief_frontier_has_lean_and_exact_uploads_without_and_with_the_shift(
     out = tmp_path / "out"
     done = fedshift("frontier", "--task", mine, "--brief", "--out", out)
     assert done.exit_code == 0, done.stderr
-    assert f"{mine}: its uplink is ignored; a frontier trains 6 others." in done.stderr
+    assert f"{mine}: its uplink and shift are ignored; a frontier trains 6 others." in done.stderr
     assert names(out) == {f"{name}_seed-0" for name in frontier.BRIEF}
     runs = {name: settings_of(out / f"{name}_seed-0") for name in frontier.BRIEF}
     shifts = [(run.shift.on, run.shift.per) for run in runs.values()]

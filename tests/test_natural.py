@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 from fedshift import Dataset, Experiment, dataset, resume, run
-from fedshift.data.partition import Partition
+from fedshift.core.files import RunError
+from fedshift.data.partition import Partition, checked
 from fedshift.experiment.build import build, split
 from fedshift.experiment.settings import check_used
 from fedshift.experiment.toml import SettingsError
 from fedshift.report.lines import grouped
 from fedshift.report.what import section
+from fedshift.runs.identity import RunIdentity
 from fedshift.runs.packs import memory_needed
 from fedshift.runs.recorded import Recorded, recorded
 from fedshift.runs.summary import comparable
@@ -170,6 +173,69 @@ def test_a_users_partition_has_the_given_number_of_clients() -> None:
 def alone(data: Dataset, clients: int, key: torch.Tensor) -> list[torch.Tensor]:
     """All examples at one client."""
     return [torch.arange(len(data.y))]
+
+
+ORDER, START = torch.arange(4), torch.tensor([0, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("order", "start", "message"),
+    [
+        ([0, 1, 2, 400], START, "client 1 has example 400; examples are 0 to 299"),
+        ([0, -1, 2, 3], START, "client 0 has example -1; examples are 0 to 299"),
+        (ORDER, [0, 2, 9], "start must ascend from 0 to 4, the number of indices"),
+        (ORDER, [0, 3, 2, 4], "start must ascend from 0 to 4"),
+        (ORDER[:0], [0], "start must ascend from 0 to 0"),
+        (ORDER[:0], [0, 0, 0], "2 clients without examples"),
+        (ORDER.float(), START, r"order has torch.float32 of shape \(4,\); needs a tensor of whole numbers"),
+        (ORDER, START.numpy(), "start has ndarray; needs a tensor of whole numbers"),
+    ],
+)
+def test_a_partition_that_does_not_fit_the_examples_is_refused(order: Any, start: Any, message: str) -> None:
+    order, start = (torch.tensor(x) if isinstance(x, list) else x for x in (order, start))
+    with pytest.raises(ValueError, match=message):
+        checked(Partition(order, start), 300)
+
+
+def test_a_partition_passed_to_run_is_checked(tmp_path: Path) -> None:
+    three = Partition(torch.tensor([0, 1, 9999]), torch.arange(4))
+    with pytest.raises(SettingsError, match=r"data.partition: client 2 has example 9999; examples are 0 to"):
+        run(settings(), tmp_path / "a", data=points(), partition=three)
+    with pytest.raises(SettingsError, match=r"partition=\[\[0\], \[1\]\]: is of type list; must be a Partition"):
+        run(settings(), tmp_path / "a", data=points(), partition=[[0], [1]])  # type: ignore[arg-type]
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_is_not_resumed_with_other_clients(tmp_path: Path) -> None:
+    parts = [Partition(torch.arange(begin, begin + 90), torch.arange(0, 91, 30)) for begin in (0, 90)]
+    with run(settings(), tmp_path, data=points(), partition=parts[0]) as started:
+        next(started)
+    clients = (tmp_path / "clients.csv").read_bytes()
+    with pytest.raises(RunError, match="the examples of the clients are not those the run was started with"):
+        resume(tmp_path, data=points(), partition=parts[1])
+    assert (tmp_path / "clients.csv").read_bytes() == clients
+    assert [outcome.number for outcome in resume(tmp_path, data=points(), partition=parts[0])][-1] == 3
+
+
+def test_an_identity_of_an_earlier_version_has_no_partition() -> None:
+    raw = RunIdentity.of(settings(), build(settings(), data=owned()), [])._asdict() | {"given": []}
+    before = RunIdentity.parse({key: value for key, value in raw.items() if key != "partition"})
+    assert before.partition == ""
+    before.compare(RunIdentity.parse(raw), Path())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda owner: owner - 1, r"owner has torch.int64 of shape \(300,\); needs whole numbers from 0"),
+        (lambda owner: owner.float(), r"owner has torch.float32 of shape \(300,\); needs whole numbers from 0"),
+        (lambda owner: owner[:-1], "owned has 299 owners for 300 examples; needs one per example"),
+    ],
+)
+def test_wrong_owners_of_a_data_set_are_refused(change: Any, message: str) -> None:
+    data = owned()
+    with pytest.raises(SettingsError, match=message):
+        build(settings(), data=replace(data, owner=change(data.owner)))
 
 
 def test_the_memory_of_a_pack_counts_natural_clients() -> None:

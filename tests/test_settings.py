@@ -534,6 +534,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
         {"train": {"metrics": ["accuracy", "nowhere:f1"]}},
         "train.metrics = 'nowhere:f1': no module 'nowhere' in the current folder or on the Python path",
     ),
+    ({"model": {"args": {"hidden": 0}}}, "model = 'mlp' with {'hidden': 0}: fc1.weight is empty; sizes must be 1 or"),
     ({"model": {"args": {"hidden": -1}}}, "model = 'mlp' with {'hidden': -1}: RuntimeError: "),
     ({"model": {"name": "paper-cnn"}}, "PaperCNN(shape=(6,)): needs images"),
     (

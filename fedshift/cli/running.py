@@ -205,9 +205,10 @@ def frontier(
 ) -> None:
     """Train the missing runs of a frontier and conclude like a sweep."""
     raw = frontiers.settings(name, seeds, assignments, brief)
-    if "uplink" in frontiers.task(name):
+    if ignored := [key for key in ("uplink", *(["shift"] if brief else [])) if key in frontiers.task(name)]:
         others = len(frontiers.BRIEF if brief else frontiers.GRID)
-        display.tell(f"{name}: its uplink is ignored; a frontier trains {others} others.")
+        verb = "is" if len(ignored) == 1 else "are"
+        display.tell(f"{name}: its {' and '.join(ignored)} {verb} ignored; a frontier trains {others} others.")
     with placed(f"--task {name}", assignments):
         folder = Path("runs") / f"frontier-{Path(name).stem}{'-brief' * brief}"
         grid(raw, out or folder, display, as_json, minutes)

@@ -163,7 +163,12 @@ def _ids(name: str, key: str, given: Any) -> NDArray[Any]:
         seen = f"{array.dtype} of shape {array.shape}"
         raise ValueError(f"{name}: {key} has {seen}; needs one whole number or text per example")
     if array.dtype.kind == "S":
-        return np.char.decode(array, "utf-8")
+        try:
+            return np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as problem:
+            raise ValueError(f"{name}: {key} has {problem.object!r}, which is not text in UTF-8") from None
+    if array.dtype.kind == "u" and len(array) and int(array.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{name}: {key} has {array.max()}; whole numbers must be below 2^63")
     return array if array.dtype.kind == "U" else array.astype(np.int64)
 
 
@@ -304,6 +309,8 @@ def _folder(path: Path) -> Dataset:
     if not path.is_dir():
         raise DataError(f"{path}: no such folder")
     files = sorted(file for file in path.iterdir() if file.suffix in FILES)
+    if not files:
+        raise DataError(f"{path}: contains no .npz or .safetensors file; needs one per client")
     stems = [file.stem for file in files]
     if double := [stem for stem, count in Counter(stems).items() if count > 1]:
         raise DataError(f"{path}: two files are named {double[0]}; each client must have one file")

@@ -13,7 +13,8 @@ def hold_out(partition: Partition, share: float, key: Tensor) -> tuple[Partition
     """Split a partition into training examples and held-out ones.
 
     From each client with two examples or more, round(share * n) examples are held out, at least one, and at least one
-    is left. An example that several clients have is held out from all of them.
+    is left. An example that several clients have is held out from all of them, or from none if one of them would have
+    no other left.
 
     >>> partition = Partition(torch.arange(12), torch.tensor([0, 10, 11, 12]))
     >>> train, held = hold_out(partition, 0.2, rng.key(0, "held out"))
@@ -31,6 +32,8 @@ def hold_out(partition: Partition, share: float, key: Tensor) -> tuple[Partition
     rank[ordered] = torch.arange(len(ordered)) - partition.start[client[ordered]]
     held = torch.zeros(count, dtype=torch.bool)
     held[order[rank < wanted[client]]] = True
+    bare = (client[~held[order]].bincount(minlength=partition.clients) == 0) & (sizes > 0)
+    held[order[ordered[partition.start[1:][bare] - 1]]] = False  # the last drawn example of these clients
     train, out = (_part(order, client, chosen, partition.clients) for chosen in (~held[order], held[order]))
     return replace(train, owners=partition.owners, left_out=partition.left_out), out
 

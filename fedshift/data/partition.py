@@ -191,6 +191,8 @@ def natural(owner: Tensor, clients: int, key: Tensor, least: int = 1) -> Partiti
     >>> p.owners.tolist(), p.left_out, [p.of(i).tolist() for i in range(p.clients)]
     ([0, 2], 1, [[1, 5], [0, 2, 4]])
     """
+    if owner.dim() != 1 or owner.dtype not in INTEGERS or (len(owner) and int(owner.min()) < 0):
+        raise ValueError(f"owner has {owner.dtype} of shape {tuple(owner.shape)}; needs whole numbers from 0")
     sizes = owner.bincount()
     owners = torch.nonzero(sizes >= max(least, 1))[:, 0]
     if clients > len(owners) or not len(owners):
@@ -237,6 +239,28 @@ def listed(parts: Sequence[Any], examples: int) -> Partition:
         raise ValueError(f"{len(indices)} clients without examples; at least one client must have some")
     order = torch.cat([part.long().cpu() for part in indices])
     return Partition(order, _starts(torch.tensor([len(part) for part in indices])))
+
+
+def checked(partition: Partition, examples: int) -> Partition:
+    """The partition with int64 indices on the CPU; ValueError if it is not one of `examples` examples.
+
+    >>> checked(Partition(torch.tensor([0, 2]), torch.tensor([0, 1, 2])), 3).sizes.tolist()
+    [1, 1]
+    """
+    for name, x in (("order", partition.order), ("start", partition.start)):
+        if not isinstance(x, Tensor) or x.dim() != 1 or x.dtype not in INTEGERS:
+            seen = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} has {seen}; needs a tensor of whole numbers, in one dimension")
+    order, start = partition.order.long().cpu(), partition.start.long().cpu()
+    if len(start) < 2 or start[0] != 0 or start[-1] != len(order) or bool((start.diff() < 0).any()):
+        raise ValueError(f"start must ascend from 0 to {len(order)}, the number of indices")
+    if not len(order):
+        raise ValueError(f"{len(start) - 1} clients without examples; at least one client must have some")
+    if wrong := [x for x in (int(order.min()), int(order.max())) if not 0 <= x < examples]:
+        client = int(torch.searchsorted(start, int((order == wrong[0]).nonzero()[0]), right=True)) - 1
+        raise ValueError(f"client {client} has example {wrong[0]}; examples are 0 to {examples - 1}")
+    same = order is partition.order and start is partition.start
+    return partition if same else replace(partition, order=order, start=start)
 
 
 def _deal(label: Tensor, counts: Tensor, key: Tensor) -> Partition:

@@ -20,6 +20,7 @@ from fedshift.data.catalog import DataError
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # of LEAF
 WINDOW = 80  # characters
+STRIDE = 1_000_000  # maximum; a role's text is shorter
 TRAIN = 0.8  # share of a role's text
 HEADING = re.compile(r"(act|scene|prologue|epilogue|induction|chorus|the prologue)\b", re.IGNORECASE)
 NARRATOR = re.compile(r"(prologue|epilogue|chorus)\.?", re.IGNORECASE)  # a heading, or a role before its speech
@@ -75,8 +76,8 @@ def shakespeare(plays: Mapping[str, str], stride: int = 10) -> dict[str, Any]:
     >>> arrays["owners"], arrays["x"].shape, arrays["test_x"].shape
     (('a play, BOB',), (244, 80), (2, 80))
     """
-    if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
-        raise DataError(f"args.stride = {stride!r}: must be a whole number from 1")
+    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= STRIDE:
+        raise DataError(f"args.stride = {stride!r}: must be a whole number from 1 to {STRIDE:,}")
     texts = {f"{play}, {role}": encode(text) for play, words in plays.items() for role, text in roles(words).items()}
     cuts = [int(TRAIN * len(text)) for text in texts.values()]
     train = [text[:cut] for text, cut in zip(texts.values(), cuts, strict=True)]

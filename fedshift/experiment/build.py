@@ -86,7 +86,7 @@ def build(
     if experiment.engine.name == "batched":
         batched(experiment, task)
     with setting("data.partition"):
-        clients = partition or split(experiment, data)
+        clients = split(experiment, data) if partition is None else partitions.checked(partition, len(data.y))
     if not experiment.data.clients:
         experiment = experiment.changed(**{"data.clients": clients.clients})
     clients, held = held_out(experiment, data, clients)
@@ -432,6 +432,9 @@ def split(experiment: Experiment, data: Dataset) -> Partition:
         case "natural":
             if data.owner is None:
                 raise SettingsError(f"data.partition = 'natural': {data.name} has no owners; use another partition")
+            if len(data.owner) != len(data.y):
+                counts = f"{len(data.owner)} owners for {len(data.y)} examples"
+                raise SettingsError(f"data.partition = 'natural': {data.name} has {counts}; needs one per example")
             made = partitions.natural(data.owner, config.clients, key, config.least)
         case _:
             made = own_partition(experiment, data, key)
@@ -448,8 +451,8 @@ def own_partition(experiment: Experiment, data: Dataset, key: Tensor) -> Partiti
     make = function("data.partition", config.partition)
     try:
         made = make(data, config.clients, key, **config.partition_args)
-        if not isinstance(made, Partition):
-            made = partitions.listed(made, len(data.y))
+        count = len(data.y)
+        made = partitions.checked(made, count) if isinstance(made, Partition) else partitions.listed(made, count)
     except (TypeError, ValueError) as problem:
         raise SettingsError(f"{where}: {' '.join(str(problem).split())}") from problem
     except Exception as problem:
@@ -467,7 +470,8 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
         raise SettingsError(f"model.name = {config.name!r}: no such model; known are {known}, and module:function")
     make = MODELS.get(config.name) or function("model.name", config.name)
     fit = {"shape": data.shape, "classes": data.classes} if config.name in MODELS else {}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # they are refused below
         torch.default_generator.manual_seed(int(rng.key(experiment.seed, "model")))
         try:
             model = make(**fit, **config.args)
@@ -481,6 +485,9 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
         raise SettingsError(
             f"model.name = {config.name!r}: returns {type(model).__name__}; it must return a torch.nn.Module"
         )
+    empty = [name for name, p in model.named_parameters() if not p.numel()]
+    if empty and data.classes and config.name in MODELS:
+        raise SettingsError(f"model = {config.name!r} with {config.args}: {empty[0]} is empty; sizes must be 1 or more")
     return model
 
 

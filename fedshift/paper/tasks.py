@@ -117,13 +117,14 @@ def parts_line(task: TaskRuns) -> tuple[str, ...]:
     """Bytes of an upload with lean, by part."""
     per_upload = [_per_upload(task, "lean", name) for name in PARTS]
     exact = _per_upload(task, "exact", PARTS[0])
-    fewer = summary.times(exact / per_upload[0]) if per_upload[0] else ""
+    fewer = summary.times(exact / per_upload[0]) if exact and per_upload[0] else ""
     return task.name, *(f"{part:,.0f}" for part in (sum(per_upload), *per_upload)), fewer
 
 
 def weights(task: TaskRuns) -> str:
-    """Number of weights: a quarter of the bytes of an exact upload, without its header."""
-    return f"{_per_upload(task, 'exact', PARTS[0]) / 4:,.0f}"
+    """Number of weights: a quarter of the bytes of an exact upload, without its header; '' without exact uploads."""
+    sent = _per_upload(task, "exact", PARTS[0])
+    return f"{sent / 4:,.0f}" if sent else ""
 
 
 def _per_upload(task: TaskRuns, name: str, part: str) -> float:

@@ -1,7 +1,7 @@
-"""Identity of a run, in `identity.json`: its id, settings, data, and initial model.
+"""Identity of a run, in `identity.json`: its id, settings, data, partition, and initial model.
 
 Each checkpoint contains the same, so that files of different runs are not mixed up, and a run is resumed only with the
-settings, data and model it was started with.
+settings, data, partition and model it was started with.
 """
 
 import json
@@ -39,17 +39,19 @@ class RunIdentity(NamedTuple):
     fixed: str  # digest of the tensors that no round changes
     given: tuple[str, ...]  # arguments of `run` that cannot be rebuilt from the settings: 'model', 'data', ...
     model: str = ""  # digest of the final model, or ''
+    partition: str = ""  # digest of the training examples of each client; '' in records of earlier versions
 
     @classmethod
     def of(cls, experiment: Experiment, fed: Federation, given: Sequence[str]) -> "RunIdentity":
         """Identity of a new run."""
         start, fixed = digest_of(fed.start().out.params), digest_of(fed.task.fixed)
-        return cls(secrets.token_hex(8), experiment.toml(), data_id(fed.task.data), start, fixed, tuple(given))
+        made = cls(secrets.token_hex(8), experiment.toml(), data_id(fed.task.data), start, fixed, tuple(given))
+        return made._replace(partition=digest_of({"order": fed.partition.order, "start": fed.partition.start}))
 
     @classmethod
     def parse(cls, raw: Any) -> "RunIdentity":
         """Parse JSON values; ValueError if they are not an identity."""
-        if not isinstance(raw, dict) or raw.keys() != set(cls._fields):
+        if not isinstance(raw, dict) or (raw := {"partition": ""} | raw).keys() != set(cls._fields):
             raise ValueError("not the identity of a run")
         given, texts = raw["given"], [raw[name] for name in cls._fields if name != "given"]
         if not isinstance(given, list) or not all(isinstance(text, str) for text in (*texts, *given)):
@@ -84,9 +86,14 @@ class RunIdentity(NamedTuple):
             )
 
     def compare(self, now: "RunIdentity", folder: Path) -> None:
-        """Raise RunError if the data or the frozen part of the model differ from those the run was started with."""
+        """Raise RunError if data, partition or frozen part of the model differ from those the run was started with."""
         if self.data != now.data:
             raise RunError(f"{folder}: the data are not those the run was started with")
+        if self.partition and self.partition != now.partition:
+            raise RunError(
+                f"{folder}: the examples of the clients are not those the run was started with; a partition must be "
+                "the same each time, so draw from its key"
+            )
         if self.fixed != now.fixed:
             raise RunError(
                 f"{folder}: the model's frozen weights or buffers are not those the run was started with; "

@@ -84,6 +84,8 @@ def named_after(
         kind = type(rules[0] if rules else algorithm.client)
         names |= {"algorithm.name": f"{kind.__module__}:{kind.__qualname__}", "algorithm.rules": repr(algorithm)}
     if partition is not None:
+        if not isinstance(partition, Partition):
+            raise SettingsError(f"partition={partition!r}: is of type {type(partition).__name__}; must be a Partition")
         names["data.clients"] = partition.clients
     if uplink is not None:
         kind = type(uplink.codec.quantizer)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedshift.data import DataError, load
+from fedshift.data.shakespeare import shakespeare
 from fedshift.data.synthetic import synthetic
 from tests.runs import fedshift
 
@@ -122,3 +123,9 @@ def test_a_sweep_over_arguments_of_the_data_is_run_and_reported(tmp_path: Path) 
         assert min(sizes) >= 50
         assert max(sizes) == 100
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("stride", [0, 1.5, True, 10**20])
+def test_a_wrong_stride_of_shakespeare_is_refused(stride: Any) -> None:
+    with pytest.raises(DataError, match=r"args.stride = .*: must be a whole number from 1 to 1,000,000"):
+        shakespeare({}, stride)

@@ -57,6 +57,8 @@ def test_tasks_are_compared_from_published_records(tmp_path: Path) -> None:
     full, lean = (task.runs[name][0] for name in ("exact", "lean"))
     assert task.gains("lean", "exact").gains[0] == lean.score - full.score
     name, total, *parts, _ = tasks.parts_line(task)
+    alone = tasks.TaskRuns(task.name, {"lean": task.runs["lean"]})
+    assert tasks.weights(alone) == tasks.parts_line(alone)[-1] == ""
     assert name == "digits"
     numbers = [float(part.replace(",", "")) for part in (total, *parts)]
     assert abs(numbers[0] - sum(numbers[1:])) <= 2  # rounded

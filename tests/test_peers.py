@@ -20,7 +20,7 @@ from fedshift.bench.peers.task import RoundResult
 from fedshift.bench.peers.usage import kill, supported, tree, usage
 from fedshift.core.files import RunError
 from fedshift.core.types import Params
-from fedshift.data.cohorts import draw_plan
+from fedshift.data.cohorts import constant, draw_plan
 
 ROUNDS = WARM + 2
 linux = pytest.mark.skipif(not supported(), reason="needs /proc (Linux)")
@@ -81,12 +81,11 @@ def test_lean_uploads_are_a_twentieth_of_exact_ones(path: Path) -> None:
 
 def test_the_batches_of_the_task_are_those_that_fedshift_draws(path: Path) -> None:
     task = tasks.read(path)
-    rate = lambda number, tau: torch.zeros(tau.shape)  # noqa: E731
     for number in range(1, ROUNDS + 1):
         cohort = task.cohort(number)
         assert len(cohort) == tasks.COHORT
         for client, batches in cohort:
-            settings = {"epochs": tasks.EPOCHS, "batch": tasks.BATCH, "rate": rate}
+            settings = {"epochs": tasks.EPOCHS, "batch": tasks.BATCH, "rate": constant(0.1)}
             plan = draw_plan(task.partition, [client], seed=0, number=number, **settings)  # type: ignore[arg-type]
             assert [batch.tolist() for batch in batches] == [
                 examples[keep].tolist() for examples, keep in zip(plan.batches[0], plan.keep[0], strict=True)

@@ -2,13 +2,19 @@
 
 from pathlib import Path
 
+import pytest
+
+from fedshift.cli.paper_tables import REPORTS
 from fedshift.experiment import frontier, grid
 from fedshift.paper import small, tasks
 from fedshift.paper.experiments import SMALL, SMALL_ROUNDS, Cell, dirichlet, mixed
 from fedshift.paper.records import published
+from fedshift.paper.report import BEGIN, END, rewritten
 from tests.paper.written import write
 from tests.runs import fedshift, file_of
 from tests.runs import small as tiny
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def put(to: Path, cell: Cell, accuracy: float, seed: int = 0) -> None:
@@ -63,6 +69,18 @@ def test_tasks_are_compared_from_published_records(tmp_path: Path) -> None:
     numbers = [float(part.replace(",", "")) for part in (total, *parts)]
     assert abs(numbers[0] - sum(numbers[1:])) <= 2  # rounded
     assert grid.expand(frontier.settings("synthetic", 1, brief=True))[0].data.name == "synthetic"
+
+
+@pytest.mark.parametrize("what", ["small", "tasks"])
+def test_a_page_agrees_with_the_published_records(what: str) -> None:
+    make, folder, document = REPORTS[what]
+    page = (ROOT / document).read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    assert before
+    assert END in rest
+    if (ROOT / folder).is_dir():
+        update = f"run `fedshift paper report {what} --markdown`"
+        assert rewritten(page, make(ROOT / folder), document) == page, update
 
 
 def test_an_unknown_report_is_refused_in_a_sentence() -> None:

@@ -74,7 +74,7 @@ def test_a_simulation_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_simulation_that_is_stopped_and_resumed_ends_in_the_bytes_of_one_process(tmp_path: Path) -> None:
-    experiment, out = small(BOTH), tmp_path / "run"
+    experiment, out = small(BOTH, {"train": {"rounds": 40}}), tmp_path / "run"  # many, so that it cannot end before
     path = file_of(tmp_path / "a.toml", experiment)
     command = [COMMAND, "run", str(path), "--engine", "flower", "--out", str(out), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import tomli_w
 from pydantic import (
@@ -212,19 +212,31 @@ class AdamSettings(SettingsTable):
     eps: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8  # a smaller one is 0 in float32, and a gradient of 0 NaN
 
 
-class OptimizerSettings(SettingsTable):
-    """Name of a local optimizer, and as further settings its arguments."""
+class NamedSettings(SettingsTable):
+    """Name of one of several known things, or module:function; further settings are its arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = "sgd"  # sgd, adam, adamw, torch.optim:RMSprop, or module:function
+    known: ClassVar[Collection[str]]  # names
+    name: str
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in OPTIMIZERS and ":" not in name:
-            raise ValueError(f"must be one of {', '.join(OPTIMIZERS)}, or module:function")
+        if name not in cls.known and ":" not in name:
+            raise ValueError(f"must be one of {', '.join(cls.known)}, or module:function")
         return name
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+
+class OptimizerSettings(NamedSettings):
+    """Name of a local optimizer, and as further settings its arguments."""
+
+    known = OPTIMIZERS
+    name: str = "sgd"  # sgd, adam, adamw, torch.optim:RMSprop, or module:function
 
     @model_validator(mode="after")
     def _fitting(self) -> Self:
@@ -242,10 +254,6 @@ class OptimizerSettings(SettingsTable):
                     f"{wrong['loc'][0]} = {wrong['input']!r}: does not fit; the arguments of {self.name} are {allowed}"
                 ) from None
         return self
-
-    @property
-    def args(self) -> dict[str, Any]:
-        return self.model_extra or {}
 
 
 class TrainSettings(SettingsTable):
@@ -360,60 +368,32 @@ class BoundsSettings(SettingsTable):
         return self
 
 
-class CodecSettings(SettingsTable):
-    """Name of a codec, and as further settings the arguments of the function that makes it."""
+class CodecSettings(NamedSettings):
+    """Name of a codec, one of `fedshift methods`, and as further settings the arguments of its function."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str  # one of `fedshift methods`, or module:function
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in CODECS and ":" not in name:
-            raise ValueError(f"must be one of {', '.join(CODECS)}, or module:function")
-        return name
-
-    @property
-    def args(self) -> dict[str, Any]:
-        return self.model_extra or {}
+    known = CODECS
 
     def made(self) -> Codec:
         """The codec; ValueError if its function does not accept the arguments."""
-        if "object" in self.args:
-            raise ValueError(f"codec = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
         codec: Codec = _made("codec", self.name, self.args, CODECS, Codec)
         return codec
 
 
-class PolicySettings(SettingsTable):
-    """Name of an uplink policy, and as further settings its arguments."""
+class PolicySettings(NamedSettings):
+    """Name of an uplink policy, one of `fedshift methods`, and as further settings its arguments."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str  # one of `fedshift methods`, or module:function
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in POLICIES and ":" not in name:
-            raise ValueError(f"must be one of {', '.join(POLICIES)}, or module:function")
-        return name
-
-    @property
-    def args(self) -> dict[str, Any]:
-        return self.model_extra or {}
+    known = POLICIES
 
     def made(self) -> Policy:
         """The policy; ValueError if it does not accept the arguments."""
-        if "object" in self.args:
-            raise ValueError(f"policy = {self.name!r}: was passed to run(...) as an object; pass it again in Python")
         policy: Policy = _made("policy", self.name, self.args, POLICIES, Policy)
         return policy
 
 
 def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], of: type[Any]) -> Any:
     """Result of a function of a table or of a user; ValueError if it does not accept the arguments."""
+    if "object" in args:
+        raise ValueError(f"{kind} = {name!r}: was passed to run(...) as an object; pass it again in Python")
     try:
         made = _called(table[name], args) if name in table else named(name)(**args)
     except ValidationError as problem:

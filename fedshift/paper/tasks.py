@@ -101,7 +101,7 @@ def lean_lines(task: TaskRuns) -> list[tuple[str, ...]]:
 
 
 def other_line(task: TaskRuns) -> tuple[str, ...]:
-    """What the shift adds, extreme, and the paper's 32+4 with its shift."""
+    """Gain of the shift, scores of extreme, and those of the paper's 32+4 with its shift."""
     return (
         task.name,
         task.gains("exact", "exact-no-shift").text,

@@ -37,7 +37,7 @@ class Report(NamedTuple):
 
 
 class PolicyStats(NamedTuple):
-    """What the server knows at the start of a round; tensors (N,) have one entry per client of the population.
+    """Knowledge of the server at the start of a round; tensors (N,) have one entry per client of the population.
 
     Two of three clients uploaded in round 2, with weights 1 and 3:
 

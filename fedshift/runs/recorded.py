@@ -5,10 +5,12 @@ Damaged lines are skipped and counted. A run whose settings cannot be read is `B
 
 import json
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from fedshift.runs.sheet import Figures, Sheet, Uploaded, layers, sheet, uploade
 
 CLIENTS, HISTOGRAMS = "clients.csv", "histograms.jsonl"
 TEXT = {"failed", "group"}  # columns without numbers
+T = TypeVar("T")
 
 
 class ClientRecord(NamedTuple):
@@ -183,44 +186,41 @@ def _by_round(rounds: Sheet, most: int) -> tuple[NDArray[np.int64], dict[str, Fi
 
 def _clients(path: Path) -> tuple[list[ClientRecord], int]:
     """Clients, [] if they are not recorded, and the number of damaged lines."""
-    if not path.exists():
-        return [], 0
-    try:
-        lines = sheet(path)
-    except RunError:
-        return [], 1
-    found = []
-    for cells in lines.lines:
-        try:
-            number, group, examples, *labels = cells
-            found.append(ClientRecord(int(number), group, int(examples), [int(count) for count in labels]))
-        except ValueError:
-            continue
-    return found, lines.lost + len(lines.lines) - len(found)
+
+    def client(cells: list[str], header: list[str]) -> ClientRecord:
+        number, group, examples, *labels = cells
+        return ClientRecord(int(number), group, int(examples), [int(count) for count in labels])
+
+    return _records(path, client)
 
 
 def _client_scores(path: Path) -> tuple[list[ClientScore], int]:
     """Scores of clients, [] if they are not recorded, and the number of damaged lines."""
-    if not path.exists():
-        return [], 0
-    try:
-        lines = sheet(path)
-    except RunError:
-        return [], 1
-    found, columns = [], lines.header[4:]
-    for cells in lines.lines:
-        try:
-            number, client, group, examples, *scores = cells
-            values = [float(score) if score else math.nan for score in scores]
-            named = dict(zip(columns, values, strict=True))
-            found.append(ClientScore(int(number), int(client), group, int(examples), named))
-        except ValueError:
-            continue
-    return found, lines.lost + len(lines.lines) - len(found)
+
+    def score(cells: list[str], header: list[str]) -> ClientScore:
+        number, client, group, examples, *scores = cells
+        values = [float(score) if score else math.nan for score in scores]
+        named = dict(zip(header[4:], values, strict=True))
+        return ClientScore(int(number), int(client), group, int(examples), named)
+
+    return _records(path, score)
 
 
 def _uplinks(path: Path) -> tuple[list[UplinkRecord], int]:
     """Uplinks that a policy chose, [] if there is none, and the number of damaged lines."""
+
+    def uplink(cells: list[str], header: list[str]) -> UplinkRecord:
+        number, client, codec, length, bits = cells
+        used = UplinkRecord(int(number), int(client), codec, int(length), float(bits))
+        if used.round <= 0 or used.client < 0 or used.bytes < 0 or not 0 <= used.bits < math.inf:
+            raise ValueError(f"{used}: is damaged")
+        return used
+
+    return _records(path, uplink)
+
+
+def _records(path: Path, parse: Callable[[list[str], list[str]], T]) -> tuple[list[T], int]:
+    """Lines of a file, parsed from cells and header, and the number of those for which that raises ValueError."""
     if not path.exists():
         return [], 0
     try:
@@ -229,13 +229,8 @@ def _uplinks(path: Path) -> tuple[list[UplinkRecord], int]:
         return [], 1
     found = []
     for cells in lines.lines:
-        try:
-            number, client, codec, length, bits = cells
-            used = UplinkRecord(int(number), int(client), codec, int(length), float(bits))
-        except ValueError:
-            continue
-        if used.round > 0 and used.client >= 0 and used.bytes >= 0 and 0 <= used.bits < math.inf:
-            found.append(used)
+        with suppress(ValueError):
+            found.append(parse(cells, lines.header))
     return found, lines.lost + len(lines.lines) - len(found)
 
 

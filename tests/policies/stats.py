@@ -1,4 +1,4 @@
-"""What a server knows before a round, for tests of policies."""
+"""Statistics of a server before a round, for tests of policies."""
 
 from typing import Any
 

@@ -115,7 +115,7 @@ def test_default_differs_from_exact_by_one_code_for_under_one_percent(bits: int)
 
 
 def test_rows_are_encoded_as_if_alone() -> None:
-    for n in (100, 9_000):
+    for n in (100, 1_000, 9_000, 20_000):
         x = torch.randn(3, n, generator=torch.Generator().manual_seed(n)) * torch.tensor([[1.0], [100.0], [1e-3]])
         codes, side = KMeans(4).encode(x)
         for r in range(3):

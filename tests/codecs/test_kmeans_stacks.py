@@ -79,7 +79,7 @@ def test_sorted_rows(n: int, bits: int) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("n", [8_192, 30_000])
+@pytest.mark.parametrize("n", [16_384, 30_000])
 @pytest.mark.parametrize("bits", [1, 4, 8])
 @pytest.mark.parametrize("exact", [False, True])
 def test_counted_rows(n: int, bits: int, exact: bool) -> None:
@@ -156,7 +156,7 @@ def peaks(n: int) -> tuple[float, ...]:
     cases = [torch.randn(1, n, generator=g), torch.full((1, n), 0.1), 1 + steps * 2.0**-23, 1 + steps * 2.0**-15]
     found = []
     for x in cases:
-        KMeans(4).encode(x[:, :9000])  # loads libraries
+        KMeans(4).encode(x[:, :20_000])  # loads libraries
         CLEAR.write_text("5")
         before = resident("VmHWM")
         KMeans(4).encode(x)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedshift.codecs.base import chunks
+
 Array = Any  # a numpy array or a tensor
 MANY = 500  # number of values from which a search of all at once is faster than one after another
 
@@ -74,13 +76,33 @@ def search(rows: Array, values: Array) -> Array:
         return rows[0].searchsorted(values[0])[None]
     if values.size < MANY:
         return torch.searchsorted(torch.from_numpy(rows), torch.from_numpy(values)).numpy()
-    first, left = np.arange(0, rows.size, rows.shape[1])[:, None], rows.shape[1]
-    table, at = rows.ravel(), first.repeat(values.shape[1], 1)
-    while left:  # binary search of all values at once, without branches, which a CPU would mispredict
+    return _search(rows, values, np.arange(0, rows.size, rows.shape[1])[:, None])
+
+
+def search_down(rows: Array, values: Array) -> Array:
+    """Number of entries of ascending row r that are less than values[i, r]; all of them for NaN."""
+    if isinstance(rows, np.ndarray) and len(rows) > 1 and values.size >= MANY:
+        return _search(rows, values, np.arange(0, rows.size, rows.shape[1]))
+    return transposed(search(rows, transposed(values)))
+
+
+def _search(rows: Array, values: Array, first: Array) -> Array:
+    """Binary search of all values at once, without branches, which a CPU would mispredict."""
+    table, at, left = rows.ravel(), first + np.zeros(values.shape, first.dtype), rows.shape[1]
+    entry, step, above = np.empty(values.shape, rows.dtype), np.empty_like(at), np.empty(values.shape, np.bool_)
+    while left:
         half = (left + 1) // 2
-        at += ~(table[half - 1 :].take(at) >= values) * half
+        table[half - 1 :].take(at, out=entry, mode="wrap")  # no index is outside, and other modes copy
+        np.greater_equal(entry, values, out=above)
+        np.multiply(~above, half, out=step)
+        at += step
         left -= half
     return at - first
+
+
+def transposed(x: Array) -> Array:
+    """out[i, j] = x[j, i], contiguous."""
+    return np.ascontiguousarray(x.T) if isinstance(x, np.ndarray) else x.T.contiguous()
 
 
 def sort(x: Array) -> Array:
@@ -130,6 +152,18 @@ def cumsum(x: Array, out: Array | None = None) -> Array:
     return out
 
 
+def rounded_sums(x: Array, start: Array, large: Array) -> Array:
+    """out[r, j] = sum of (x + start - large)[r, .. j - 1], float64: (rows, n) -> (rows, n + 1)."""
+    if not isinstance(x, np.ndarray):
+        return torch.nn.functional.pad((x + start - large).cumsum(1), (1, 0))
+    out, rows = np.empty((len(x), x.shape[1] + 1)), torch.from_numpy(x)
+    out[:, 0] = 0
+    for r, _ in chunks(rows):  # torch broadcasts in half of the time of numpy
+        wide = rows[r].double().add_(torch.from_numpy(start[r])).sub_(torch.from_numpy(large[r]))
+        torch.cumsum(wide, 1, out=torch.from_numpy(out[r, 1:]))
+    return out
+
+
 def prefix_sums(w: Array, x: Array, middle: Array) -> Array:
     """Sums of w from the first column, and of x from the middle of each row: (2, rows * columns).
 
@@ -152,6 +186,11 @@ def prefix_sums(w: Array, x: Array, middle: Array) -> Array:
         cumsum(part[:, i:-1], total[:, i + 1 :])
         np.negative(cumsum(part[:, :i][:, ::-1].copy())[:, ::-1], out=total[:, :i])
     return out.reshape(2, -1)
+
+
+def running_max(x: Array) -> Array:
+    """out[i, r] = greatest of x[.. i, r]."""
+    return np.maximum.accumulate(x, 0) if isinstance(x, np.ndarray) else x.cummax(0).values
 
 
 def cube_root(x: Array) -> Array:

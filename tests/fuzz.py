@@ -34,9 +34,9 @@ from fedshift import (
     unpack,
 )
 from fedshift.codecs import QSGD, FixedCode, Hadamard, Normal, Sign, TopK
-from fedshift.codecs.base import Coder, Quantizer
+from fedshift.codecs.base import Coder, Quantizer, varint
 from fedshift.core import rng
-from fedshift.wire.frame import Cursor, parse, varint
+from fedshift.wire.frame import Cursor, parse
 from fedshift.wire.reader import Reader
 from tests.own_codecs import Ends, Mirror, Pairs, Plain, Whole
 

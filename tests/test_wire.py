@@ -38,10 +38,11 @@ from fedshift import (
     size,
     unpack,
 )
+from fedshift.codecs.base import varint
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.models import PaperCNN
-from fedshift.wire.frame import Cursor, parse, varint
+from fedshift.wire.frame import Cursor, parse
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

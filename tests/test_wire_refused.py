@@ -23,7 +23,8 @@ from fedshift import (
     pack,
     unpack,
 )
-from fedshift.wire.frame import describe, digest, varint
+from fedshift.codecs.base import varint
+from fedshift.wire.frame import describe, digest
 from fedshift.wire.plan import layout
 from tests import fuzz
 from tests.test_wire import GOLDEN_LAYOUT, GOLDEN_SHARED, golden_params, with_crc

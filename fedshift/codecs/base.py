@@ -339,6 +339,19 @@ def kept(keep: float, n: int) -> int:
     return max(1, round(keep * n))
 
 
+def varint(number: int) -> bytes:
+    """Seven bits per byte, lowest first; the highest bit is set in all bytes but the last.
+
+    >>> varint(5).hex(), varint(300).hex()
+    ('05', 'ac02')
+    """
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
 def finite(x: Tensor) -> bool:
     """True if x contains neither NaN nor infinity: minimum and maximum, found in one pass, show both."""
     return not x.numel() or all(math.isfinite(end) for end in ends(x))

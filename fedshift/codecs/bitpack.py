@@ -18,6 +18,7 @@ from torch import Tensor
 from fedshift.codecs.base import Coder
 
 Words = NDArray[np.uint64]
+Packed = NDArray[np.uint8]
 
 WORDS = 1 << 13  # words packed at a time, so that they stay in the cache
 
@@ -79,6 +80,7 @@ def below(codes: Tensor, levels: int) -> Tensor:
     return codes
 
 
+@cache
 def _lanes(bits: int) -> list[tuple[int, np.uint64, np.uint64]]:
     """For each step: the distance by which the upper half of each pair of lanes moves, and the masks of both halves."""
     steps = []
@@ -96,7 +98,7 @@ def _fold(words: Words, bits: int) -> Words:
     return words
 
 
-def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def unpack(packed: Packed, bits: int) -> NDArray[np.uint8]:
     """Packed bytes -> one code per byte, in groups of eight codes; missing bytes at the end count as zero."""
     if bits == 8:
         return packed.copy()
@@ -112,7 +114,7 @@ def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return words.view(np.uint8)
 
 
-def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
+def reader(table: Tensor, bits: int) -> Callable[[Packed], Tensor]:
     """Function from packed bytes to values, table[code], for whole groups of eight codes of one row.
 
     Its result is valid until the next call. The 8, 4 or 2 values of a byte of 1-, 2- or 4-bit codes are looked up
@@ -125,7 +127,7 @@ def reader(table: Tensor, bits: int) -> Callable[[NDArray[np.uint8]], Tensor]:
         table = table.view(torch.float64).flatten()
     index, values = torch.empty(0, dtype=torch.int32), table.new_empty(0)
 
-    def look_up(packed: NDArray[np.uint8]) -> Tensor:
+    def look_up(packed: Packed) -> Tensor:
         nonlocal index, values
         codes = unpack(packed, bits) if 8 % bits else packed
         if len(index) != len(codes):

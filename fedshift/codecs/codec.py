@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import USERS, Coder, Groups, Quantizer, Shape, Side, Transform, finite
+from fedshift.codecs.base import USERS, Coder, Groups, Quantizer, Shape, Side, Transform, any_order, finite
 from fedshift.codecs.bitpack import BitPack, bits_for
 from fedshift.core import rng
 
@@ -209,9 +209,13 @@ def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
     Each lane has separate counters, so that neighbouring threads of a GPU do not wait for one another.
     """
     stack, n = rows.shape
-    lane = torch.arange(n, dtype=torch.int32, device=rows.device) % LANES
-    first = torch.arange(stack, dtype=torch.int32, device=rows.device)[:, None] * (levels * LANES)
-    slot = rows.int().mul_(LANES).add_(lane).add_(first)
-    ones = torch.ones(1, dtype=torch.int32, device=rows.device).expand(slot.numel())
+    first = torch.arange(stack, dtype=torch.int32, device=rows.device).view(-1, 1, 1) * (levels * LANES)
+    lane = first + torch.arange(LANES, dtype=torch.int32, device=rows.device)  # (K, 1, LANES)
+    one = torch.ones(1, dtype=torch.int32, device=rows.device)
     counters = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
-    return counters.index_add_(0, slot.flatten(), ones).view(stack, levels, LANES).sum(2)
+    whole = n - n % LANES
+    with any_order():
+        for part in (rows[:, :whole].view(stack, -1, LANES), rows[:, None, whole:]):
+            slot = torch.add(lane[..., : part.shape[2]], part, alpha=LANES)  # counter of each code, in one pass
+            counters.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+    return counters.view(stack, levels, LANES).sum(2)

@@ -17,7 +17,7 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import Coder
+from fedshift.codecs.base import Coder, varint
 from fedshift.codecs.bitpack import BitPack, below, bits_for
 
 Counts = NDArray[np.int64]
@@ -112,7 +112,7 @@ class Range(Coder, number=3):
                 stack.encode_reverse(_ranks(symbols[where], others), _model(_scaled(np.delete(shares, top))))
             if len(digits):
                 stack.encode_reverse(digits, _model(_geometric(shares, top)))
-            head = bytes([GAPS]) + table + _varint(len(digits))
+            head = bytes([GAPS]) + table + varint(len(digits))
         else:
             head = bytes([PLAIN]) + table
             model = _scaled(shares)
@@ -255,15 +255,6 @@ def _read_table(data: memoryview, levels: int) -> tuple[Counts, int]:
     if code != levels or not steps.any():
         raise ValueError(f"the range coder's table does not contain frequencies of {levels} codes")
     return steps, at
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits per byte, lowest first; the highest bit is set in all bytes but the last."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:

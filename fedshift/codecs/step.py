@@ -5,11 +5,14 @@
 
 At equal entropy, evenly spaced levels with a dead zone have a smaller error than the levels of K-means, which are
 optimal for codes of equal length (Gish and Pierce 1968). The offsets move each level to the mean of its values.
+
+Long rows, and few rows, are coded one by one with NumPy on a CPU, which is several times faster; many short rows, and
+rows on a GPU, are coded together with torch. The results are the same.
 """
 
 import math
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 
@@ -22,15 +25,23 @@ from fedshift.codecs.base import CHUNK, NOT_FINITE, FixedWidth, Side, any_order,
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.entropy import Range
 
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Codes = NDArray[np.uint8]
+
 DEAD = 0.65  # half of the zero level's width, in steps
 LOW, HIGH = -16, 16  # octaves around the root mean square that bins of magnitudes cover
 DROPPED = 16  # low bits of a float32 that its bin ignores: an octave has 128 bins
 FIRST, BINS = (LOW + 127) << (23 - DROPPED), (HIGH - LOW) << (23 - DROPPED)
 ROWS = 128  # rows whose step is searched at once: each takes a few hundred kilobytes
-LONG = 8192  # values of a row from which NumPy is faster than torch
+LONG = 8192  # values from which a row is long
+FEW = 6  # rows
+COUNTED = 1 << 16  # values of a row from which upper halves of a float32 are counted first, and then their bins
 HIGHER = 1 if sys.byteorder == "little" else 0  # place of the upper half of a float32
 LEAST = 2.0**-110  # smallest step: a smaller one becomes zero
 PARTS, PASSES = 12, 3  # the search divides an interval into PARTS, then one of these parts, PASSES times
+ABOVE = 4  # the part of the first interval that begins at the root mean square: smaller steps are seldom needed
 
 
 @dataclass(frozen=True)
@@ -117,10 +128,14 @@ class Step(FixedWidth, number=6):
         return torch.maximum(self._steps(tensors, rate), largest / (self.top + DEAD))
 
     def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
-        step = self._step(x, scale)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+        if _one_by_one(x):
+            scales = [None] * len(x) if scale is None else scale.tolist()
+            rows = zip(x.numpy(), scales, codes.numpy(), strict=True)
+            return codes, torch.tensor([self._encode_row(*row) for row in rows], dtype=torch.float32)
+        step = self._step(x, scale)
         inverse = torch.where(step > 0, 1 / step, 0.0)
-        ones, size, further, short = (_long_codes if _long(x) else _codes)(x, inverse, self.top, codes)
+        ones, size, further, short = _codes(x, inverse, self.top, codes)
         offsets = torch.stack([1 - size / ones.clamp(min=1), short / further.clamp(min=1)])
         offsets = torch.where(torch.stack([ones, further]) > 0, (offsets * 4096).round() / 4096, 0.0)
         return codes, torch.stack([step, *offsets.float()], dim=1)
@@ -128,8 +143,7 @@ class Step(FixedWidth, number=6):
     def _step(self, x: Tensor, scale: Tensor | None) -> Tensor:
         """Step of each row, float32 (rows,), rounded so that it does not depend on the order of summation."""
         largest = _largest(x)
-        if not (largest < torch.finfo(torch.float32).max / 2**self.bits).all():
-            raise ValueError(NOT_FINITE if not largest.isfinite().all() else "contains a number beyond 2^120")
+        _check(float(largest.max()), self.bits)
         if self.common and scale is not None:
             step = scale
         else:
@@ -142,8 +156,11 @@ class Step(FixedWidth, number=6):
 
     def _steps(self, tensors: Sequence[Tensor], rate: Tensor) -> Tensor:
         """One step for all tensors (K, n_i) of a client: float64 (K,); `rate` is used unless `self.rate` is None."""
+        if _one_by_one(*tensors):
+            clients = zip(zip(*(x.numpy() for x in tensors), strict=True), rate.tolist(), strict=True)
+            return torch.tensor([self._row_step(*client) for client in clients], dtype=torch.float64)
         total = sum(x.shape[1] for x in tensors)
-        norms = torch.stack([_norm(x) for x in tensors])
+        norms = torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in tensors])
         rms: Tensor = torch.linalg.vector_norm(norms, dim=0) / math.sqrt(total)
         if self.rate is None:
             return rms * self.step
@@ -153,6 +170,32 @@ class Step(FixedWidth, number=6):
             tails = reduce(torch.add, (_tails(x[r], rms[r]) for x in tensors))
             found.append(steps_for(tails, total, rate[r], self.top))
         return rms * torch.cat(found)
+
+    def _encode_row(self, row: Floats, scale: float | None, out: Codes) -> tuple[float, float, float]:
+        """Write the codes of one row; step and offsets."""
+        _check(largest := _row_largest(row), self.bits)
+        if self.common and scale is not None:
+            step = scale
+        else:
+            step = self._row_step([row], (self.rate or 0.0) if scale is None else scale)
+        step = max(step, largest / (self.top + DEAD))
+        if step < LEAST or not math.isfinite(step):  # not finite: another tensor, which is refused, is the reason
+            step = 0.0
+        mantissa, exponent = math.frexp(step)
+        step = math.ldexp(math.ceil(mantissa * 4096) / 4096, exponent)
+        inverse = float(np.float32(1) / np.float32(step)) if step else 0.0
+        ones, size, further, short = _row_codes(row, inverse, self.top, out)
+        first = round((1 - size / ones) * 4096) / 4096 if ones else 0.0
+        return step, first, round(short / further * 4096) / 4096 if further else 0.0
+
+    def _row_step(self, rows: Sequence[Floats], rate: float) -> float:
+        """`_steps` for the rows of one client."""
+        total = sum(len(row) for row in rows)
+        rms = math.sqrt(sum(map(_row_squares, rows))) / math.sqrt(total)
+        if self.rate is None:
+            return rms * self.step
+        counts = reduce(np.add, (_row_counts(row, np.float32(rms)) for row in rows))
+        return rms * row_step_for(counts, total, rate, self.top)
 
 
 def common_step(rate: float = 0.8) -> Codec:
@@ -180,34 +223,64 @@ def steps_for(tails: Tensor, n: int, rate: Tensor, top: int) -> Tensor:
     return (low + width * ((more - rate) / (more - less).clamp(min=1e-9)).clamp(0, 1)).exp2()
 
 
-def _long(x: Tensor) -> bool:
-    """True if the rows are long enough to be processed one by one on a CPU, where NumPy is several times faster."""
-    return x.device.type == "cpu" and x.shape[1] >= LONG
+def row_step_for(counts: Counts, n: int, rate: float, top: int) -> float:
+    """The same for one row, from the numbers of values in each bin, by sign: int64 (2 bins,)."""
+    tails = np.zeros((2, BINS + 1))
+    tails[:, :-1] = counts.reshape(2, BINS)[:, ::-1].cumsum(1)[:, ::-1]
+    filled = int(np.count_nonzero(tails, axis=1).max())  # bins up to that of the largest value
+    reach = 2.0 ** (LOW + 1 + (filled << DROPPED >> 23))  # the end of its octave
+    levels, parts = np.arange(top) + DEAD, np.arange(PARTS + 1.0)
+
+    def entropy(steps: Doubles) -> Doubles:
+        """Levels beyond the largest value are empty, and left out."""
+        return _row_entropy(tails, steps[:, None] * levels[: 1 + int(min(reach / steps[0], top - 1))], n)
+
+    low, width, skipped = float(LOW + 8), float(HIGH - LOW - 8), ABOVE
+    for _ in range(PASSES):
+        width /= PARTS
+        steps = np.exp2(low + width * parts)
+        higher = ((bits := entropy(steps[skipped:])) > rate).nonzero()[0]
+        if skipped and not len(higher):
+            skipped = 0
+            higher = ((bits := entropy(steps)) > rate).nonzero()[0]
+        place = min(skipped + int(higher[-1]) + 1, PARTS) if len(higher) else 1
+        low, skipped = low + width * (place - 1), 0
+    more, less = float(bits[place - 1]), float(bits[place])
+    return float(np.exp2(low + width * min(max((more - rate) / max(more - less, 1e-9), 0.0), 1.0)))
 
 
-def _pieces(x: Tensor) -> Iterator[tuple[int, slice]]:
-    """Rows in pieces that fit the cache."""
-    for r in range(len(x)):
-        for c in range(0, x.shape[1], CHUNK):
-            yield r, slice(c, c + CHUNK)
+def _check(largest: float, bits: int) -> None:
+    """Raise ValueError for a largest magnitude that cannot be encoded."""
+    if not largest < torch.finfo(torch.float32).max / 2**bits:
+        raise ValueError("contains a number beyond 2^120" if math.isfinite(largest) else NOT_FINITE)
 
 
-def _norm(x: Tensor) -> Tensor:
-    """|x| of each row, float64 (rows,)."""
-    if not _long(x):
-        return torch.as_tensor(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64))
-    squares = torch.zeros(len(x), dtype=torch.float64)
-    for r, c in _pieces(x):
-        wide = x[r, c].double()
-        squares[r] += torch.dot(wide, wide)
-    return squares.sqrt()
+def _one_by_one(*tensors: Tensor) -> bool:
+    """True if rows, which are tensors (rows, n_i) side by side, are coded one by one with NumPy."""
+    x = tensors[0]
+    return x.device.type == "cpu" and (len(x) <= FEW or max(x.shape[1] for x in tensors) >= LONG)
 
 
 def _largest(x: Tensor) -> Tensor:
     """Largest magnitude of each row, float64 (rows,); NaN or infinity if it contains one."""
-    if not _long(x):
-        return torch.as_tensor(torch.linalg.vector_norm(x, torch.inf, dim=1)).double()
-    return torch.tensor([max(map(abs, ends(row))) for row in x], dtype=torch.float64)  # twelve times faster without dim
+    if _one_by_one(x):
+        return torch.tensor([_row_largest(row) for row in x.numpy()], dtype=torch.float64)
+    return torch.as_tensor(torch.linalg.vector_norm(x, torch.inf, dim=1)).double()
+
+
+def _row_largest(row: Floats) -> float:
+    return max(map(abs, ends(torch.from_numpy(row))))  # twelve times faster than along a dimension
+
+
+def _row_squares(row: Floats) -> float:
+    """|x|^2 of one row."""
+    wide = (row[c].astype(np.float64) for c in _pieces(row))
+    return math.fsum(float(x @ x) for x in wide)
+
+
+def _pieces(row: Floats) -> list[slice]:
+    """Pieces of a row that fit the cache."""
+    return [slice(c, c + CHUNK) for c in range(0, len(row), CHUNK)]
 
 
 def _codes(x: Tensor, inverse: Tensor, top: int, codes: Tensor) -> Tensor:
@@ -221,36 +294,35 @@ def _codes(x: Tensor, inverse: Tensor, top: int, codes: Tensor) -> Tensor:
         size = x[r, c].abs().mul_(inverse[r, None])
         k = (size + (1 - DEAD)).floor_().clamp_(max=top)
         first, more = k == 1, k > 1
-        part = first.sum(1), (size * first).sum(1), more.sum(1), ((k - size) * more).sum(1)
-        sums[:, r] += torch.stack([x.double() for x in part])
+        parts = first, size * first, more, (k - size) * more
+        sums[:, r] += torch.stack([part.sum(1, dtype=torch.float64) for part in parts])
         codes[r, c] = torch.where(x[r, c] > 0, 2 * k - 1, 2 * k).clamp_(min=0).to(torch.uint8)
     return sums
 
 
-def _long_codes(x: Tensor, inverse: Tensor, top: int, codes: Tensor) -> Tensor:
-    """The same for long rows on a CPU: only values other than zero are summed."""
-    sums = np.zeros((4, len(x)))
-    values, scales, out = x.numpy(), inverse.numpy(), codes.numpy()
-    for r, c in _pieces(x):
-        row, code = values[r, c], out[r, c]
-        size = np.abs(row)
-        size *= scales[r]
+def _row_codes(row: Floats, inverse: float, top: int, codes: Codes) -> tuple[int, float, int, float]:
+    """The same for one row: only values other than zero are summed."""
+    ones, further, total, short = 0, 0, 0.0, 0.0
+    for c in _pieces(row):
+        x, code = row[c], codes[c]
+        size = np.abs(x)
+        size *= np.float32(inverse)
         k = np.minimum(size + np.float32(1 - DEAD), np.float32(top)).astype(np.uint8)
         np.multiply(k, 2, out=code)
-        code -= (row > 0) & (k > 0)
+        code -= (x > 0) & (k > 0)
         where = np.flatnonzero(k)
         far, size = k[where], size[where]
         first = far == 1
-        more, ones = ~first, np.count_nonzero(first)
-        part = ones, size[first].sum(dtype=np.float64), len(far) - ones, (far[more] - size[more]).sum(dtype=np.float64)
-        sums[:, r] += part
-    return torch.from_numpy(sums)
+        more = ~first
+        ones += (number := int(np.count_nonzero(first)))
+        further += len(far) - number
+        total += float(size[first].sum(dtype=np.float64))
+        short += float((far[more] - size[more]).sum(dtype=np.float64))
+    return ones, total, further, short
 
 
 def _tails(x: Tensor, rms: Tensor) -> Tensor:
     """Numbers of values, by sign, with at least the magnitude of each bin: float64 (2, rows, bins + 1)."""
-    if _long(x):
-        return _long_tails(x, rms)
     place = _bits(x.abs() / rms[:, None].float()).bitwise_right_shift_(DROPPED).sub_(FIRST).clamp_(0, BINS - 1)
     place += torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * BINS
     place += (x < 0) * (len(x) * BINS)
@@ -261,18 +333,15 @@ def _tails(x: Tensor, rms: Tensor) -> Tensor:
     return torch.nn.functional.pad(tails.double(), (0, 1))
 
 
-def _long_tails(x: Tensor, rms: Tensor) -> Tensor:
-    """The same for long rows on a CPU: the upper half of a float32 is sign and bin."""
-    tails, values, scales = np.zeros((2, len(x), BINS + 1)), x.numpy(), rms.float().numpy()
-    counts = np.zeros((len(x), 1 << 16), np.int64)
-    for r, c in _pieces(x):
+def _row_counts(row: Floats, rms: np.float32) -> Counts:
+    """Numbers of values of one row in each bin, by sign: the upper half of a float32 is sign and bin."""
+    many = len(row) >= COUNTED
+    counts = np.zeros(1 << 16 if many else 2 * BINS, np.int64)
+    for c in _pieces(row):
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            scaled = values[r, c] / scales[r]
-        counts[r] += np.bincount(scaled.view(np.uint16)[HIGHER::2], minlength=1 << 16)
-    for r, found in enumerate(counts):
-        binned = np.bincount(_places(), weights=found, minlength=2 * BINS).reshape(2, BINS)
-        tails[:, r, :-1] = binned[:, ::-1].cumsum(1)[:, ::-1]
-    return torch.from_numpy(tails)
+            upper = np.divide(row[c], rms).view(np.uint16)[HIGHER::2]
+        counts += np.bincount(upper if many else _places()[upper], minlength=len(counts))
+    return np.bincount(_places(), weights=counts, minlength=2 * BINS).astype(np.int64) if many else counts
 
 
 @cache
@@ -293,6 +362,18 @@ def _entropy(tails: Tensor, borders: Tensor, n: int) -> Tensor:
     above[..., :-1] -= above[..., 1:].clone()  # values of each sign and level
     part = torch.cat([*above, n - above.sum((0, 3), keepdim=True)[0]], dim=2).mul_(1 / n)
     return -(part.clamp(min=1e-300).log2_().mul_(part)).sum(2)
+
+
+def _row_entropy(tails: Doubles, borders: Doubles, n: int) -> Doubles:
+    """The same for one row: tails (2, bins + 1), borders (steps, levels) -> (steps,)."""
+    place = np.minimum(borders.astype(np.float32).view(np.int32) / 2**DROPPED - FIRST, BINS)
+    below = np.minimum(place.astype(np.intp), BINS - 1)
+    near = tails.take(below, axis=1)
+    above = near + (tails.take(below + 1, axis=1) - near) * (place - below)
+    above[..., :-1] -= above[..., 1:]
+    part = np.concatenate([*above, n - above.sum((0, 2))[:, None]], axis=1) * (1 / n)
+    bits: Doubles = -(np.log2(np.maximum(part, 1e-300)) * part).sum(1)
+    return bits
 
 
 def _bits(size: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedshift.codecs.base import varint
+
 MAGIC = b"FEDS"
 VERSION = 2
 PRELUDE = struct.Struct("<4sBBQ")  # magic, version, flags, run
@@ -213,16 +215,3 @@ class Cursor:
                 self.at += i + 1
                 return number
         raise WireError(f"a number of the {what} is truncated, not in its shortest form or too large")
-
-
-def varint(number: int) -> bytes:
-    """Seven bits per byte, lowest first; the highest bit is set in all bytes but the last.
-
-    >>> varint(5).hex(), varint(300).hex()
-    ('05', 'ac02')
-    """
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])

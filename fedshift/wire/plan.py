@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from fedshift.codecs.base import MOST_LEVELS
+from fedshift.codecs.base import MOST_LEVELS, varint
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Params
-from fedshift.wire.frame import Cursor, TensorLayout, WireError, varint
+from fedshift.wire.frame import Cursor, TensorLayout, WireError
 from fedshift.wire.registry import codec_bytes, dtype_number, read_codec
 
 SMALL = 4096  # codes: tensors with fewer share a buffer
@@ -75,6 +75,15 @@ class FramePlan:
                 continue
             count, levels = sum(self.places[j].total for j in together), max(self.places[j].levels for j in together)
             found.append(Buffer(tuple(together), place.codec, count, levels, sizes[i]))
+        return found
+
+    @cached_property
+    def buffer_of(self) -> list[int | None]:
+        """Number of the buffer of each tensor; None for an empty one."""
+        found: list[int | None] = [None] * len(self.places)
+        for at, buffer in enumerate(self.buffers):
+            for i in buffer.places:
+                found[i] = at
         return found
 
     @cached_property

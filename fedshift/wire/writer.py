@@ -9,24 +9,26 @@ executed, and an invalid frame raises a `WireError` that states the reason.
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import finite
+from fedshift.codecs.base import finite, varint
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.types import Params
-from fedshift.wire.frame import CRC, DIGEST, Header, build, describe, head, parse, varint
+from fedshift.wire.frame import CRC, DIGEST, Header, build, describe, head, parse
 from fedshift.wire.plan import FramePlan, layout, plan
 from fedshift.wire.reader import LARGEST, Reader, as_dtype
 from fedshift.wire.registry import codec_bytes
 
+Encoded = tuple[bytes, Tensor, Coded]  # seeds and side data, codes, and both as the codec returns them
 Choice = Codec | Mapping[str, Codec]  # one codec, or {name or pattern: codec}: the name itself, else the first match
 NO_HEADER = Header()
+TOGETHER = 1 << 18  # values of small tensors that are encoded together
 SPECIAL = frozenset("*?[")  # characters of patterns
 
 
@@ -77,31 +79,67 @@ class Writer:
     ) -> bytes:
         """Encode a model like the first; the lossy flag of the header is set here.
 
-        Tensors are encoded one after another, so `params` may create each when it is read. `coded` is called with name,
-        x and Q(x) of each tensor that is not sent exactly.
+        Tensors are read one after another, so `params` may create each when it is read; a few small ones are kept until
+        they are encoded together. `coded` is called with name, x and Q(x) of each tensor that is not sent exactly.
         """
         joint = {name: codec for name, codec in self.codecs.items() if codec.quantizer.across}
         scales = prepared(joint, {name: params[name][None] for name in joint}) if joint else {}
-        sides, waiting, buffers = [], dict[int, Tensor](), dict[int, bytes]()
-        last = {buffer.places[-1]: at for at, buffer in enumerate(self.plan.buffers)}
-        for i, place in enumerate(self.plan.places):
-            name, codec, x = place.name, place.codec, params[place.name].detach()
-            try:
-                side, codes, made = _encode(codec, x, tensor_key(codec, name, key), scales.get(codec))
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-            sides.append(side)
-            waiting[i] = codes
-            if coded is not None and codec.quantizer.lossy:
-                coded(name, x, as_dtype(codec.decode(made, 1, x.shape)[0], x.dtype).to(x.dtype))
-            if i in last:
-                places, codec, _, levels, _ = self.plan.buffers[last[i]]
+        sides, waiting, buffers = [b""] * len(self.plan.places), dict[int, Tensor](), dict[int, bytes]()
+        missing = [len(buffer.places) for buffer in self.plan.buffers]  # tensors that are not encoded yet
+        for i, x, (sides[i], waiting[i], made) in self._encoded(params, key, scales):
+            place = self.plan.places[i]
+            if coded is not None and place.codec.quantizer.lossy:
+                decoded = place.codec.decode(made, 1, x.shape)[0]
+                coded(place.name, x, as_dtype(decoded, x.dtype).to(x.dtype))
+            at = self.plan.buffer_of[i]
+            if at is None:
+                continue
+            missing[at] -= 1
+            if not missing[at]:
+                places, codec, _, levels, _ = self.plan.buffers[at]
                 together = [waiting.pop(j) for j in places]
-                buffers[last[i]] = codec.coder.encode(torch.cat(together) if len(together) > 1 else codes, levels)
+                codes = torch.cat(together) if len(together) > 1 else together[0]
+                buffers[at] = codec.coder.encode(codes, levels)
         in_order = [buffers[at] for at in range(len(buffers))]
         lengths = self.plan.lengths([len(buffer) for buffer in in_order])
         head = header._replace(lossy=self.plan.lossy)
         return build(head, self.layout, self.plan.coding, [lengths, *sides, *in_order], self.described)
+
+    def _encoded(
+        self, params: Mapping[str, Tensor], key: Tensor | None, scales: Mapping[Codec, Tensor]
+    ) -> Iterator[tuple[int, Tensor, Encoded]]:
+        """(number, tensor, encoding) of all tensors; small ones with equal shapes and codecs are encoded together."""
+        stacks: dict[Hashable, list[tuple[int, Tensor]]] = {}
+        try:
+            for i, (name, codec, dtype, shape, *_) in enumerate(self.plan.places):
+                x = params[name].detach()
+                if codec.quantizer.plain or not 0 < x.numel() <= TOGETHER // 4:
+                    yield from self._encode_all([(i, x)], key, scales)
+                    continue
+                stack = stacks.setdefault((codec, dtype, shape, x.device), [])
+                stack.append((i, x))
+                if len(stack) * x.numel() >= TOGETHER:
+                    yield from self._encode_all(stack, key, scales)
+                    stack.clear()
+            for stack in filter(None, stacks.values()):
+                yield from self._encode_all(stack, key, scales)
+        except ValueError:  # name the first tensor that cannot be encoded
+            for item in sorted((item for stack in stacks.values() for item in stack), key=lambda item: item[0]):
+                list(self._encode_all([item], key, scales))
+            raise
+
+    def _encode_all(
+        self, stack: Sequence[tuple[int, Tensor]], key: Tensor | None, scales: Mapping[Codec, Tensor]
+    ) -> Iterator[tuple[int, Tensor, Encoded]]:
+        """Encode tensors with equal shapes and codecs."""
+        names, codec = [self.plan.places[i].name for i, _ in stack], self.plan.places[stack[0][0]].codec
+        keys = [tensor_key(codec, name, key) for name in names]
+        try:
+            made = _encode([x for _, x in stack], codec, keys, scales.get(codec))
+        except ValueError as error:
+            raise ValueError(f"{names[0]}: {error}") from None
+        for (i, x), encoded in zip(stack, made, strict=True):
+            yield i, x, encoded
 
 
 def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
@@ -214,18 +252,31 @@ def _plan(codecs: Mapping[str, Codec], like: Params) -> FramePlan:
     return plan(codecs, like)
 
 
-def _encode(codec: Codec, x: Tensor, key: Tensor | None, scale: Tensor | None) -> tuple[bytes, Tensor, Coded]:
-    """Seeds and side data of one tensor as bytes, its codes, and both as the codec returns them."""
+def _encode(
+    tensors: Sequence[Tensor], codec: Codec, keys: Sequence[Tensor | None], scale: Tensor | None
+) -> list[Encoded]:
+    """Encodings of tensors with equal shapes."""
+    x = tensors[0]
     if not x.numel():
-        return b"", torch.zeros(0, dtype=torch.uint8), Coded([])
+        return [(b"", torch.zeros(0, dtype=torch.uint8), Coded([]))] * len(tensors)
     if codec.quantizer.plain and not codec.quantizer.lossy:
-        if x.is_floating_point() and not finite(x):
+        if not all(finite(x) for x in tensors if x.is_floating_point()):
             raise ValueError("contains NaN or infinity")
-        return b"", x.cpu().reshape(-1).view(torch.uint8), Coded([])
-    if not x.is_floating_point() and x.double().abs().max() > LARGEST:
+        return [(b"", x.cpu().reshape(-1).view(torch.uint8), Coded([])) for x in tensors]
+    together = torch.stack(list(tensors)) if len(tensors) > 1 else x[None]
+    if not x.is_floating_point() and together.double().abs().max() > LARGEST:
         raise ValueError("contains an integer beyond 2^24, which cannot be quantized; send it exactly")
-    coded = codec.encode(x[None], None if key is None else key[None], scale)
-    side = b"".join(side.cpu().numpy().astype("<f4").tobytes() for _, side in coded.parts)
-    seeds = b"" if coded.seeds is None else coded.seeds.cpu().numpy().astype("<u4").tobytes()
-    codes = [codes.flatten() for codes, _ in coded.parts]
-    return seeds + side, torch.cat(codes) if len(codes) > 1 else codes[0], coded
+    key = None if keys[0] is None else torch.stack([key for key in keys if key is not None])
+    coded = codec.encode(together, key, None if scale is None else scale.expand(len(tensors)))
+    k, seeds = len(tensors), coded.seeds
+    parts = [[part.reshape(k, len(part) // k, part.shape[1]) for part in pair] for pair in coded.parts]
+    sides = [side.cpu().numpy().astype("<f4") for _, side in parts]
+    found = []
+    for i in range(k):
+        its_seeds = None if seeds is None else seeds[i : i + 1]
+        start = b"" if its_seeds is None else its_seeds.cpu().numpy().astype("<u4").tobytes()
+        made = Coded([(codes[i], side[i]) for codes, side in parts], its_seeds)
+        flat = [codes.flatten() for codes, _ in made.parts]
+        side = b"".join([start, *(side[i].tobytes() for side in sides)])
+        found.append((side, torch.cat(flat) if len(flat) > 1 else flat[0], made))
+    return found

@@ -35,6 +35,7 @@ from fedshift.codecs.base import MOST_LEVELS, Quantizer, Side, kept
 from fedshift.codecs.codec import Coded
 from fedshift.core import rng
 from fedshift.core.types import Params
+from fedshift.paper.authors import EarlyKMeans
 from fedshift.wire.writer import pack, prepared, tensor_key, unpack
 
 FLOAT32 = torch.finfo(torch.float32).max
@@ -70,6 +71,7 @@ CODECS = {
     "kmeans 2": Codec(KMeans(2), Range()),
     "kmeans 4 exact": Codec(KMeans(4, exact=True), groups=PerChannel()),
     "kmeans 3 random": Codec(KMeans(3, random=True)),
+    "kmeans 4 of the authors": Codec(EarlyKMeans(4)),
     "stochastic 2": Codec(Stochastic(2)),
     "stochastic 8": Codec(Stochastic(8), Range(), PerBlock(64)),
     "step": Codec(Step(), Range()),

@@ -154,11 +154,19 @@ def test_a_rate_holds_for_values_of_one_sign_far_from_zero() -> None:
             assert entropy(Step(rate=rate).encode(x)[0]) <= rate * 1.01
 
 
-def test_many_short_rows_are_coded_like_each_alone() -> None:
-    x = torch.randn(300, 50, generator=torch.Generator().manual_seed(7))
-    codes, side = Step(rate=1.0).encode(x)
-    for r in (0, 127, 128, 299):
-        row_codes, alone = Step(rate=1.0).encode(x[r : r + 1])
+@pytest.mark.parametrize("common", [False, True])
+@pytest.mark.parametrize("how", [{"rate": 0.05}, {"rate": 0.8}, {"rate": 3.0}, {"bits": 4, "rate": 1.0}, {"step": 2.0}])
+def test_many_short_rows_are_coded_like_each_alone(how: dict[str, Any], common: bool) -> None:
+    """Many rows are coded together with torch, and a few one by one with NumPy."""
+    normal = torch.randn(60, 50, generator=torch.Generator().manual_seed(7))
+    x = torch.cat([normal, normal**5, normal + 3, normal * (normal > 1), (normal * 2).round(), 0 * normal])
+    quantizer = Step(common=common, **how)
+    scale = quantizer.prepare([x[:, :20], x[:, 20:]]) if quantizer.prepares else None
+    codes, side = quantizer.encode(x, None, scale)
+    for r in range(len(x)):
+        row = x[r : r + 1]
+        scale = quantizer.prepare([row[:, :20], row[:, 20:]]) if quantizer.prepares else None
+        row_codes, alone = quantizer.encode(row, None, scale)
         assert torch.equal(row_codes[0], codes[r])
         assert torch.equal(alone[0], side[r])
 

@@ -216,10 +216,18 @@ def test_activations_include_the_largest_matrix_of_patches() -> None:
 
 
 def test_memory_needed_follows_the_formula() -> None:
-    """MLP 64-8-10 with biases: P = 610, and 18 outputs of its layers, 10 of the whole."""
+    """MLP 64-8-10 with biases: P = 610, and 18 outputs of its layers, 10 of the whole; K = 4 of N = 12 clients."""
     experiment = small({"algorithm": {"name": "scaffold"}, "uplink": {"feedback": True, "bits": 4}})
     task = Run(experiment).fed.task
     assert activations(task) == 12 * (8 + 10 + 10)
-    assert memory_needed(experiment, task, 336) == 4 * (24 * 610 + 336 * 32) + 12 * 4 * 610 + 4 * 12 * 610 * 2
+    whole, p = 4 * (24 * 610 + 336 * 32), 4 * 610  # bytes of a run of FedAvg, and K P
+    kept = 4 * 12 * 610
+    assert memory_needed(experiment, task, 336) == whole + 4 * p + 2 * (8 * p + kept)  # the control and the error
+    sent = small({"algorithm": {"name": "scaffold", "control": "sent"}})
+    assert memory_needed(sent, task, 336) == whole + 4 * p + (8 * p + kept) + 4 * p
+    other = small({"algorithm": {"name": "scafcom"}})  # whose `adjust` scales the gradient, and whose memory is twice P
+    assert memory_needed(other, task, 336) == whole + 12 * p + 2 * (8 * p + kept)
+    about = small({"algorithm": {"name": "fedvarp"}})  # the server remembers an update of each client
+    assert memory_needed(about, task, 336) == whole + kept
     plain: Experiment = small()
-    assert memory_needed(plain, task, 336) == 4 * (24 * 610 + 336 * 32)
+    assert memory_needed(plain, task, 336) == whole

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.core.tree import part, prefixed
+from fedshift.core.tree import part, prefixed, tmap
 from fedshift.core.types import Broadcast, DecodedUpload, Params, Round
 
 
@@ -20,7 +20,8 @@ class ClientRule:
     """Rule of clients in addition to the local optimizer, for one client or for K stacked on a leading axis.
 
     `sent` is not stacked, except in `adjust`. All tensors are the trained ones; `travel` is (), or (K,) if stacked.
-    On a GPU, `adjust` is recorded as a CUDA graph, so it must not depend on values of tensors in Python conditions.
+    On a GPU, `adjust` is recorded as a CUDA graph, so it must not depend on values of tensors in Python conditions. A
+    rule that adds the same to the gradient in every step of a round can say so with `affine`, which is faster there.
     Rules are compared and hashed: write them as frozen dataclasses.
 
     Clients that clip every entry of the gradient:
@@ -47,9 +48,20 @@ class ClientRule:
         """Memory at the start of a round, after the broadcast was received."""
         return memory
 
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        """(a, b) if `adjust` is grad + a w + b in all steps of a round; {} for b = 0.
+
+        >>> from fedshift.algorithms import Prox  # adds mu (w - w_t)
+        >>> Prox(0.5).affine(Broadcast({"w": torch.tensor([4.0])}, {}), {})
+        (0.5, {'w': tensor([-2.])})
+        """
+        return 0.0, {}
+
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
-        """Direction of one step instead of the gradient."""
-        return grad
+        """Direction of one step instead of the gradient: grad + a w + b, unless the rule defines another."""
+        a, b = self.affine(sent, memory)
+        pulled = tmap(lambda g, w: g.add(w, alpha=a), grad, w) if a else grad
+        return tmap(torch.add, pulled, b) if b else pulled
 
     def sends(self, w: Params, sent: Broadcast, memory: Params) -> Tensor:
         """() or (K,) bool: False if the client does not upload in this round."""
@@ -117,6 +129,28 @@ def defines(rule: ClientRule | ServerRule, method: str) -> bool:
         return any(defines(member, method) for member in rule.rules)
     base: Any = ServerRule if isinstance(rule, ServerRule) else ClientRule
     return getattr(type(rule), method) is not getattr(base, method)
+
+
+def is_affine(rule: ClientRule) -> bool:
+    """True if the rule's `affine` describes its `adjust`; a class that overrides only `adjust` has no `affine`.
+
+    >>> from fedshift.algorithms import Controlled, Plain
+    >>> is_affine(Controlled()), is_affine(Plain())
+    (True, True)
+    """
+    last = next(cls for cls in type(rule).__mro__ if "affine" in vars(cls) or "adjust" in vars(cls))
+    return "affine" in vars(last)
+
+
+def adjusted(rule: ClientRule, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
+    """Direction of one step, with the tensors in the order of the gradients; every trained tensor needs one."""
+    found = rule.adjust(grad, w, sent, memory)
+    if not isinstance(found, dict) or found.keys() != grad.keys():
+        seen = ", ".join(found) if isinstance(found, dict) else repr(found)
+        raise ValueError(
+            f"{type(rule).__name__}.adjust must return a tensor for each of {', '.join(grad)}; it returned {seen}"
+        )
+    return {name: found[name] for name in grad}
 
 
 def uses_travel(rule: ClientRule) -> bool:

@@ -43,8 +43,8 @@ class Tracked(ClientRule):
         delta = tmap(lambda delta, d, mine: delta + (d - mine) * over(rate, delta), part(DELTA, memory), last, own)
         return prefixed(DELTA, delta) | prefixed(OWN, own) | {TRAVEL: torch.zeros_like(travel)}
 
-    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
-        return tmap(lambda g, delta: g - delta, grad, part(DELTA, memory))
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return 0.0, tmap(torch.neg, part(DELTA, memory))
 
     def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
         own = tmap(lambda w, start: w - start, decoded, sent.params)

@@ -33,6 +33,9 @@ class Regularized(ClientRule):
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
         return tmap(lambda g, h, w, start: g - h + self.alpha * (w - start), grad, memory, w, sent.params)
 
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return self.alpha, tmap(lambda h, start: -h - self.alpha * start, memory, sent.params)
+
     def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
         return tmap(lambda h, w, start: h - self.alpha * (w - start), memory, decoded, sent.params)
 

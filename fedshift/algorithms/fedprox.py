@@ -33,6 +33,9 @@ class Prox(Plain):
             return grad
         return tmap(lambda g, w, start: g.add(w - start, alpha=self.mu), grad, w, sent.params)
 
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return self.mu, tmap(lambda start: -self.mu * start, sent.params)
+
 
 def fedprox(mu: float = 0.01) -> Algorithm:
     """Clients follow grad + mu (w - w_t); the server averages.

@@ -45,6 +45,9 @@ class Controlled(ClientRule):
     def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
         return tmap(lambda g, c_i, c: g - c_i + c, grad, memory, sent.control)
 
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return 0.0, tmap(lambda c_i, c: c - c_i, memory, sent.control)
+
     def change(self, w: Params, sent: Broadcast, travel: Tensor) -> Params:
         """c_i+ - c_i = (w_t - w_k) / travel - c"""
         c = {name: x for name, x in sent.control.items() if name in w}

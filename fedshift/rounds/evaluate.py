@@ -83,9 +83,15 @@ class Spread(NamedTuple):
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Top-1 accuracy of each example; for soft labels, the most probable class is the target.
 
+    For several targets per example, outputs (n, classes, ...) and targets (n, ...), the mean over them.
+
     >>> accuracy(torch.eye(2), torch.tensor([0, 0])), accuracy(torch.eye(2), torch.tensor([[0.8, 0.2], [0.3, 0.7]]))
     (tensor([ True, False]), tensor([True, True]))
+    >>> accuracy(torch.eye(2)[None], torch.tensor([[0, 0]]))
+    tensor([0.5000])
     """
+    if outputs.ndim > 2 and targets.shape == outputs.argmax(1).shape:
+        return (outputs.argmax(1) == targets).flatten(1).float().mean(1)
     return outputs.argmax(-1) == hard_labels(outputs, targets)
 
 

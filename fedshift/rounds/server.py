@@ -71,6 +71,7 @@ class RoundUploads:
         self.inspects = bool(rule.needs) or defines(rule, "take") or defines(rule, "weigh")
         self.groups: dict[Uplink, Mean] = {}  # if a rule needs them
         self.kept: list[DecodedUpload] = []  # if a rule needs them
+        self.travels: Tensor | None = None  # of all clients of a stack, if a rule inspects uploads
         self.silent: list[int] = []  # clients that did not upload
         self.integers: Params = {}
         self.clients: Sequence[int] = ()  # the cohort, in whose order failures are reported
@@ -274,7 +275,11 @@ class RoundUploads:
         second = checked.second if checked.second is not None else {}
         if self.fed.second and not second:
             second = self._read_second(upload.second)
-        distance = travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum)
+        if isinstance(upload.frame, Decoded):  # of a stack: all at once, because each transfer waits for the device
+            self.travels = travel(job.plan, self.fed.task.momentum) if self.travels is None else self.travels
+            distance = self.travels[i]
+        else:
+            distance = travel(Plan(*(part[i] for part in job.plan)), self.fed.task.momentum)
         decoded = read(upload.frame, self.base, self._codec(uplink))
         update = uplink.update or defines(self.fed.algorithm.client, "message")
         n, lossy = job.examples[i], uplink.lossy

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedshift.algorithms.base import defines
+from fedshift.algorithms.base import defines, is_affine
 from fedshift.core.tree import same, take
 from fedshift.core.types import Params
 from fedshift.engines import Engine, Task
@@ -84,8 +84,10 @@ def fitting(experiments: Sequence[Experiment], task: Task) -> int:
 def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     """Bytes of device memory that a run needs in a pack.
 
-        K (24 P + A B)  +  12 K P for rules that adjust gradients  +  8 K P for Adam  +  4 N P for each tensor of memory
-        of the model's size (of the client rule, of the server about clients, of error feedback)
+        K (24 P + A B)  +  4 K P for affine rules, 12 K P for others that adjust gradients  +  8 K P for Adam
+        +  4 K P for a second upload
+        +  8 K P for each tensor of the clients' memory of the model's size (of the rule, of error feedback)
+        +  4 N P for the same of all clients between rounds, and for the server's memory about clients
 
     at most, for P weights, K of N clients per round, batches of B examples, and A bytes per example.
     """
@@ -93,12 +95,13 @@ def memory_needed(experiment: Experiment, task: Task, example: int) -> int:
     (client, server), k = named_algorithm(experiment), experiment.train.cohort
     n = experiment.data.clients or split(experiment, task.data).clients
     trained = take(task.params, task.trained)
-    memory = sum(x.numel() for x in client.init(trained).values()) + p * ("memory" in server.needs)
+    memory = sum(x.numel() for x in client.init(trained).values())
     if any(link.feedback for link in (experiment.uplink, *experiment.uplink.group.values())):
         memory += p
-    kept = 4 * n * memory if experiment.record.memory == "ram" else 0
-    per_weight = 24 + 12 * defines(client, "adjust") + 8 * (task.optimizer is not None)
-    return k * (per_weight * p + example * experiment.train.batch) + kept
+    kept = 4 * n * (memory + p * ("memory" in server.needs)) if experiment.record.memory == "ram" else 0
+    adjusting = 4 * defines(client, "affine") if is_affine(client) else 12
+    per_weight = 24 + adjusting + 8 * (task.optimizer is not None) + 4 * defines(client, "second")
+    return k * (per_weight * p + 8 * memory + example * experiment.train.batch) + kept
 
 
 def activations(task: Task) -> int:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from fedshift import Algorithm, Broadcast, ClientRule, Experiment, Params, Round, ServerRule, chain, resume, run
 from fedshift.algorithms import Average, Plain
+from fedshift.algorithms.base import defines, is_affine
 from fedshift.algorithms.table import ALGORITHMS
 from fedshift.core.tree import norm
 from fedshift.core.types import Decoded, DecodedUpload
 from fedshift.engines import Batched, Sequential, TrainingError
 from fedshift.engines.client import Client
 from fedshift.engines.gpu.rules import check_stackable
+from fedshift.experiment.build import build
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.loop import DivergedError, Ended, OpenRound, Ram, Training, run_rounds
@@ -433,6 +435,82 @@ def test_a_rule_that_cannot_be_stacked_says_so_before_training() -> None:
     list(run(settings(train={"rounds": 1}), data=points(), algorithm=given))
 
 
+AFFINE_RULES = {"fedprox", "scaffold", "feddyn", "fedcomgate", "scallion"}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_affine_is_adjust(name: str) -> None:
+    """For one client, random tensors and a control; rules that define only one of both are those listed."""
+    fed = made(name)
+    rule, g = fed.algorithm.client, torch.Generator().manual_seed(0)
+
+    def drawn(like: Params) -> Params:
+        return {name: torch.randn(x.shape, generator=g, dtype=torch.float64) for name, x in like.items()}
+
+    params = fed.task.params
+    sent = Broadcast(drawn(params), drawn(fed.start().out.control))
+    grad, w, memory = drawn(params), drawn(params), drawn(rule.init(params))
+    assert is_affine(rule) == (name != "scafcom")
+    assert (is_affine(rule) and defines(rule, "affine")) == (name in AFFINE_RULES)
+    if is_affine(rule):
+        a, b = rule.affine(sent, memory)
+        for key, direction in rule.adjust(grad, w, sent, memory).items():
+            torch.testing.assert_close(direction, grad[key] + a * w[key] + (b[key] if b else 0.0))
+
+
+@dataclass(frozen=True)
+class Decay(ClientRule):
+    """grad + w / 2, without an offset."""
+
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return 0.5, {}
+
+
+@dataclass(frozen=True)
+class Pulled(Decay):
+    """grad + w / 2 - w_t, so `adjust` of the base class is wrong for it."""
+
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return 0.5, {name: -x for name, x in sent.params.items()}
+
+
+@dataclass(frozen=True)
+class Contradicting(Pulled):
+    def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
+        return 1.0, {}
+
+    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
+        return {name: g + 1.5 * w[name] for name, g in grad.items()}
+
+
+@dataclass(frozen=True)
+class Overridden(Pulled):
+    def adjust(self, grad: Params, w: Params, sent: Broadcast, memory: Params) -> Params:
+        return {name: 2.0 * g for name, g in grad.items()}
+
+
+@pytest.mark.parametrize("rule", [Decay(), Pulled(), Overridden()])
+def test_a_rule_may_define_affine_alone_and_a_subclass_adjust_alone(rule: ClientRule) -> None:
+    fed = build(settings(), data=points(), algorithm=Algorithm(rule, Average()))
+    assert is_affine(rule) == (rule != Overridden())
+    check_stackable(rule, fed.task, {})
+    close(train(fed, 1, Batched(fed.task, "fp32"))[0].out.params, params(fed, 1), 1e-4)
+
+
+def test_default_directions_are_worked_by_hand() -> None:
+    """3 + 4 / 2 = 5, and with w_t = 1: 5 - 1 = 4."""
+    grad, w, start = ({"w": torch.tensor([x])} for x in (3.0, 4.0, 1.0))
+    assert Decay().adjust(grad, w, Broadcast(start, {}), {})["w"].item() == 5.0
+    assert Pulled().adjust(grad, w, Broadcast(start, {}), {})["w"].item() == 4.0
+    assert Plain().adjust(grad, w, Broadcast(start, {}), {}) is grad
+
+
+def test_an_affine_that_contradicts_adjust_is_refused_before_training() -> None:
+    given = Algorithm(Contradicting(), Average())
+    with pytest.raises(SettingsError, match=r"Contradicting\.adjust does not return grad \+ a w \+ b"):
+        run(settings(engine={"name": "batched"}), data=points(), algorithm=given)
+
+
 def test_two_rules_cannot_both_weigh_uploads_or_send_one_control() -> None:
     weighing = chain(ALGORITHMS["fedhq"]().server, ALGORITHMS["ldawa"]().server)
     with pytest.raises(SettingsError, match="ByError and ByAngle both weigh uploads"):
@@ -516,7 +594,7 @@ def test_a_run_is_not_resumed_without_its_code_or_with_another_memory(tmp_path: 
     code, settings_file = tmp_path / "counted.py", tmp_path / "run.toml"
     settings_file.write_text('algorithm = {name = "counted:counting"}\ntrain = {rounds = 40}\n')
     code.write_text(RULE.replace("SHAPE", "1"))
-    started = fedshift("run", settings_file, "--out", "out", "--minutes", "0.01", cwd=tmp_path)
+    started = fedshift("run", settings_file, "--out", "out", "--minutes", "0", cwd=tmp_path)
     assert started.returncode == 0, started.stderr
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("[!.]*") if path.is_file()}
     code.write_text(RULE.replace("SHAPE", "2"))

@@ -12,10 +12,12 @@ from fedshift.codecs.codec import counts
 from fedshift.engines import Batched, Sequential
 from fedshift.engines.gpu.paper_cnn.net import PaperNet
 from fedshift.engines.gpu.stacked import Mapped
+from fedshift.engines.gpu.steps import STAGES
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import merge
 from fedshift.rounds.federation import Federation
+from fedshift.rounds.loop import OpenRound, Ram, draw
 from fedshift.rounds.uplink import read
 from tests.algorithms.test_methods import ARGUMENTS
 from tests.cuda import without_waiting
@@ -72,7 +74,7 @@ def test_convolutions_of_models_by_name_are_products_in_a_graph_with_the_right_w
     assert isinstance(engine.net, Mapped)
     assert engine.net.products
     uploads(fed, engine)
-    assert [steps.recorded for steps in engine.steps.values()] == [True]
+    assert engine.steps.recorded
     assert worst(fed, "fp32") < 1e-4
     assert worst(fed, "tf32") < 1e-2
     assert worst(fed, "bf16") < 0.1
@@ -92,6 +94,20 @@ def test_kernels_and_vmap_agree() -> None:
         assert batched.drift == [pytest.approx(pair, abs=1e-4) for pair in expected.drift]
     params = fed.start().out.params
     assert abs(engine.evaluate(params).metric - mapped.evaluate(params).metric) <= 2
+
+
+@pytest.mark.parametrize(("decay", "algorithm"), [(0.0, "fedavg"), (0.01, "fedavg"), (0.0, "fedprox")])
+def test_pairs_of_steps_move_the_weights_as_single_steps(decay: float, algorithm: str) -> None:
+    """Five steps: two pairs and a single one."""
+    fed = papers("bf16", train={"weight_decay": decay}, algorithm={"name": algorithm})
+    paired, single = Batched(fed.task, "bf16"), Batched(fed.task, "bf16")
+    single.net.cuts = ()
+    start = fed.start().out.params
+    for ours, theirs in zip(uploads(fed, paired), uploads(fed, single), strict=True):
+        w, reference = read(ours.frame, start), read(theirs.frame, start)
+        assert max(float((w[k].cpu() - reference[k].cpu()).abs().max()) for k in reference) < 5e-2
+    assert {launch.steps for launch in paired.steps.graphs} == {1, 2}
+    assert {launch.steps for launch in single.steps.graphs} == {1}
 
 
 def test_all_metrics_and_scores_of_clients_equal_those_of_the_sequential_engine() -> None:
@@ -123,7 +139,7 @@ def test_every_case_equals_the_sequential_engine_within_rounding(name: str) -> N
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains_on_a_gpu_as_on_a_cpu(name: str) -> None:
-    """The rule's `adjust` is part of a CUDA graph."""
+    """The term that a rule adds to gradients is part of a CUDA graph."""
     algorithm = {"name": name} | ARGUMENTS.get(name, {})
     states = []
     for device in ("cuda", "cpu"):
@@ -134,6 +150,24 @@ def test_every_algorithm_trains_on_a_gpu_as_on_a_cpu(name: str) -> None:
         torch.testing.assert_close(states[0][key].cpu(), x, rtol=rtol, atol=rtol * float(x.abs().max()), msg=key)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("split", [{}, {"partition": "dirichlet", "alpha": 0.1, "least": 5}], ids=["equal", "unequal"])
+def test_a_mixed_pack_is_one_stack_whose_runs_train_as_alone(split: dict[str, Any], precision: str) -> None:
+    """Plain, affine and other rules in one CUDA graph, or in one per stage."""
+    names = "scafcom", "fedprox", "fedavg", "scaffold", "feddyn"
+    feds = [papers(precision, data=split, algorithm={"name": name}) for name in names]
+    feds.append(papers(precision, data=split, uplink={"bits": 4, "feedback": True}))
+    engine = Batched(feds[0].task, precision)
+    opened = [OpenRound(fed, fed.start().at(engine.home), Ram(), draw(fed, 1, engine.home)) for fed in feds]
+    together = [list(made) for made in engine.train([one.job for one in opened if one.job])]
+    assert engine.steps.recorded
+    assert 1 <= len(engine.steps.graphs) <= (STAGES if split else 1)
+    for fed, made in zip(feds, together, strict=True):
+        for batched, alone in zip(made, uploads(fed, Batched(fed.task, precision)), strict=True):
+            assert batched.client == alone.client
+            assert batched.drift == [pytest.approx(pair, rel=1e-3, abs=1e-4) for pair in alone.drift]
+
+
 def test_clients_of_very_different_sizes() -> None:
     fed = papers(data={"partition": "dirichlet", "alpha": 0.1, "least": 5}, train={"cohort": 12, "batch": 50})
     assert int(fed.partition.sizes.min()) * 3 < int(fed.partition.sizes.max())
@@ -141,8 +175,9 @@ def test_clients_of_very_different_sizes() -> None:
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_the_same_bits_twice(precision: str) -> None:
-    fed = papers(precision, uplink={"bits": "32+4", "feedback": True}, algorithm={"name": "scaffold"})
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_the_same_bits_twice(precision: str, algorithm: str) -> None:
+    fed = papers(precision, uplink={"bits": "32+4", "feedback": True}, algorithm={"name": algorithm})
     first, second = (train(fed, rounds=3, engine=Batched(fed.task, precision, True))[0] for _ in range(2))
     assert all(torch.equal(x, second.out.params[k]) for k, x in first.out.params.items())
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fedshift import Params
 from fedshift.data.cohorts import draw_plan
 from fedshift.engines import Sequential
+from fedshift.engines.client import gradients
 from tests.federations import Normed, federation, points, processes, same, train
 
 
@@ -193,3 +194,24 @@ def test_a_tiny_learning_rate_does_not_make_controls_infinite() -> None:
     state, outcomes, _ = train(fed, rounds=4)
     assert all(c.isfinite().all() for c in state.out.control.values())
     assert "memory is NaN" in next(iter(outcomes[-1].failed.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_are_those_of_torch(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Linear(3, 3)).to(dtype)
+    x, y, weights = torch.randn(7, 6, generator=g).to(dtype), torch.arange(7) % 3, tuple(net.parameters())
+    expected = torch.autograd.grad(F.cross_entropy(net[:3](x), y), weights, allow_unused=True)
+    found = gradients(F.cross_entropy(net[:3](x), y), weights)
+    assert [grad is None for grad in found] == [False] * 4 + [True] * 2
+    assert all(torch.equal(a, b) for a, b in zip(expected[:4], found[:4], strict=True))
+
+
+@pytest.mark.parametrize("loss", [torch.ones(2, requires_grad=True) * 2, torch.ones(())])
+def test_a_loss_without_gradients_raises_the_exception_of_torch(loss: Tensor) -> None:
+    w = (torch.ones(1, requires_grad=True),)
+    with pytest.raises(RuntimeError) as expected:
+        torch.autograd.grad(loss, w, allow_unused=True)
+    with pytest.raises(RuntimeError) as found:
+        gradients(loss, w)
+    assert str(found.value) == str(expected.value)

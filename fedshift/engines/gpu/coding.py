@@ -6,7 +6,7 @@ For the latter, and in rounds that check the estimate, frames are made to measur
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ class CodedGroup(NamedTuple):
     at: Tensor  # the same on the device
     uplink: Uplink
     u: Params  # (n, ...) messages
+    fed_back: bool  # True if messages contain errors of earlier rounds
     arrived: Params  # decoded values of each quantized tensor
     failures: list[str]  # reason per client; '' if the message can be sent
     reach: list[dict[str, float]]  # largest magnitude of each tensor of u
@@ -125,7 +126,7 @@ def _parts(task: Task, trained: Sequence[TrainedJob]) -> list[CodedGroup]:
         w = stack.upload if whole else {name: x.index_select(0, at) for name, x in stack.upload.items()}
         w = w | {name: x.expand(len(rows), *x.shape) for name, x in start.items() if name not in w}
         errors = _errors(task, w, [stack.memory[i] for i in rows]) if uplink.feedback else {}
-        parts.append(CodedGroup(j, rows, at, uplink, message(uplink, w, start, errors), {}, [], []))
+        parts.append(CodedGroup(j, rows, at, uplink, message(uplink, w, start, errors), bool(errors), {}, [], []))
     return parts
 
 
@@ -196,7 +197,8 @@ def _code(task: Task, trained: Sequence[TrainedJob], parts: Sequence[CodedGroup]
             continue
         given = [found.get(own[name]) for found, own in zip(scales, codecs, strict=True)]
         scale = None if given[0] is None else torch.cat([x for x in given if x is not None])
-        values, codes = code_tensor(codec, name, torch.cat([part.u[name] for part in parts]), key, scale)
+        u = torch.cat([part.u[name] for part in parts]) if len(parts) > 1 else parts[0].u[name]
+        values, codes = code_tensor(codec, name, u, key, scale)
         if codec.quantizer.lossy:
             for decoded, arrived in zip(split, torch.split(values, rows), strict=True):
                 decoded[name] = arrived
@@ -238,10 +240,11 @@ def _arrived(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> Deco
     valid = torch.ones_like(error)
     for made in (rule_memory if defines(stack.job.rule, "remember") else {}, second):
         valid = valid * _largest(made).isfinite().all(0).double() if made else valid
-    drifts = [drift(w[name], start[name]).double() for w in (stack.upload, decoded) for name in layers]
-    update = _norm([decoded[name] - start[name] for name in stack.w], error)
-    further = _norm(list(second.values()), error) if second else torch.zeros_like(error)
-    stats = torch.stack([*drifts, error, valid, update, further, length], dim=1)
+    before = [drift(stack.upload[name], start[name]).double() for name in layers]
+    after = {name: _norms(decoded[name] - start[name]) for name in stack.w}
+    further = _total([_norms(x) for x in second.values()]) if second else torch.zeros_like(error)
+    after_layers = [after[name] for name in layers]
+    stats = torch.stack([*before, *after_layers, error, valid, _total(after.values()), further, length], dim=1)
     return DecodedJob(decoded, rule_memory, second, stats)
 
 
@@ -298,11 +301,15 @@ def _second(content: Params, norm: float, header: Header) -> Decoded:
 def _decoded(task: Task, stack: TrainedJob, parts: Sequence[CodedGroup]) -> Params:
     """Weights or messages that the server decodes: (K, ...)"""
     start, clients = stack.base(task), len(stack.job.clients)
-    changed = [part for part in parts if part.arrived or part.uplink.update or part.uplink.feedback]
-    decoded = tmap(torch.clone, stack.upload) if changed else dict(stack.upload)
-    for part in changed:
-        for name, x in received(part.uplink.update, take(part.u, stack.w) | part.arrived, start).items():
-            decoded[name].index_copy_(0, part.at, x)
+    changed = [part for part in parts if part.arrived or part.uplink.update or part.fed_back]
+    values = [received(part.uplink.update, take(part.u, stack.w) | part.arrived, start) for part in changed]
+    if changed and len(parts) == 1:  # all clients have the same uplink
+        decoded = values[0]
+    else:
+        decoded = tmap(torch.clone, stack.upload) if changed else dict(stack.upload)
+        for part, part_values in zip(changed, values, strict=True):
+            for name, x in part_values.items():
+                decoded[name].index_copy_(0, part.at, x)
     return decoded | {name: x.expand(clients, *x.shape) for name, x in start.items() if name not in decoded}
 
 
@@ -343,10 +350,15 @@ def _lengths(task: Task, part: CodedGroup, job: Job, estimates: Sequence[int]) -
     return list(zip(lengths, estimates, strict=True))
 
 
-def _norm(changes: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Norm of the changes (K, ...) of each client over all tensors, in float64: (K,)"""
-    each = [torch.linalg.vector_norm(flat(x), dim=1, dtype=torch.float64) for x in changes]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0) if each else torch.zeros_like(like)
+def _norms(x: Tensor) -> Tensor:
+    """Norm of each client's tensor (K, ...), in float64: (K,)"""
+    norms: Tensor = torch.linalg.vector_norm(flat(x), dim=1, dtype=torch.float64)
+    return norms
+
+
+def _total(norms: Iterable[Tensor]) -> Tensor:
+    """Norm of each client over all tensors, from the norms of each (K,): (K,)"""
+    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), dim=0)
     return total
 
 

@@ -7,11 +7,12 @@ are the same, so equal weights have equal codes.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import ClientRule, defines, uses_travel
+from fedshift.algorithms.base import defines, uses_travel
 from fedshift.core.tree import take
 from fedshift.core.types import Params
 from fedshift.data.cohorts import travel
@@ -44,7 +45,10 @@ class Batched:
             module.training = True
         with arithmetic(precision, deterministic):
             self.net = stacked(task, precision)
-        self.steps: dict[ClientRule, Steps] = {}
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(self.task, self.net)
 
     def train(self, jobs: Sequence[Job]) -> list[Iterator[Upload]]:
         """Train immediately; uploads are computed when the first is requested, which must be before the next call."""
@@ -62,30 +66,18 @@ class Batched:
         return [uploads_of(place) for place in range(len(jobs))]
 
     def _train(self, jobs: Sequence[Job]) -> list[TrainedJob]:
-        """Train the jobs of each rule as one stack."""
-        trained: dict[int, TrainedJob] = {}
-        for rule in dict.fromkeys(job.rule for job in jobs):
-            places = [place for place, job in enumerate(jobs) if job.rule == rule]
-            alike = [jobs[place] for place in places]
-            memories = [[job.recall(client) for client in job.clients] for job in alike]
-            rule_memories = [
-                [self._rule_memory(job, memory) for memory in job_memories]
-                for job, job_memories in zip(alike, memories, strict=True)
-            ]
-            distances = [self._travel(job) for job in alike]
-            steps = self.steps.setdefault(rule, Steps(self.task, self.net, rule))
-            try:
-                with torch.enable_grad():
-                    weights = steps.train(alike, rule_memories)
-            except Exception as problem:
-                raise TrainingError(f"round {alike[0].number}: {describe(problem)}") from problem
-            stacks = [
-                {name: torch.stack([row[name].to(self.home) for row in rows]) for name in rows[0]}
-                for rows in rule_memories
-            ]
-            for place, *job in zip(places, alike, weights, memories, stacks, distances, strict=True):
-                trained[place] = trained_job(*job)
-        return [trained[place] for place in range(len(jobs))]
+        """Train all jobs as one stack."""
+        memories = [[job.recall(client) for client in job.clients] for job in jobs]
+        rule_memories = [
+            self._rule_memories(job, job_memories) for job, job_memories in zip(jobs, memories, strict=True)
+        ]
+        distances = [self._travel(job) for job in jobs]
+        try:
+            with torch.enable_grad():
+                weights = self.steps.train(jobs, rule_memories)
+        except Exception as problem:
+            raise TrainingError(f"round {jobs[0].number}: {describe(problem)}") from problem
+        return [trained_job(*job) for job in zip(jobs, weights, memories, rule_memories, distances, strict=True)]
 
     def _uploads(self, trained: Sequence[TrainedJob], begin: float) -> list[list[Upload]]:
         self._wait()
@@ -127,12 +119,14 @@ class Batched:
         """`travel` of each client (K,), or () without use; before training, because it waits for the device."""
         return travel(job.plan, self.task.momentum).to(self.home) if uses_travel(job.rule) else torch.zeros(())
 
-    def _rule_memory(self, job: Job, memory: Params) -> Params:
-        """The rule's part of a client's memory, or its initial memory, after the broadcast was received."""
-        found = split_memory(memory)[0] or job.rule.init(take(job.sent.params, self.task.trained))
-        if not defines(job.rule, "receive"):
-            return found
-        return job.rule.receive(job.sent, {name: x.to(self.home) for name, x in found.items()})
+    def _rule_memories(self, job: Job, memories: Sequence[Params]) -> Params:
+        """The rule's part of the clients' memory, at first its initial memory, after the broadcast arrived: (K, ...)"""
+        rule, start = job.rule, take(job.sent.params, self.task.trained)
+        found = [split_memory(memory)[0] or rule.init(start) for memory in memories]
+        found = [{name: x.to(self.home) for name, x in memory.items()} for memory in found]
+        if defines(rule, "receive"):
+            found = [rule.receive(job.sent, memory) for memory in found]
+        return {name: torch.stack([memory[name] for memory in found]) for name in found[0]}
 
     def evaluate(self, params: Params) -> Score:
         task = self.task
@@ -174,6 +168,4 @@ class Batched:
         return evaluate.judge_clients(outputs, data.targets(y[index]), chunk.sizes, self.task.loss, self.task.metrics)
 
     def close(self) -> None:
-        for steps in self.steps.values():
-            steps.close()
-        self.steps.clear()
+        self.steps.close()

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedshift.core.types import Params
 from fedshift.engines.gpu import paper_cnn
+from fedshift.engines.gpu.kernels import Held, Product
 from fedshift.rounds.engine import Task
 
 
@@ -13,12 +14,20 @@ class Net(Protocol):
     """Forward pass of K clients."""
 
     short: bool  # True if its weights are bfloat16
+    cuts: tuple[str, ...]  # weights whose products `cut` may return
 
     def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
         """Inputs of the model: the examples x[index], index (K, B), cropped and flipped as drawn (K, B, 3)."""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """params (K, ...), inputs (K, B, ...) -> outputs (K, B, ...)"""
+
+    def cut(self, params: Params, x: Tensor, held: dict[str, Held]) -> tuple[Tensor, dict[str, Product]]:
+        """Outputs, and products by the name of their bfloat16 weights, in the order of the forward pass.
+
+        Their weights w need no gradient: it is dy^T x, which `kernels.linear_sgd` applies without storing it. If a
+        gradient is held, w is that of `kernels.look_ahead`, and y = x (w - lr dy^T x of the held step)^T.
+        """
 
 
 class Kernels(Protocol):

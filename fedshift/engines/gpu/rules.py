@@ -6,18 +6,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import ClientRule, defines
+from fedshift.algorithms.base import ClientRule, adjusted, defines, is_affine
 from fedshift.core.tree import take, tmap
 from fedshift.core.types import Broadcast, Params
 from fedshift.engines.gpu.stacked import StackError
 from fedshift.rounds.engine import Task, describe
 
 CLIENTS = 2
-METHODS = "adjust", "sends", "message", "second", "remember"
+METHODS = "adjust", "affine", "sends", "message", "second", "remember"
 
 
 def check_stackable(rule: ClientRule, task: Task, control: Params) -> None:
-    """Raise StackError if a method of the rule has another result for stacked clients."""
+    """Raise StackError if a method of the rule has another result for stacked clients, or `affine` is not `adjust`."""
     kind, device = type(rule).__name__, task.data.x.device
     generator = torch.Generator().manual_seed(0)
 
@@ -34,14 +34,16 @@ def check_stackable(rule: ClientRule, task: Task, control: Params) -> None:
     decoded = drawn(start, CLIENTS)
     stacked_sent = Broadcast(*(tmap(lambda x: x.expand(CLIENTS, *x.shape), part) for part in sent))
     calls: dict[str, Callable[[Callable[[Params], Params], Tensor, Broadcast], Params | Tensor]] = {
-        "adjust": lambda of, _, sent: rule.adjust(of(grad), of(w), sent, of(memory)),
+        "adjust": lambda of, _, sent: adjusted(rule, of(grad), of(w), sent, of(memory)),
+        "affine": lambda of, _, sent: ClientRule.adjust(rule, of(grad), of(w), sent, of(memory)),  # grad + a w + b
         "sends": lambda of, _, sent: rule.sends(of(w), sent, of(memory)),
         "message": lambda of, travel, sent: rule.message(of(w), sent, of(memory), travel),
         "second": lambda of, travel, sent: rule.second(of(w), sent, of(memory), travel),
         "remember": lambda of, travel, sent: rule.remember(of(decoded), of(w), sent, of(memory), travel),
     }
+    results: dict[str, list[Params | Tensor]] = {}  # for each client alone
     for method in METHODS:
-        if not defines(rule, method):
+        if not defines(rule, method) or (method == "affine" and not is_affine(rule)):
             continue
         try:
             together = calls[method](lambda x: x, distance, stacked_sent if method == "adjust" else sent)
@@ -54,6 +56,12 @@ def check_stackable(rule: ClientRule, task: Task, control: Params) -> None:
                     f"{kind}.{method} has another result for clients that are stacked on a leading axis than for one "
                     "client; use engine.name = 'sequential' or 'processes'"
                 )
+        results[method] = alone
+        if method == "affine" and not all(_equal(together, x, k) for k, x in enumerate(results.get("adjust", []))):
+            raise StackError(
+                f"{kind}.affine returns (a, b), but {kind}.adjust does not return grad + a w + b; "
+                "define only one of them, or make them agree"
+            )
 
 
 def _row(k: int, params: Params) -> Params:

@@ -1,4 +1,4 @@
-"""Forward pass of the paper's CNN for K stacked clients, channels last, and the tasks that it supports."""
+"""Forward pass of the paper's CNN for K stacked clients, and the tasks that it supports."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedshift.core.types import Params
 from fedshift.engines.gpu import kernels
+from fedshift.engines.gpu.kernels import Held, Product
 from fedshift.engines.gpu.paper_cnn import convpool
 from fedshift.models import PaperCNN
 from fedshift.rounds.engine import Task
@@ -35,17 +36,42 @@ class PaperNet:
 
     def __init__(self, task: Task, precision: str) -> None:
         self.precision, self.short = precision, precision == "bf16"
+        self.cuts: tuple[str, ...] = ("fc1.weight",) if self.short else ()
         self.table = kernels.levels(task.data, torch.bfloat16 if self.short else torch.float32)
+        channels, height, width = task.data.shape
+        self.size = height, width
+        self.framed = self.short and channels <= 4
 
     def inputs(self, x: Tensor, index: Tensor, drawn: Tensor | None) -> Tensor:
-        return kernels.images(x, index, drawn, self.table)
+        return kernels.images(x, index, drawn, self.table, self.framed)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
-        x = convpool.conv_relu_pool(x, params["conv1.weight"], self.precision)
-        x = convpool.conv_relu_pool(x, params["conv2.weight"], self.precision)
-        x = x.permute(0, 1, 4, 2, 3).flatten(2)  # the order of flatten in the model
-        x = F.relu(linear(x, params["fc1.weight"]))
-        return linear(x, params["fc2.weight"]).float()
+        return self._head(params, linear(self._features(params, x), params["fc1.weight"]))
+
+    def cut(self, params: Params, x: Tensor, held: dict[str, Held]) -> tuple[Tensor, dict[str, Product]]:
+        """The product with the weights of fc1, 97% of the model, is a cut in bfloat16."""
+        w = params["fc1.weight"]
+        if not self.short or not w.requires_grad or x.shape[1] > kernels.LARGEST_BATCH:
+            return self(params, x), {}
+        x = self._features(params, x)
+        with torch.no_grad():
+            y = torch.bmm(x, w.transpose(1, 2))
+            if last := held.get("fc1.weight"):
+                alike = torch.bmm(x, last.x.transpose(1, 2)) * -last.lr[:, None, None]  # (K, B, B)
+                y = torch.baddbmm(y, alike.to(y.dtype), last.dy)
+        y.requires_grad_()
+        return self._head(params, y), {"fc1.weight": Product(x, y)}
+
+    def _features(self, params: Params, x: Tensor) -> Tensor:
+        w = params["conv1.weight"]
+        if self.framed:
+            x = convpool.framed_conv_relu_pool(x, w, self.size)
+        else:
+            x = convpool.conv_relu_pool(x, w, self.precision)
+        return convpool.conv_relu_pool(x, params["conv2.weight"], self.precision).flatten(2)
+
+    def _head(self, params: Params, x: Tensor) -> Tensor:
+        return linear(F.relu(x), params["fc2.weight"]).float()
 
 
 class _Linear(torch.autograd.Function):

@@ -9,8 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
 
-from fedshift.core.files import LOCK, TEMPORARY, Lock, RunError, read_about, read_tensors, write, write_tensors
+from fedshift.core.files import (
+    LOCK,
+    TEMPORARY,
+    Lock,
+    RunError,
+    read_about,
+    read_tensors,
+    serialized,
+    write,
+    write_tensors,
+)
 from fedshift.data import cache
 from fedshift.data.catalog import CATALOG
 from fedshift.data.fetch import fetch
@@ -18,6 +31,7 @@ from fedshift.runs.run import Run
 from tests.data import small as data_sets
 from tests.runs import digits, ended, fedshift, fork, small
 
+TYPES = [torch.bool, torch.uint8, torch.int32, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="mounts and limits as Linux has them")
 
 
@@ -109,6 +123,20 @@ def test_the_same_tensors_have_the_same_name(tmp_path: Path) -> None:
     two = write_tensors(tmp_path, "x", {"w": torch.arange(6.0).view(2, 3).t().contiguous().t()}, {})
     assert one == two
     assert [path.name for path in tmp_path.iterdir()] == [one.name]
+
+
+@given(st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 3), max_size=3)), max_size=6), st.text())
+def test_the_parts_of_a_file_are_those_of_safetensors(tensors: list[tuple[torch.dtype, list[int]]], name: str) -> None:
+    params = {f"{i}{name}": torch.zeros(shape, dtype=dtype) for i, (dtype, shape) in enumerate(tensors)}
+    for metadata in (None, {"about": name}):
+        assert b"".join(serialized(params, metadata)) == save(params, metadata)
+
+
+def test_parts_share_the_memory_of_tensors_that_may_share_it_with_others() -> None:
+    w = torch.arange(6.0).view(2, 3)
+    *_, first, second = serialized({"w": w, "tied": w})
+    w[0, 0] = 7
+    assert bytes(first) == bytes(second) == w.numpy().tobytes()
 
 
 def victim(tmp_path: Path) -> Path:

@@ -30,6 +30,8 @@ TEMPORARY, LOCK = ".unfinished", ".lock"
 METADATA = "fedshift"  # one key: the order of several keys varies
 DIGEST, NAMED = 32, 8  # hexadecimal digits of a digest, and of its part in a file's name
 BLANK = b"0" * DIGEST  # placeholder of the digest while it is computed
+LENGTH = struct.Struct("<Q")  # of the header, at the start of a safetensors file
+Part = bytes | memoryview  # of the content of a file
 _held: set[Path] = set()  # folders that this process writes to: a lock does not exclude its own process
 
 
@@ -86,7 +88,7 @@ class Lock:
             _held.discard(self.path)
 
 
-def write(path: Path, content: bytes, sync: bool = False) -> None:
+def write(path: Path, *parts: Part, sync: bool = False) -> None:
     """Write a file atomically, or raise RunError; an existing file is kept until the new content is complete.
 
     Symbolic links are replaced and never followed, neither at the path nor at the temporary name.
@@ -94,16 +96,16 @@ def write(path: Path, content: bytes, sync: bool = False) -> None:
     beside = path.with_name(path.name + TEMPORARY)
     try:
         beside.unlink(missing_ok=True)  # left by a process that was killed
-        replace(path, content, beside, sync)
+        replace(path, beside, *parts, sync=sync)
     except OSError as problem:
         raise RunError(f"{path}: cannot be written: {problem.strerror or problem}") from None
 
 
-def replace(path: Path, content: bytes, beside: Path, sync: bool = False) -> None:
-    """Write a new file at `beside` and rename it to `path`; an OSError leaves what was at the path."""
+def replace(path: Path, beside: Path, *parts: Part, sync: bool = False) -> None:
+    """Write a new file of these parts at `beside` and rename it to `path`; an OSError leaves what was at the path."""
     try:
         with open(beside, "xb") as file:
-            file.write(content)
+            file.writelines(parts)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -134,19 +136,39 @@ def remove(folder: Path, pattern: str) -> None:
             raise RunError(f"{path}: cannot be removed: {problem.strerror or problem}") from None
 
 
-def seal(params: Params, about: dict[str, Any]) -> tuple[bytes, str]:
-    """Serialize tensors to safetensors, with `about` and a digest in the metadata; return bytes and digest."""
-    tensors = {name: x.cpu().contiguous() for name, x in params.items()}
-    blank = save(tensors, {METADATA: json.dumps({"digest": BLANK.decode()} | about)})
-    digest = hash_of(blank)
-    return blank.replace(BLANK, digest.encode(), 1), digest
+def serialized(params: Params, metadata: dict[str, str] | None = None) -> list[Part]:
+    """Parts of the bytes of `safetensors.torch.save`; those of the tensors share their memory.
+
+    >>> tensors = {"weight": torch.ones(2, 3), "steps": torch.tensor(7)}
+    >>> b"".join(serialized(tensors)) == save(tensors)
+    True
+    """
+    tensors = {name: x.detach().cpu().contiguous() for name, x in params.items()}
+    outline = save({name: torch.empty(0, dtype=x.dtype) for name, x in tensors.items()}, metadata)
+    entries = json.loads(outline[LENGTH.size :])  # order and dtypes; shapes and offsets of the tensors are added here
+    start, order = 0, [name for name in entries if name != "__metadata__"]
+    for name in order:
+        end = start + tensors[name].nbytes
+        entries[name] |= {"shape": list(tensors[name].shape), "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % LENGTH.size)
+    values = [tensors[name].view(-1).view(torch.uint8).numpy().data for name in order]
+    return [LENGTH.pack(len(header)), header, *values]
+
+
+def seal(params: Params, about: dict[str, Any]) -> tuple[list[Part], str]:
+    """Serialize tensors to safetensors, with `about` and a digest in the metadata; return the parts and the digest."""
+    length, header, *values = serialized(params, {METADATA: json.dumps({"digest": BLANK.decode()} | about)})
+    digest = hash_of(length, header, *values)
+    return [length, bytes(header).replace(BLANK, digest.encode(), 1), *values], digest
 
 
 def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
     """Return `about` and the digest of bytes made by `seal`; RunError if they have changed."""
     damaged = RunError(f"{path}: damaged: its content does not match its checksum")
     try:
-        (length,) = struct.unpack_from("<Q", content)
+        (length,) = LENGTH.unpack_from(content)
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
         if METADATA not in metadata:
             raise RunError(f"{damaged}, or it was written by an earlier version of fedshift")
@@ -160,7 +182,7 @@ def unseal(path: Path, content: bytes) -> tuple[dict[str, Any], str]:
     return about, digest
 
 
-def hash_of(*parts: bytes | memoryview) -> str:
+def hash_of(*parts: Part) -> str:
     """Hexadecimal digest of the concatenated parts."""
     digest = hashlib.blake2b(digest_size=DIGEST // 2)
     for part in parts:
@@ -177,16 +199,11 @@ def digest_of(params: Params) -> str:
     return hash_of(*parts)
 
 
-def separate(params: Params) -> Params:
-    """Copies that share no memory, as safetensors requires."""
-    return {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in params.items()}
-
-
 def write_tensors(folder: Path, stem: str, params: Params, about: dict[str, Any]) -> Path:
     """Write folder/stem.CHECKSUM.safetensors and return its path."""
-    content, digest = seal(params, about)
+    parts, digest = seal(params, about)
     path = folder / f"{stem}.{digest[:NAMED]}.safetensors"
-    write(path, content)
+    write(path, *parts)
     return path
 
 

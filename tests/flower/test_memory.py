@@ -1,6 +1,8 @@
 """Memory of nodes, in Flower's state and on disk, also when it is not the one that the server expects."""
 
+import os
 import random
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd, header
+from fedshift.core.files import RunError
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.addon.arrays import to_params, to_record
 from fedshift.flower.addon.memory import NodeMemory, Recalled, RoundInfo
@@ -37,9 +40,20 @@ def memory_of(number: int) -> Params:
     return {"w": torch.full((2,), float(number))}
 
 
-@pytest.fixture(params=["state", "disk"])
-def memory(request: pytest.FixtureRequest, tmp_path: Path) -> NodeMemory:
+@pytest.fixture(params=["state", "disk", "default folder"])
+def memory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeMemory:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    if request.param == "default folder":
+        monkeypatch.setattr("fedshift.flower.addon.memory.IN_STATE", -1)
     return NodeMemory(context(), tmp_path / "states" if request.param == "disk" else None)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Flower's folder on a node whose state has space for 16 bytes of memories."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr("fedshift.flower.addon.memory.IN_STATE", 16)
+    return tmp_path / "fedshift"
 
 
 def recalled(memory: NodeMemory, accepted: int, saved: int, session: str = "a") -> tuple[float | None, bool]:
@@ -95,6 +109,69 @@ def test_nodes_share_a_folder(tmp_path: Path) -> None:
     other.keep("mod", "a", 3, memory_of(2))
     assert recalled(first, 3, 3) == (1.0, False)
     assert recalled(other, 3, 3) == (2.0, False)
+
+
+def test_a_memory_is_in_flowers_state_if_two_of_its_size_fit(home: Path) -> None:
+    """Two weights are 8 bytes, and two such memories 16; three weights do not fit."""
+    node = context()
+    NodeMemory(node).keep("mod", "a", 1, {"w": torch.ones(2)})
+    assert list(node.state) == ["fedshift/mod/a/1"]
+    assert not home.exists()
+    NodeMemory(node).keep("mod", "a", 2, {"w": torch.ones(3)})
+    assert list(node.state) == ["fedshift/mod/a/1"]
+    assert [path.name.split(".")[:2] for path in home.iterdir()] == [["fedshift-5-mod-a", "2"]]
+    assert recalled(NodeMemory(node), accepted=2, saved=2) == (1.0, False)
+    assert not node.state
+
+
+def test_memories_of_other_clients_count(home: Path) -> None:
+    node = context()
+    NodeMemory(node).keep("client-0", "a", 1, memory_of(1))
+    NodeMemory(node).keep("client-1", "a", 1, memory_of(1))
+    assert list(node.state) == ["fedshift/client-0/a/1"]
+    assert [path.name.split(".")[0] for path in home.iterdir()] == ["fedshift-5-client-1-a"]
+
+
+def test_a_memory_that_became_small_returns_to_the_state(home: Path) -> None:
+    """An upload without error feedback keeps an empty memory."""
+    node = context()
+    NodeMemory(node).keep("mod", "a", 1, {"w": torch.ones(3)})
+    NodeMemory(node).keep("mod", "a", 2, {})
+    assert NodeMemory(node).recall("mod", RoundInfo(3, "a", 2, 2)) == Recalled({}, False)
+    assert (list(node.state), list(home.iterdir())) == (["fedshift/mod/a/2"], [])
+
+
+def test_the_default_folder_is_named_once_per_training(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for session, number in ("a", 1), ("a", 2), ("b", 1):
+        NodeMemory(context()).keep("mod", session, number, {"w": torch.ones(500_000)})
+    expected = (
+        f"a memory of 2 MB is too large for Flower's state of this node and is kept in files under {home}; "
+        "set state_dir to choose the folder"
+    )
+    assert [record.getMessage() for record in caplog.records] == [expected] * 2
+
+
+def test_memories_of_earlier_trainings_are_removed_from_the_default_folder_after_a_month(home: Path) -> None:
+    for days, session in (31, "old"), (29, "recent"):
+        NodeMemory(context(1)).keep("mod", session, 1, {"w": torch.ones(3)})
+        for path in home.glob(f"*-{session}.*"):
+            os.utime(path, (time.time() - 86_400 * days,) * 2)
+    NodeMemory(context(2)).keep("mod", "new", 1, {"w": torch.ones(3)})
+    sessions = {path.name.split(".")[0] for path in home.iterdir()}
+    assert sessions == {"fedshift-1-mod-recent", "fedshift-2-mod-new"}
+
+
+def test_nodes_with_the_same_partition_id_do_not_share_memories_in_the_default_folder(home: Path) -> None:
+    nodes = [Context(1, node, {"partition-id": 0}, RecordDict(), {}) for node in (1, 2)]
+    for number, node in enumerate(nodes):
+        NodeMemory(node).keep("mod", "a", 3, {"w": torch.full((3,), float(number))})
+    assert [recalled(NodeMemory(node), 3, 3) for node in nodes] == [(0.0, False), (1.0, False)]
+
+
+def test_a_default_folder_that_cannot_be_written_to_is_an_error_that_names_state_dir(home: Path) -> None:
+    home.touch()
+    with pytest.raises(RunError, match=f"state_dir {home}: cannot be written to: File exists"):
+        NodeMemory(context()).keep("mod", "a", 1, {"w": torch.ones(3)})
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=12))

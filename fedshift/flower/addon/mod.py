@@ -51,8 +51,8 @@ class QuantizeMod:
     run's config, this constructor. The codec is K-means, with random rounding unless `error_feedback` is on, or
     `codec`, whose bits are replaced in the same way. With `updates`, the client sends the difference from the server's
     model instead of its weights. With `error_feedback`, the error of the codec is added to the next upload. This
-    memory is kept in the state that Flower keeps for the node, which is lost when a SuperNode stops, or in files
-    under `state_dir`.
+    memory is kept in files under `state_dir`. Without, it is kept in the state that Flower keeps for the node, which is
+    lost when a SuperNode stops, or, beyond 16 MB, in files under `$FLWR_HOME/fedshift`.
 
     `QuantizeMod("lean")` selects an uplink by name, which sets codec, updates and error feedback together. In a config
     or message, `uplink = "lean"` instead of `bits` has the same effect. A server can also send any `Uplink`, with the

@@ -57,8 +57,9 @@ def client_app(
 ) -> ClientApp:
     """Return a ClientApp that trains the clients of its node; pass the same arguments as to `server_app`.
 
-    The memory of the clients is kept in the state that Flower keeps for the node, which is lost when a SuperNode
-    stops, or in files under `state_dir` (in the run config: `state-dir`).
+    The memory of the clients is kept in files under `state_dir` (in the run config: `state-dir`). Without, the memories
+    are in the state that Flower keeps for the node, which is lost when a SuperNode stops, as long as they fit in 32 MB
+    together, and otherwise in files under `$FLWR_HOME/fedshift`.
 
     >>> from fedshift.flower.addon.partitions import ask
     >>> from fedshift.flower.testing import LocalGrid

@@ -6,6 +6,8 @@ holds the received model, the trained model and the memory of earlier rounds, to
 
 import gc
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from logging import getLogger
 
@@ -91,8 +93,8 @@ def rounds(grid: Grid, layers: int, width: int, nodes: int, downlink: int | None
     )
     strategy = FedShift(inner, pack=downlink is not None, downlink=downlink)
     result = strategy.start(grid, first, ROUNDS, TIMEOUT)
-    if [stats.used for stats in strategy.rounds] != [nodes] * ROUNDS:
-        raise RuntimeError(f"uploads are missing: {strategy.rounds}")
+    if [(stats.used, len(stats.reset)) for stats in strategy.rounds] != [(nodes, 0)] * ROUNDS:
+        raise RuntimeError(f"uploads or memories are missing: {strategy.rounds}")
     found = result.train_metrics_clientapp
     return [{name: float(found[i][name]) / size for name in ("peak", "frame", "kept")} for i in sorted(found)]  # type: ignore[arg-type]
 
@@ -100,22 +102,18 @@ def rounds(grid: Grid, layers: int, width: int, nodes: int, downlink: int | None
 def memory(feedback: int, layers: int, width: int) -> tuple[float, ...]:
     """Peak, frame and kept memory of each round, with weights, or with updates and error feedback.
 
-    It runs in this process, on a grid with one node.
+    It runs in this process, which should be a separate one, on a grid with one node.
     """
     torch.set_num_threads(1)
     mod = QuantizeMod(4, updates=bool(feedback), error_feedback=bool(feedback))
-    rounds(LocalGrid(client_app(mod), 1), 1, 16, 1)  # loads libraries
-    found = rounds(LocalGrid(client_app(mod), 1), layers, width, 1)
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["FLWR_HOME"] = home  # for large memories
+        rounds(LocalGrid(client_app(mod), 1), 1, 16, 1)  # loads libraries
+        found = rounds(LocalGrid(client_app(mod), 1), layers, width, 1)
     return tuple(value for each in found for value in each.values())
 
 
-def lean(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """QuantizeMod("lean") with its memory on disk: Flower returns a node's state in one request, which a large model
-    exceeds."""
-    return QuantizeMod("lean", state_dir=str(context.run_config["state"]))(message, context, call_next)
-
-
-client = client_app(lean)
+client = client_app(QuantizeMod("lean"))
 server = ServerApp()
 
 

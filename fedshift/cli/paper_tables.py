@@ -18,12 +18,12 @@ from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
 from fedshift.experiment.settings import ShiftSettings
 from fedshift.experiment.toml import SettingsError, assign, dotted
-from fedshift.paper import beyond, experiments, small, tasks, uplinks
+from fedshift.paper import beyond, claims, dadaquant, experiments, small, tasks, uplinks
 from fedshift.paper import publish as publishing
 from fedshift.paper import report as reporting
 from fedshift.paper.experiments import Cell, CellChoice
 from fedshift.paper.records import Results, finished_runs, merged, published
-from fedshift.paper.tables import compared, listing
+from fedshift.paper.tables import NOTE, ablations, compared, differences, last_rounds, listing
 from fedshift.runs import sweep
 from fedshift.runs.about import machine
 from fedshift.runs.progress import Display, echo, strict_json
@@ -43,24 +43,27 @@ class Request(NamedTuple):
 
     @property
     def tables(self) -> dict[str, list[Cell]]:
-        """Cells of each requested table."""
-        every = ("table1", "ablations", "beyond", "uplinks", "rivals", "codecs", "table2")
-        names = {"all": every, "small": ("table1", "table2")}.get(self.table, (self.table,))
-        tables = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
+        """Cells of each requested table, in order of importance."""
+        every = ("table1", "table2", "ablations", "centred", "differences", "beyond", "uplinks", "rivals", "codecs")
+        names = {"all": every, "small": ("table1", "table2", "centred")}.get(self.table, (self.table,))
+        known = experiments.TABLES | {"dadaquant": experiments.dadaquant}
+        tables = {name: cells for name in names if (cells := known[name](self.choice))}
         if not tables:
             raise SettingsError(f"paper {self.table}: no cell matches these --bits, --algorithms and --shift")
         return tables
 
     @property
     def runs(self) -> list[tuple[Cell, int]]:
-        """Runs in order of importance: one seed of everything, then the other seeds; Table 2 last."""
-        tables = self.tables
-        last = tables.pop("table2", []) if self.table in ("all", "small") else []
-        ordered = [(cell, seed) for seed in range(self.seeds) for cells in tables.values() for cell in cells]
-        ordered += [(cell, seed) for seed in range(self.seeds) for cell in last]
+        """Runs in order of importance: one seed of everything, then more seeds, those of `repeated` first."""
+        cells = {cell.name: cell for cells in self.tables.values() for cell in cells}  # tables share cells
+        first = [cell.name for cell in experiments.decisive()] if self.table == "all" else []
+        several = self.table in ("all", "small")
+        repeated = [cell.name for cell in experiments.repeated(self.choice)] if several else []
+        ordered = [(name, 0) for name in (*first, *cells)]
+        ordered += [(name, seed) for names in (repeated, cells) for seed in range(1, self.seeds) for name in names]
         published = self.published.records
-        distinct = dict.fromkeys(ordered)  # tables share cells
-        return [(cell, seed) for cell, seed in distinct if seed not in published.get(cell.name, {})]
+        distinct = [(name, seed) for name, seed in dict.fromkeys(ordered) if name in cells]
+        return [(cells[name], seed) for name, seed in distinct if seed not in published.get(name, {})]
 
     @property
     def published(self) -> Results:
@@ -73,13 +76,13 @@ class Request(NamedTuple):
         if self.rounds is not None or changes:
             seen = f"--set {changes[0]}" if changes else f"--rounds {self.rounds}"
             raise SettingsError(f"--records {self.records}: records have the paper's settings; leave out {seen}")
-        cells = [cell for cells in self.tables.values() for cell in cells]
+        cells = [cell for table in experiments.TABLES.values() for cell in table()]  # tables compare with other cells
         return published(self.records, cells, self.base, self.default_rounds)[0]
 
     @property
     def base(self) -> dict[str, Any]:
         """Settings that the cells change."""
-        return experiments.SMALL if self.table == "small" else experiments.BASE
+        return {"small": experiments.SMALL, "dadaquant": experiments.SYNTHETIC}.get(self.table, experiments.BASE)
 
     @property
     def default_rounds(self) -> int | None:
@@ -144,29 +147,50 @@ def run(request: Request, out: Path, display: Display, as_json: bool, minutes: f
 
 def show_tables(request: Request, results: Results, out: Path | None, as_json: bool) -> None:
     """Print the tables, and write the report of the finished runs in `out`."""
-    listings = small.tables(results, request.choice) if request.table == "small" else list[Listing]()
-    for name, cells in request.tables.items() if request.table != "small" else ():
-        if name == "beyond":
-            listings.append(beyond.centring_listing(experiments.contrasts(request.choice), results))
-        elif name == "uplinks":
-            listings.append(beyond.uplinks_listing(experiments.compressed(request.choice), results))
-        elif name == "codecs":
-            listings.append(beyond.codecs_listing(experiments.at_one_bit(), results))
-        elif name == "rivals":
-            rules, optimizers = experiments.rivals_contrasts(request.choice), experiments.optimizers(request.choice)
-            listings += [beyond.rivals_listing(rules, results)] if rules else []
-            listings += [beyond.optimizers_listing(optimizers, results)] if optimizers else []
-        else:
-            listings.append(listing(name, cells, results, request.rounds))
+    if request.table == "small":
+        listings = [*small.tables(results, request.choice), claims.listing(claims.answers(results))]
+    else:
+        listings = [table for name, cells in request.tables.items() for table in shown(name, cells, request, results)]
     if as_json:
         tables = {name: [compared(cell, results).as_dict() for cell in cells] for name, cells in request.tables.items()}
         page = {"report": running.report(out) if out else None}
         echo(strict_json(tables | page))
         return
     show(listings)
-    echo("last ten: mean of the last ten rounds, ± sample standard deviation over seeds; difference: of these means")
+    if {"table1", "table2", "centred"} & request.tables.keys():
+        echo(small.NOTE if request.table == "small" else NOTE)
     if out:
         running.show_report(out)
+
+
+def shown(name: str, cells: Sequence[Cell], request: Request, results: Results) -> list[Listing]:
+    """Tables of a part of the request; the third column is a part of Tables 1 and 2."""
+    choice = request.choice
+    if name == "centred" and request.table == "all":
+        return []
+    if name in ("table1", "table2"):
+        columns = experiments.with_third_column(name, choice)
+        return [listing(name, columns, results), last_rounds(name, columns, results, request.rounds)]
+    if name == "centred":
+        tables = {table: experiments.with_third_column(table, choice) for table in experiments.CENTRED}
+        return [listing(table, columns, results) for table, columns in tables.items() if columns]
+    if name == "ablations":
+        return [ablations(cells, results, request.rounds)]
+    if name == "differences":
+        return [differences(experiments.changed(choice), results)]
+    if name == "beyond":
+        return [beyond.centring_listing(experiments.contrasts(choice), results)]
+    if name == "uplinks":
+        return [beyond.uplinks_listing(experiments.compressed(choice), results)]
+    if name == "codecs":
+        return [beyond.codecs_listing(experiments.at_one_bit(), results)]
+    if name == "dadaquant":
+        return [dadaquant.listing(results)]
+    rules, optimizers = experiments.rivals_contrasts(choice), experiments.optimizers(choice)
+    return [
+        *([beyond.rivals_listing(rules, results)] if rules else []),
+        *([beyond.optimizers_listing(optimizers, results)] if optimizers else []),
+    ]
 
 
 def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
@@ -178,8 +202,9 @@ def publish(folders: Sequence[Path], to: Path, force: bool) -> None:
 # report -> its content from a folder of records, the default folder, and the default page
 REPORTS: dict[str, tuple[Callable[[Path], reporting.PaperReport], str, str]] = {
     "paper": (reporting.report, "results", "docs/reproduction.md"),
+    "details": (reporting.details, "results", "docs/reproduction-method.md"),
     "small": (small.report, "results/small", "docs/small.md"),
-    "tasks": (tasks.report, "results/tasks", "docs/tasks.md"),
+    "tasks": (tasks.report, "results", "docs/tasks.md"),
 }
 
 

@@ -20,6 +20,7 @@ from fedshift.paper.uplinks import CodecUpload, changes
 from fedshift.runs.summary import ONE_SEED, difference
 
 NOT_TESTED = "not tested"
+ADVICE = "advice: 8-bit uniform on fast links, 4-bit K-means on slow ones"  # needs measured codecs
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")
 SIMILAR = 2.0  # points: largest difference of scores that count as similar
 FAILED = 10.0  # points: smallest loss that counts as a failed training
@@ -295,7 +296,7 @@ def answers(results: Results, uploads: Sequence[CodecUpload] = ()) -> list[Answe
     """Answers to all claims; `uploads` are the measured codecs."""
     found = [Answer(claim, *(function(results) or (NOT_TESTED,))) for claim, function in CLAIMS]
     verdict = advice(results, uploads) or (NOT_TESTED,)
-    return [*found, Answer("advice: 8-bit uniform on fast links, 4-bit K-means on slow ones", *verdict)]
+    return [*found, Answer(ADVICE, *verdict)]
 
 
 def listing(found: Sequence[Answer]) -> Listing:

@@ -75,8 +75,16 @@ SMALL = merge(
     },
 )
 SMALL_ROUNDS = 200
-NO, FILTER = "no", "per filter"  # shifts, in tables
+# Synthetic(1, 1) as in DAdaQuant (Hönig et al., ICML 2022): the settings of FedProx, for 500 rounds
+SYNTHETIC = merge(PRESETS["synthetic"], {"record": {"checkpoint": 25, "histograms": 0}})
+SYNTHETIC_ROUNDS = 500
+Q_MAX = 16  # its static level of Federated QSGD, and the most of DAdaQuant
+STATIC = (1, 2, 4, 8, Q_MAX)
+Q_HERE = 4  # of 1, 4 and 16, the smallest static level that loses nothing in 150 rounds of seed 0
+NO, LAYER, FILTER = "no", "yes", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
+EARLY = "fedshift.paper.authors:kmeans"  # codec with the search of the authors' library
+CENTRED = {"table1": (4, 8), "table2": (4, 8, 6)}  # bits of the third column of each table
 # values of lean and extreme before those of UPLINKS, chosen on digits and measured on the same seeds
 EARLIER: tuple[dict[str, Any], ...] = (
     {"quantizer": "step", "rate": 0.6} | UPDATES,
@@ -165,9 +173,33 @@ def table2(choice: CellChoice = EVERYTHING) -> list[Cell]:
     ]
 
 
+def third_column(table: str, choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Filter centring for cells of a table: the third column beside no shift and the paper's shift per layer.
+
+    >>> [cell.name for cell in third_column("table1")][:3]
+    ['fedavg_32+32_filter', 'fedpaq_32+4_filter', 'fedpaq_32+8_filter']
+    """
+    if True not in choice.shifts:
+        return []
+    bits = tuple(n for n in CENTRED[table] if n in choice.bits)
+    plain = {"table1": table1, "table2": table2}[table](choice._replace(bits=bits, shift="off"))
+    return [filtered(cell) for cell in plain]
+
+
+def centred(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Third columns of Tables 1 and 2."""
+    return [*third_column("table1", choice), *third_column("table2", choice)]
+
+
+def with_third_column(table: str, choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Cells of Table 1 or 2 without a shift, with the paper's, and with filter centring."""
+    return [*{"table1": table1, "table2": table2}[table](choice), *third_column(table, choice)]
+
+
 def ablations(choice: CellChoice = EVERYTHING) -> list[Cell]:
     """Cells that the paper does not have: sources of the gain, and alternatives."""
     plain, shifted = {"on": False}, {"on": True}
+    random = rounded_at_random(mixed("fedpaq", 4, False)), rounded_at_random(mixed("fedpaq", 4, True))
     cells = [
         _ablation("no quantization, share 0.5", "fedavg_32+32_share-0.5", "32+32", shifted | {"share": 0.5}),
         _ablation("share 0.25", "fedpaq_32+4_share-0.25", "32+4", shifted | {"max_share": 0.25}),
@@ -179,6 +211,10 @@ def ablations(choice: CellChoice = EVERYTHING) -> list[Cell]:
         ),
         _ablation("updates instead of weights", "fedpaq_32+4_updates", "32+4", plain, "updates"),
         _ablation("updates instead of weights", "fedpaq_32+4_updates_shift", "32+4", shifted, "updates"),
+        *(
+            replace(cell, label=("random instead of nearest codes", *cell.label[1:]))
+            for cell in (*random, filtered(random[0]))
+        ),
     ]
     return [cell for cell in cells if cell.settings["shift"]["on"] in choice.shifts]
 
@@ -268,9 +304,11 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
         named = [(f"{name}: ", expanded(name)) for name in ("lean", "extreme")]
         found += [Compressed(("exact", NO), plain, plain), Compressed(("exact", FILTER), centred, centred)]
         found += [
-            Compressed((f"{prefix}{_coding(uplink)}", FILTER), with_uplink(uplink), centred)
+            Compressed((f"{prefix}{_coding(uplink)}", FILTER), with_uplink(uplink, centred), centred)
             for prefix, uplink in (*named, *(("", uplink) for uplink in EARLIER))
         ]
+        (prefix, lean), *_ = named
+        found.append(Compressed((f"{prefix}{_coding(lean)}", NO), with_uplink(lean, plain), plain))
     if "fedpaq" in choice.algorithms:
         kinds = ("32+4, random codes", random), ("32+4, nearest codes", nearest)
         found += [Compressed((name, FILTER), filtered(cell), centred) for name, cell in kinds]
@@ -278,17 +316,31 @@ def compressed(choice: CellChoice = EVERYTHING) -> list[Compressed]:
     return [row for row in found if (row.label[1] == FILTER) in choice.shifts]
 
 
-def with_uplink(uplink: Mapping[str, Any]) -> Cell:
-    """FedAvg with filter centring and this uplink, in two groups like 32+32 so that runs have the same draws.
+def with_uplink(uplink: Mapping[str, Any], exact: Cell) -> Cell:
+    """FedAvg in full precision with this uplink instead, in two groups like 32+32 so that runs have the same draws.
 
-    >>> cell = with_uplink(expanded("lean"))
+    >>> cell = with_uplink(expanded("lean"), filtered(mixed("fedavg", 32, False)))
     >>> cell.name, cell.settings["uplink"]["bits"]
     ('fedavg_step-0.8_filter', '8+8')
     """
-    bits = WIDTH[uplink["quantizer"]]
-    centred, coding = filtered(mixed("fedavg", 32, False)), _coding(uplink)
+    bits, coding = WIDTH[uplink["quantizer"]], _coding(uplink)
     changes = {"uplink": {**uplink, "bits": f"{bits}+{bits}"}}
-    return Cell(f"fedavg_{coding.replace(' ', '-')}_filter", (coding, FILTER), merge(centred.settings, changes))
+    name = exact.name.replace("32+32", coding.replace(" ", "-"))
+    return Cell(name, (coding, exact.label[-1]), merge(exact.settings, changes))
+
+
+def brief() -> dict[str, Cell]:
+    """Cells of the paper's task with the settings of the runs of `fedshift frontier --brief`, by their names."""
+    plain, (lean, extreme) = mixed("fedavg", 32, False), (expanded(name) for name in ("lean", "extreme"))
+    centred = filtered(plain)
+    return {
+        "exact-no-shift": plain,
+        "lean-no-shift": with_uplink(lean, plain),
+        "exact": centred,
+        "lean": with_uplink(lean, centred),
+        "extreme": with_uplink(extreme, centred),
+        "paper": mixed("fedpaq", 4, True),
+    }
 
 
 def _coding(uplink: Mapping[str, Any]) -> str:
@@ -307,7 +359,8 @@ def rounded_at_random(nearest: Cell) -> Cell:
     'fedpaq_32+4_random'
     """
     changes = {"uplink": {"quantizer": "kmeans-random"}}
-    return Cell(f"{nearest.name}_random", nearest.label, merge(nearest.settings, changes))
+    name, shift = nearest.name.removesuffix("_shift"), "_shift" * nearest.name.endswith("_shift")
+    return Cell(f"{name}_random{shift}", nearest.label, merge(nearest.settings, changes))
 
 
 def uplinks(choice: CellChoice = EVERYTHING) -> list[Cell]:
@@ -387,6 +440,102 @@ def codecs(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [row.cell for row in at_one_bit()] if "fedavg" in choice.algorithms and True in choice.shifts else []
 
 
+class Changed(NamedTuple):
+    """Cell of the paper in which one thing is done as its authors or its text have it."""
+
+    change: str
+    cell: Cell
+    unchanged: Cell
+
+
+def changed(choice: CellChoice = EVERYTHING) -> list[Changed]:
+    """Possible reasons for differences from the paper, in order of importance, each with the cell it changes."""
+    kinds = ("fedef", 4), ("fedpaq", 8), ("fedpaq", 4)
+    pairs = [mixed(*kind, shift) for kind in kinds for shift in (False, True)]
+    found = [Changed("K-means that stops early", early_stopped(cell), cell) for cell in pairs]
+    fedavg = mixed("fedavg", 32, False)
+    for change, name, settings in (
+        ("clients drawn at random", "uniform-cohorts", {"train": {"selection": "uniform"}}),
+        ("images not augmented", "not-augmented", {"data": {"augment": False}}),
+    ):
+        cell = Cell(f"{fedavg.name}_{name}", fedavg.label, merge(fedavg.settings, settings), fedavg.published)
+        found.append(Changed(change, cell, fedavg))
+    titles = [TITLES[name] for name in choice.algorithms]
+    bits = [f"32+{n}" for n in (32, *choice.bits)]
+    return [
+        row
+        for row in found
+        if row.cell.label[0] in titles and row.cell.label[1] in bits and (row.cell.label[2] == LAYER) in choice.shifts
+    ]
+
+
+def early_stopped(cell: Cell) -> Cell:
+    """Variant of a cell of Table 1 with the K-means of the authors' library.
+
+    >>> early_stopped(mixed("fedef", 4, True)).name
+    'fedef_32+4_early_shift'
+    """
+    bits = int(cell.label[1].removeprefix("32+"))
+    name, shift = cell.name.removesuffix("_shift"), "_shift" * (cell.label[2] == LAYER)
+    changes = {"uplink": {"codec": {"name": EARLY, "bits": bits}}}
+    return Cell(f"{name}_early{shift}", cell.label, merge(cell.settings, changes), cell.published)
+
+
+def differences(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Cells that test possible reasons for differences from the paper."""
+    return [row.cell for row in changed(choice)]
+
+
+def decisive() -> list[Cell]:
+    """Cells to run first, two packs of ten runs.
+
+    The first ten are those that claims still need. The others test the largest differences from the paper, complete the
+    third column of Table 1, and begin that of Table 2.
+    """
+    answers = [mixed(name, bits, shift) for name, bits in (("fedprox", 8), ("fedpaq", 7)) for shift in (False, True)]
+    answers += [dirichlet("uniform", alpha, 4, False) for alpha in (0.1, 100.0)]
+    answers += [dirichlet(name, 0.1, 8, shift) for name in ("kmeans", "uniform") for shift in (False, True)]
+    early, others = differences()[:4], [row.cell for row in changed() if row.cell.label[0] == TITLES["fedavg"]]
+    kinds = ("fedef", 8), ("fedprox", 4), ("fedprox", 8), ("scaffold", 4)
+    third = [*(mixed(*kind, False) for kind in kinds), dirichlet("kmeans", 0.1, 8, False)]
+    return [*answers, *early, *others[:1], *map(filtered, third)]
+
+
+def repeated(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """Cells whose second and third seeds are run first: FedAvg, FedPAQ and Fed-EF at 4 and 8 bits."""
+    bits = tuple(n for n in FIRST[0] if n in choice.bits)
+    names = tuple(name for name in ("fedavg", "fedpaq", "fedef") if name in choice.algorithms)
+    few = choice._replace(bits=bits, algorithms=names)
+    return [*table1(few), *third_column("table1", few)]
+
+
+def dadaquant(choice: CellChoice = EVERYTHING) -> list[Cell]:
+    """DAdaQuant's row of Synthetic(1, 1): full precision, Federated QSGD, each half of DAdaQuant, both, and lean.
+
+    >>> [cell.name for cell in dadaquant()][-5:]
+    ['dadaquant-16_time', 'dadaquant-16_clients', 'dadaquant-16', 'dadaquant-4', 'lean']
+    """
+    if "fedprox" not in choice.algorithms or False not in choice.shifts:
+        return []
+    static = [_levels(f"qsgd-{q}", f"QSGD, q = {q}", q, time=False, clients=False) for q in STATIC]
+    halves = [
+        _levels(f"dadaquant-{Q_MAX}_time", f"DAdaQuant, time only, q_max = {Q_MAX}", Q_MAX, time=True, clients=False),
+        _levels(f"dadaquant-{Q_MAX}_clients", f"DAdaQuant, clients only, q = {Q_MAX}", Q_MAX, time=False, clients=True),
+        *(_levels(f"dadaquant-{q}", f"DAdaQuant, q_max = {q}", q, time=True, clients=True) for q in (Q_MAX, Q_HERE)),
+    ]
+    named = [
+        Cell(name, (title,), {"uplink": expanded(name)}, rounds=SYNTHETIC_ROUNDS)
+        for name, title in (("exact", "full precision"), ("lean", "lean"))
+    ]
+    return [named[0], *static, *halves, named[1]]
+
+
+def _levels(name: str, title: str, q: int, *, time: bool, clients: bool) -> Cell:
+    """Levels of QSGD that are q, or at most q, with one norm of the whole update."""
+    policy = {"name": "dadaquant", "q_max": q, "time": time, "clients": clients}
+    return Cell(name, (title,), {"uplink": {"policy": policy}}, rounds=SYNTHETIC_ROUNDS)
+
+
 def drawn() -> list[Cell]:
     """Cells of the figures that are drawn from published records: Table 1, also with filter centring."""
     return [*table1(), *(filtered(cell) for cell in table1(chosen((), (), "off")))]
@@ -405,6 +554,8 @@ TABLES = {
     "uplinks": uplinks,
     "rivals": rivals,
     "codecs": codecs,
+    "centred": centred,
+    "differences": differences,
 }
 
 

@@ -12,7 +12,7 @@ from fedshift.experiment.toml import dotted, merge, read
 from fedshift.paper.experiments import BASE, Cell, settings
 from fedshift.runs.columns import column
 from fedshift.runs.record import ROUNDS, SETTINGS, about
-from fedshift.runs.sheet import Sheet, Uploaded, sheet
+from fedshift.runs.sheet import PARTS, Sheet, Uploaded, sheet
 from fedshift.runs.summary import WINDOW
 
 
@@ -131,6 +131,16 @@ def published(
     pairs = [(run, full.get((without_rounds(run), run.experiment.seed))) for run in others]
     short = [(run, FinishedRun(other.folder, run.experiment.train.rounds)) for run, other in pairs if other]
     return Results(found, short), [run.folder.name for run, other in pairs if not other]
+
+
+def bytes_per_upload(runs: Iterable[FinishedRun]) -> list[float]:
+    """Mean bytes of an upload in codes, side data and header, over rounds and runs; zeros without runs.
+
+    Records from before these columns are left out.
+    """
+    known = [run for run in runs if set(PARTS) <= set(run.header)]
+    sent = [[statistics.fmean(run.column(part)) / run.experiment.train.cohort for part in PARTS] for run in known]
+    return [statistics.fmean(part) for part in zip(*sent, strict=True)] if sent else [0.0] * len(PARTS)
 
 
 def merged(first: Results, second: Results) -> Results:

@@ -10,32 +10,41 @@ from pathlib import Path
 
 from fedshift.core.tables import Listing
 from fedshift.paper import beyond, claims, dynamics, experiments
-from fedshift.paper.experiments import SMALL, SMALL_ROUNDS, Cell, CellChoice, table1, table2
+from fedshift.paper.claims import ADVICE
+from fedshift.paper.experiments import (
+    FILTER,
+    LAYER,
+    NO,
+    SMALL,
+    SMALL_ROUNDS,
+    Cell,
+    CellChoice,
+    with_third_column,
+)
 from fedshift.paper.records import Results, published
 from fedshift.paper.report import PaperReport, runs_section
-from fedshift.paper.tables import NOT_RUN, place
+from fedshift.paper.tables import GAINS, HEADS, NOT_RUN, SHIFTS, rows
 
 NAMES = {"table1": "Table 1, small: two labels per client, K-means", "table2": "Table 2, small: Dirichlet partitions"}
-HEADS = {"table1": ("algorithm", "bits"), "table2": ("quantizer", "alpha", "bits")}
-COLUMNS = ("seeds", "no shift", "with shift", "gain", "gain in the paper")
+COLUMNS = (*SHIFTS, *GAINS, "in the paper")
+NOTE = (
+    "Mean of the last ten rounds in percent, ± sample standard deviation over seeds, number of seeds in brackets. "
+    "Layer adds, filter adds: gain of each shift over no shift, in points, over the seeds that both have. In the "
+    "paper: gain of its shift, the one per layer."
+)
+CARRIED_NOTE = (
+    "Gains of a shift over no shift, in points: mean and range over the settings that were run here and at full size "
+    "(of those run here), and in how many settings the gain is above zero."
+)
 
 
 def listing(table: str, cells: Sequence[Cell], results: Results) -> Listing:
-    """Table with one line per pair of cells, without and with the shift."""
-    shifted = {cell.label[:-1]: cell for cell in cells if cell.label[-1] == "yes"}
-    ordered = [cell for cell in sorted(cells, key=place) if cell.label[-1] == "no"]
-    lines = [_line(cell, shifted.get(cell.label[:-1]), results) for cell in ordered]
+    """Table with one line per setting: its scores with each shift, and what the shift adds here and in the paper."""
+    lines = []
+    for row in rows(cells):
+        theirs = published_gain(row.cells[NO], row.cells[LAYER]) if NO in row.cells and LAYER in row.cells else ""
+        lines.append((*row.label, *row.scores(results), *row.gains(results), theirs))
     return Listing(NAMES[table], (*HEADS[table], *COLUMNS), lines, len(HEADS[table]))
-
-
-def _line(plain: Cell, shifted: Cell | None, results: Results) -> tuple[str, ...]:
-    """Scores of a pair of cells, and the gain of the shift, here and in the paper; FedAvg has only one cell."""
-    seeds = str(len(results.of(plain)))
-    if shifted is None:
-        return *plain.label[:-1], seeds, beyond.score(plain, results), "", "", ""
-    gain = beyond.paired(shifted, plain, results).text or NOT_RUN
-    scores = beyond.score(plain, results), beyond.score(shifted, results)
-    return *plain.label[:-1], seeds, *scores, gain, published_gain(plain, shifted)
 
 
 def published_gain(plain: Cell, shifted: Cell) -> str:
@@ -50,8 +59,44 @@ def published_gain(plain: Cell, shifted: Cell) -> str:
     return f"{known[1] - known[0]:+.1f}" if len(known) == 2 else "fails"
 
 
+def carried(here: Results, full: Results) -> Listing:
+    """Gains of each shift here, at full size and in the paper, over the settings of a table that were run at all."""
+    columns = "table", "shift", "settings", "gain here", "helps here", "at full size", "helps at full size", "same sign"
+    lines = []
+    for table in NAMES:
+        for shift, title in ((LAYER, "per layer"), (FILTER, "per filter")):
+            pairs = [(row.gain(shift, here), row.gain(shift, full)) for row in rows(with_third_column(table))]
+            found = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+            alone = [ours for ours, _ in pairs if ours is not None]
+            ours, theirs = ([pair[i] for pair in found] for i in (0, 1))
+            same = sum((a > 0) == (b > 0) for a, b in found)
+            lines.append(
+                (
+                    table.replace("table", "Table "),
+                    title,
+                    f"{len(found)} of {len(alone)}",
+                    *_gains(ours),
+                    *_gains(theirs),
+                    f"{same} of {len(found)}" if found else "",
+                )
+            )
+    return Listing("", columns, lines, 2)
+
+
+def _gains(gains: Sequence[float]) -> tuple[str, str]:
+    """Mean and range of gains, and how many are above zero.
+
+    >>> _gains([1.0, 2.0, -0.5])
+    ('+0.8 (-0.5 to +2.0)', '2 of 3')
+    """
+    if not gains:
+        return NOT_RUN, ""
+    text = f"{statistics.fmean(gains):+.1f} ({min(gains):+.1f} to {max(gains):+.1f})"
+    return text, f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+
+
 def agreement(results: Results) -> str:
-    """Sentence: in how many pairs of cells the shift helps here, in the paper, and in both."""
+    """Sentence: in how many settings the paper's shift helps here, in the paper, and in both."""
     ours, theirs = list[float](), list[float]()
     for plain, shifted in claims.pairs():
         gains, text = beyond.paired(shifted, plain, results).gains, published_gain(plain, shifted)
@@ -59,31 +104,40 @@ def agreement(results: Results) -> str:
             ours.append(statistics.fmean(gains))
             theirs.append(float(text))
     if not ours:
-        return "No pair of cells was run yet."
+        return "No setting was run without and with the shift yet."
     both = sum(a > 0 and b > 0 for a, b in zip(ours, theirs, strict=True))
     return (
-        f"Of {len(ours)} pairs of cells with a figure in the paper, the shift helps in {sum(a > 0 for a in ours)} here "
+        f"Of {len(ours)} settings with figures in the paper, its shift helps in {sum(a > 0 for a in ours)} here "
         f"and in {sum(b > 0 for b in theirs)} in the paper, {both} of them the same. The mean gain is "
         f"{statistics.fmean(ours):+.1f} points here and {statistics.fmean(theirs):+.1f} in the paper."
     )
 
 
+def answers(here: Results, full: Results) -> Listing:
+    """The claims with their answers here and at full size."""
+    both = zip(claims.answers(here), claims.answers(full), strict=True)
+    lines = [(small.claim, small.answer, large.answer, small.why) for small, large in both if small.claim != ADVICE]
+    return Listing("The paper's claims", ("claim", "here", "at full size", "figures here"), lines, 4)
+
+
 def tables(results: Results, choice: CellChoice = experiments.EVERYTHING) -> list[Listing]:
-    """Both tables and the claims."""
-    both = {"table1": table1(choice), "table2": table2(choice)}
-    found = [listing(name, cells, results) for name, cells in both.items() if cells]
-    return [*found, claims.listing(claims.answers(results))]
+    """Both tables."""
+    cells = {table: with_third_column(table, choice) for table in NAMES}
+    return [listing(table, columns, results) for table, columns in cells.items() if columns]
 
 
 def report(folder: Path) -> PaperReport:
-    """Report from the records in a folder; it depends on nothing else."""
-    results, others = published(folder, [*table1(), *table2()], SMALL, SMALL_ROUNDS)
-    first, second, answers = tables(results)
-    figures = [
-        make(experiments.figures(), results) for make in (dynamics.curves, dynamics.predictions, dynamics.movement)
-    ]
+    """Report from the records in a folder, and those at full size in the folder above it."""
+    everything = [cell for table in NAMES for cell in with_third_column(table)]
+    here, others = published(folder, everything, SMALL, SMALL_ROUNDS)
+    full, _ = published(folder.parent, everything)
+    first, second = tables(here)
+    figures = [make(experiments.figures(), here) for make in (dynamics.curves, dynamics.predictions, dynamics.movement)]
     sections: list[tuple[str, list[str | Listing]]] = [
-        ("Runs", runs_section(results, others)),
-        ("What carries over", [agreement(results), answers]),
+        ("What carries over", [agreement(here), CARRIED_NOTE, carried(here, full)]),
+        ("The paper's claims", [answers(here, full)]),
+        (first.title, [NOTE, first]),
+        (second.title, [second]),
     ]
-    return PaperReport(sections + [(table.title, [table]) for table in (first, second, *figures)])
+    sections += [(figure.title, [figure]) for figure in figures]
+    return PaperReport([*sections, ("Runs", runs_section(here, others))])

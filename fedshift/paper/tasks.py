@@ -1,6 +1,7 @@
 """The same uplinks on every task: full precision, lean, extreme and the paper's 32+4, each with its bytes.
 
-The records of `fedshift frontier --task NAME --brief` are published in one folder per task.
+The records of `fedshift frontier --task NAME --brief` are published in one folder per task, under tasks; those of
+CIFAR-10 are the paper's.
 """
 
 import statistics
@@ -10,14 +11,16 @@ from typing import NamedTuple
 
 from fedshift.core.tables import Listing
 from fedshift.experiment.frontier import BRIEF, TASKS
+from fedshift.models import MODELS
+from fedshift.paper import beyond, dadaquant, experiments, records
 from fedshift.paper.beyond import SeedGains, interval
-from fedshift.paper.records import FinishedRun, Results
+from fedshift.paper.records import FinishedRun, Results, bytes_per_upload
 from fedshift.paper.report import PaperReport, runs_section
 from fedshift.paper.tables import NOT_RUN
 from fedshift.runs import summary
 from fedshift.runs.record import SETTINGS
-from fedshift.runs.sheet import PARTS
 
+FOLDER = "tasks"  # of published records
 TITLE = "The same uplinks on every task"
 NOTE = (
     "Scores are means of the last ten evaluated rounds, ± the standard deviation over seeds. The difference of lean is "
@@ -39,6 +42,19 @@ OTHERS = (
     "32+4",
 )
 PARTS_NOTE = "Mean bytes of an upload with lean and the shift, by part, and how many times fewer the codes alone are:"
+SHIFTS_TITLE = "Where each shift helps"
+SHIFTS_NOTE = (
+    "Points that a shift adds to the same runs without one, paired by seed, with single seeds in brackets: the paper's "
+    "shift per layer, with a share of 0.5, and filter centring. All uploads of a run are exact, lean, or as many exact "
+    "as of 4 bits (32+4)."
+)
+SHIFTS_COLUMNS = ("task", "clients", "uploads", "seeds", "no shift", "per layer adds", "per filter adds")
+CLIENTS = {
+    "digits": "two labels",
+    "fashion": "two labels",
+    "shakespeare": "roles of plays",
+    "synthetic": "own inputs and own rule of labels",
+}
 PARTS_COLUMNS = ("task", "bytes per upload", "codes", "side data", "header", "codes alone, times fewer bytes")
 
 
@@ -71,15 +87,19 @@ class TaskRuns(NamedTuple):
 
 
 def published(folder: Path) -> list[TaskRuns]:
-    """Records of every task in a folder."""
+    """Records of every task in a folder of published records."""
     found = []
     for task in TASKS:
         runs: dict[str, dict[int, FinishedRun]] = {}
-        for path in sorted((folder / task).glob(f"*/{SETTINGS}")):
+        for path in sorted((folder / FOLDER / task).glob(f"*/{SETTINGS}")):
             record = FinishedRun(path.parent)
             name = path.parent.name.rpartition("_seed-")[0]
             if name in BRIEF:
                 runs.setdefault(name, {})[record.experiment.seed] = record
+        if task == "cifar10":
+            cells = experiments.brief()
+            results, _ = records.published(folder, cells.values())
+            runs = {name: dict(sorted(seeds.items())) for name, cell in cells.items() if (seeds := results.of(cell))}
         if runs:
             found.append(TaskRuns(task, runs))
     return found
@@ -115,30 +135,62 @@ def other_line(task: TaskRuns) -> tuple[str, ...]:
 
 def parts_line(task: TaskRuns) -> tuple[str, ...]:
     """Bytes of an upload with lean, by part."""
-    per_upload = [_per_upload(task, "lean", name) for name in PARTS]
-    exact = _per_upload(task, "exact", PARTS[0])
-    fewer = summary.times(exact / per_upload[0]) if exact and per_upload[0] else ""
-    return task.name, *(f"{part:,.0f}" for part in (sum(per_upload), *per_upload)), fewer
+    per_upload, (exact, *_) = (bytes_per_upload(task.runs.get(name, {}).values()) for name in ("lean", "exact"))
+    if not exact or not per_upload[0]:
+        return task.name, "", "", "", "", ""
+    each = (f"{part:,.0f}" for part in (sum(per_upload), *per_upload))
+    return task.name, *each, summary.times(exact / per_upload[0])
+
+
+def shift_lines(task: TaskRuns) -> list[tuple[str, ...]]:
+    """Gains of filter centring with exact uploads and with lean; the shift per layer was not run without its codes."""
+    lines = list[tuple[str, ...]]()
+    for uploads, plain, centred in ("exact", "exact-no-shift", "exact"), ("lean", "lean-no-shift", "lean"):
+        gains = task.gains(centred, plain)
+        seeds = str(len(gains.gains))
+        figures = task.score(plain), NOT_RUN, gains.text or NOT_RUN
+        lines.append((task.name, CLIENTS[task.name], uploads, seeds, *figures))
+    return lines
+
+
+def paper_shift_lines(folder: Path) -> list[tuple[str, ...]]:
+    """The same for the paper's task, from its records."""
+    contrasts = [row for row in experiments.contrasts() if row.bits in ("32+32", "32+4") and "Fed-EF" not in row.label]
+    results, _ = records.published(folder, [cell for row in contrasts for cell in row.cells])
+    lines = list[tuple[str, ...]]()
+    for row in contrasts:
+        gains = [beyond.paired(cell, row.plain, results) for cell in (row.layer, row.filter)]
+        seeds = str(len(results.of(row.plain)))
+        uploads = "exact" if row.bits == "32+32" else row.bits
+        figures = beyond.score(row.plain, results), *(gain.text or NOT_RUN for gain in gains)
+        lines.append(("cifar10", row.label[1], uploads, seeds, *figures))
+    return lines
 
 
 def weights(task: TaskRuns) -> str:
-    """Number of weights: a quarter of the bytes of an exact upload, without its header; '' without exact uploads."""
-    sent = _per_upload(task, "exact", PARTS[0])
-    return f"{sent / 4:,.0f}" if sent else ""
-
-
-def _per_upload(task: TaskRuns, name: str, part: str) -> float:
-    """Mean bytes of one part of an upload; 0 without runs."""
-    runs = task.runs.get(name, {}).values()
-    sent = [statistics.fmean(run.column(part)) / run.experiment.train.cohort for run in runs]
-    return statistics.fmean(sent) if sent else 0.0
+    """Number of weights of the model; sizes of its inputs and outputs are the defaults."""
+    model = next(run.experiment.model for runs in task.runs.values() for run in runs.values())
+    return f"{sum(p.numel() for p in MODELS[model.name](**model.args).parameters()):,}"
 
 
 def report(folder: Path) -> PaperReport:
     """Report from the records in a folder; it depends on nothing else."""
     found = published(folder)
-    everything = Results({f"{task.name}/{name}": runs for task in found for name, runs in task.runs.items()})
+    row = dadaquant.read(folder / FOLDER / "dadaquant")
+    everything = Results(
+        {f"{task.name}/{name}": runs for task in found for name, runs in task.runs.items()}
+        | {f"dadaquant/{name}": runs for name, runs in row.records.items()}
+    )
     lean = Listing(TITLE, COLUMNS, [line for task in found for line in lean_lines(task)], 3)
     others = Listing("", OTHERS, [other_line(task) for task in found], 1)
-    parts = Listing("", PARTS_COLUMNS, [parts_line(task) for task in found], 1)
-    return PaperReport([("Runs", runs_section(everything, [])), (TITLE, [NOTE, lean, others, PARTS_NOTE, parts])])
+    parts = Listing("", PARTS_COLUMNS, [line for task in found if (line := parts_line(task))[1]], 1)
+    helps = [line for task in found if task.name in CLIENTS for line in shift_lines(task)]
+    shifts = Listing(SHIFTS_TITLE, SHIFTS_COLUMNS, [*paper_shift_lines(folder), *helps], 3)
+    return PaperReport(
+        [
+            ("Runs", runs_section(everything, [])),
+            (TITLE, [NOTE, lean, others, PARTS_NOTE, parts]),
+            (SHIFTS_TITLE, [SHIFTS_NOTE, shifts]),
+            (dadaquant.TITLE, [dadaquant.NOTE, dadaquant.listing(row)]),
+        ]
+    )

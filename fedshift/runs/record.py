@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from fedshift.core.files import LOCK, Lock, RunError, content_of, no_link, remove, seal, separate, unseal, write
+from fedshift.core.files import LOCK, Lock, RunError, content_of, no_link, remove, seal, unseal, write
 from fedshift.core.types import Params
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
@@ -160,9 +160,9 @@ class RunFolder:
 
     def finish(self, params: Params, identity: RunIdentity) -> None:
         """Write the final model and remove checkpoints."""
-        content, digest = seal(separate(params), {})
+        parts, digest = seal(params, {})
         identity._replace(model=digest).write(self.path)  # first, so that the model is recognized
-        write(self.model, content, sync=True)
+        write(self.model, *parts, sync=True)
         self.tidy()
 
     def tidy(self) -> None:

@@ -14,6 +14,7 @@ from fedshift.paper.experiments import (
     Cell,
     all_quantized,
     contrasts,
+    mixed,
     optimizers,
     rivals,
     rivals_contrasts,
@@ -86,7 +87,8 @@ def test_an_uplink_and_full_precision_differ_only_in_the_uplink() -> None:
 
 def test_a_cell_of_a_named_uplink_has_its_settings() -> None:
     for name in ("lean", "extreme"):
-        uplink, named = experiment(with_uplink(expanded(name))).uplink, Experiment(uplink=name).uplink
+        cell, named = with_uplink(expanded(name), mixed("fedavg", 32, False)), Experiment(uplink=name).uplink
+        uplink = experiment(cell).uplink
         assert uplink.model_dump(exclude={"bits"}) == named.model_dump(exclude={"bits"})
         assert uplink.bits == f"{named.bits}+{named.bits}"
 
@@ -96,7 +98,7 @@ def test_only_the_selected_uplinks_are_run() -> None:
         "32+4, random codes",
         "32+4, nearest codes",
     ]
-    assert len({cell.name for cell in uplinks()}) == len(uplinks()) == 10
+    assert len({cell.name for cell in uplinks()}) == len(uplinks()) == 11
 
 
 def test_differences_are_against_the_same_rule_and_against_fedavg(tmp_path: Path) -> None:

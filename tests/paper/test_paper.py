@@ -6,9 +6,21 @@ from pathlib import Path
 import pytest
 
 from fedshift.cli.paper_tables import Request
-from fedshift.paper.experiments import EVERYTHING, TABLES, mixed, rivals
+from fedshift.paper import claims
+from fedshift.paper.experiments import (
+    EVERYTHING,
+    TABLES,
+    ablations,
+    centred,
+    decisive,
+    mixed,
+    rivals,
+    table1,
+    table2,
+)
 from fedshift.paper.publish import LAYER, publish, reduced
-from fedshift.paper.records import FinishedRun
+from fedshift.paper.records import FinishedRun, published
+from fedshift.paper.report import codecs
 from tests.paper.written import write
 from tests.runs import fedshift
 
@@ -46,7 +58,7 @@ def test_selected_cells_are_run_and_printed_with_the_paper_s_figures(ran: Path) 
     assert done.exit_code == 0, done.output
     assert "round 2" in done.stdout
     assert done.stdout.endswith(f"Report: {ran / 'report.html'}\n")
-    for line in ("FedPAQ     32+4  no ", "Fed-EF     32+4  yes ", "59.7 ± 1.3", "65.5 ± 3.6"):
+    for line in ("FedPAQ     32+4 ", "Fed-EF     32+4 ", "59.7 ± 1.3", "65.5 ± 3.6"):
         assert line in done.stdout
 
 
@@ -118,10 +130,36 @@ def test_an_estimate_of_rivals_trains_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_all_tables_are_run_with_rivals_after_uplinks() -> None:
-    names = list(Request("all", EVERYTHING, 1, None).tables)
-    assert set(names) == set(TABLES)
-    assert names[names.index("uplinks") + 1] == "rivals"
+def test_one_seed_of_everything_is_run_before_other_seeds() -> None:
+    request = Request("all", EVERYTHING, 3, None)
+    assert set(request.tables) == set(TABLES)
+    runs = [(cell.name, seed) for cell, seed in request.runs]
+    assert len(runs) == len(set(runs)) == 3 * len({cell.name for table in TABLES.values() for cell in table()})
+    seeds = [seed for _, seed in runs]
+    assert seeds[: len(runs) // 3] == [0] * (len(runs) // 3)
+    names = [name for name, _ in runs[: len(runs) // 3]]
+    first = [cell.name for cell in decisive()]
+    assert names[: len(first)] == first
+    ordered = [table1(), table2(), ablations(), centred()]
+    wanted = dict.fromkeys(cell.name for cells in ordered for cell in cells if cell.name not in first)
+    assert names[len(first) : len(first) + len(wanted)] == list(wanted)
+    repeated = runs[len(runs) // 3 :][:24]
+    assert {name.partition("_")[0] for name, _ in repeated} == {"fedavg", "fedpaq", "fedef"}
+    assert all("+4" in name or "+8" in name or "32+32" in name for name, _ in repeated)
+
+
+def test_no_claim_is_untested_after_the_first_runs(tmp_path: Path) -> None:
+    """The published records and the cells to be run first, ten of which the claims need."""
+    for path in (ROOT / "results").glob("*/settings.toml"):
+        (tmp_path / path.parent.name).symlink_to(path.parent)
+    cells = [cell for table in TABLES.values() for cell in table()]
+    known = published(tmp_path, cells)[0].records
+    for cell in decisive()[:10]:
+        if 0 not in known.get(cell.name, {}):
+            write(tmp_path, cell)
+    (tmp_path / "codecs.json").symlink_to(ROOT / "results" / "codecs.json")
+    found = claims.answers(published(tmp_path, cells)[0], codecs(tmp_path)[0])
+    assert [item.claim for item in found if item.answer not in ("yes", "no") or not item.why] == []
 
 
 @pytest.mark.parametrize("flag", [("--rounds", "2"), ("--set", "train.lr=0.1")])

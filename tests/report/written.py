@@ -48,7 +48,7 @@ def write(
     _lines(folder / "rounds.csv", ["round", *columns], experiment.train.rounds if reached is None else reached, columns)
     write_clients(folder, classes)
     if reached is None:
-        (folder / "model.safetensors").write_bytes(seal({}, {})[0])
+        (folder / "model.safetensors").write_bytes(b"".join(seal({}, {})[0]))
     return folder
 
 

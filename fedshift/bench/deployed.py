@@ -9,8 +9,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -107,18 +107,7 @@ def uplinks(tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
         folder = Path(name)
         write_app(folder / "app", "bench", {"rounds": ROUNDS, "nodes": NODES, "uplink": PLAIN, "downlink": 32})
         tick("start of a deployment")
-        tls = server_certificate(folder / "keys")
-        link = stack.enter_context(SuperLink(folder, tls=tls, auth=True))
-        relays = [stack.enter_context(Relay(link.port)) for _ in range(NODES)]
-        for i, relay in enumerate(relays):
-            key = supernode_key(folder / "keys", f"node-{i}")
-            link.register(key.public)
-            relayed = copy.copy(link)  # with the port of the relay
-            relayed.port = relay.port
-            security = ["--root-certificates", str(tls.ca), "--auth-supernode-private-key", str(key.private)]
-            node = SuperNode(relayed, f"node-{i}", {"partition-id": i}, security)
-            stack.callback(node.kill)
-            node.start()
+        link, relays = stack.enter_context(relayed(folder, NODES))
         found = {}
         for uplink, label in UPLINKS.items():
             tick(f"rounds of a deployment, {label}")
@@ -128,6 +117,25 @@ def uplinks(tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
         time.sleep(IDLE)
         idle = (sum(relay.up for relay in relays) - before) / IDLE / NODES
     return targets(found), [row(label, found[uplink], idle) for uplink, label in UPLINKS.items()]
+
+
+@contextmanager
+def relayed(folder: Path, nodes: int) -> Iterator[tuple[SuperLink, list[Relay]]]:
+    """Start a SuperLink with TLS, and authenticated SuperNodes, each of them behind a relay."""
+    with ExitStack() as stack:
+        tls = server_certificate(folder / "keys")
+        link = stack.enter_context(SuperLink(folder, tls=tls, auth=True))
+        relays = [stack.enter_context(Relay(link.port)) for _ in range(nodes)]
+        for i, relay in enumerate(relays):
+            key = supernode_key(folder / "keys", f"node-{i}")
+            link.register(key.public)
+            behind = copy.copy(link)  # with the port of the relay
+            behind.port = relay.port
+            security = ["--root-certificates", str(tls.ca), "--auth-supernode-private-key", str(key.private)]
+            node = SuperNode(behind, f"node-{i}", {"partition-id": i}, security)
+            stack.callback(node.kill)
+            node.start()
+        yield link, relays
 
 
 def write_app(folder: Path, module: str, config: Config) -> None:

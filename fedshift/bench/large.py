@@ -128,31 +128,28 @@ def memory_rows(name: str, rounds: Sequence[PeakMemory]) -> list[tuple[str, ...]
     ]
 
 
-def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]]]:
-    """Memory of the clients of a simulation and of a deployment with TLS: lean, downlink=8, two rounds.
+def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Memory of the clients of a simulation and of a deployment with TLS, and traffic: lean, downlink=8, two rounds.
 
     One that does not complete is a target that is not met.
     """
-    from fedshift.bench.deployed import write_app
+    from fedshift.bench.deployed import Relay, relayed, write_app
     from fedshift.flower.app.superlink import SuperLink
-    from fedshift.flower.testing.deployment import Deployment
-    from fedshift.flower.testing.large import FOUND, TIMEOUT
+    from fedshift.flower.testing.large import FOUND, ROUNDS, TIMEOUT
 
-    targets, rows = [], []
+    targets, rows, traffic = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = {"layers": size.flower_layers, "width": size.width, "nodes": NODES}
+        write_app(folder / "app", "large", {"layers": size.flower_layers, "width": size.width, "nodes": NODES})
         for kind in ("simulation", "deployment"):
             tick(f"a {kind}, which takes minutes")
-            write_app(folder / f"app-{kind}", "large", config | {"state": str(folder / f"state-{kind}")})
             with ExitStack() as stack:
-                link: SuperLink | Deployment
+                relays = list[Relay]()
                 if kind == "simulation":  # one client at a time
                     link = stack.enter_context(SuperLink(folder / kind, supernodes=NODES, cpus=cores_here()))
                 else:
-                    nodes = [{"partition-id": i} for i in range(NODES)]
-                    link = stack.enter_context(Deployment(folder / kind, nodes))
-                status, log = link.wait(link.run(folder / f"app-{kind}"), TIMEOUT)
+                    link, relays = stack.enter_context(relayed(folder / kind, NODES))
+                status, log = link.wait(link.run(folder / "app"), TIMEOUT)
             metrics = re.search(rf"{FOUND} (\[.*\])", log)
             if status != "finished:completed" or metrics is None:
                 tick(f"the {kind} ended with status {status}: {' '.join(log.split())[-300:]}")
@@ -161,4 +158,8 @@ def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str
             measured = [PeakMemory(**found) for found in json.loads(metrics[1])]
             targets.append(memory_target(f"{kind}, lean", measured, FEEDBACK_LIMIT))
             rows += memory_rows(f"{kind}, lean", measured)
-    return targets, rows
+            if relays:
+                ways = sum(relay.up for relay in relays), sum(relay.down for relay in relays)
+                figures = [f"{total / ROUNDS / NODES:,.0f}" for total in ways]
+                traffic.append((f"{kind}, lean, downlink=8", *figures))
+    return targets, rows, traffic

@@ -93,7 +93,7 @@ def measure_only_gpu(quick: bool, repeats: int, tick: Callable[[str], None]) -> 
 def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Target], list[Listing]]:
     from fedshift.bench import gpu
 
-    targets, table, curve = gpu.measure(rounds, tick)
+    result = gpu.measure(rounds, tick)
     columns = (
         "precision",
         "one model,\nbatch 5,000",
@@ -103,9 +103,11 @@ def measure_gpu(rounds: int, tick: Callable[[str], None]) -> tuple[list[Target],
         "seconds per\n800 rounds",
     )
     packs = "precision", *(f"{runs} run{'s' * (runs > 1)}" for runs in gpu.CURVE)
-    return targets, [
-        Listing("Training time per sample of the paper's CNN, us", columns, table),
-        Listing("Training time per sample by number of packed runs, us", packs, curve),
+    mixed = "ten runs, bf16", "training,\nseconds", "round,\nseconds", "relative\nto FedAvg", "memory,\nGB"
+    return result.targets, [
+        Listing("Training time per sample of the paper's CNN, us", columns, result.precisions),
+        Listing("Training time per sample by number of packed runs, us", packs, result.curve),
+        Listing("Rounds of packs with different algorithms and uplinks", mixed, result.packs),
     ]
 
 
@@ -146,17 +148,23 @@ def measure_large(quick: bool, repeats: int, tick: Callable[[str], None], flower
     with one_thread():
         targets = large.speed(size, repeats, tick) + large.many(size, repeats, tick)
     more, rows = large.memory(size, tick)
+    traffic: list[tuple[str, ...]] = []
     targets += more
     if flower:
         through = size._replace(layers=size.flower_layers)
         about |= {"model through Flower": str(through), "flwr": version("flwr")}
-        more, further = large.through_flower(size, tick)
+        more, further, traffic = large.through_flower(size, tick)
         targets, rows = targets + more, rows + further
     if quick:
         targets = without_limits(targets)
-    columns = "in sizes of the model", "peak", "frame", "kept", "beyond"
-    listings = (Listing("Memory of a client, from the end of training", columns, rows),) if rows else ()
-    return BenchResult(about, [], targets, listings)
+    listings = []
+    if rows:
+        columns: tuple[str, ...] = "in sizes of the model", "peak", "frame", "kept", "beyond"
+        listings.append(Listing("Memory of a client, from the end of training", columns, rows))
+    if traffic:
+        columns = "bytes per node and round", "up", "down"
+        listings.append(Listing("Traffic through Flower, TCP with TLS", columns, traffic))
+    return BenchResult(about, [], targets, tuple(listings))
 
 
 def without_limits(targets: list[Target]) -> list[Target]:

@@ -17,6 +17,8 @@ ONLY_PARSED = {
     "fedshift paper beyond --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper uplinks --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper rivals --estimate": "trains a round of every kind on CIFAR-10",
+    "fedshift paper centred --estimate": "trains a round of every kind on CIFAR-10",
+    "fedshift paper differences --estimate": "trains a round of every kind on CIFAR-10",
     "fedshift paper all --seeds 3 --minutes 60": "an hour, by its own words",
     "fedshift paper all --records results --minutes 60": "the same",
     "fedshift data fashion-mnist": "downloads 31 MB",
@@ -26,6 +28,8 @@ ONLY_PARSED = {
     "fedshift paper report small": "needs published records",
     "fedshift frontier --task synthetic --brief --seeds 3": "18 runs of 200 rounds",
     "fedshift paper publish runs/frontier-synthetic-brief --to results/tasks/synthetic": "publishes those runs",
+    "fedshift paper dadaquant --seeds 3": "33 runs of 500 rounds",
+    "fedshift paper publish runs/dadaquant --to results/tasks/dadaquant": "publishes those runs",
     "fedshift paper report tasks": "needs published records",
 }
 

@@ -49,7 +49,7 @@ def test_mixed_bits_saves_bytes_and_updates_keep_the_accuracy(tmp_path: Path) ->
     assert "4 bit: 5,461 bytes an upload" in out
     assert "(59%)" in out
     exact, weights, updates = (numbers(name, out)[-1] for name in ("all 32 bit", "mixed weights", "mixed updates"))
-    assert weights < exact
+    assert weights == pytest.approx(exact, abs=0.02)  # with codes that are rounded at random
     assert updates == pytest.approx(exact, abs=0.02)
 
 

@@ -53,6 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"name": "cnn"},
         "shift": {"on": False},
         "train": {"rounds": 100, "cohort": 10, "epochs": 1, "batch": 20, "lr": 0.05},
+        "record": {"evaluate": 2},  # evaluating costs as much time as training
     },
     # Synthetic(1, 1) of FedProx (Li et al., MLSys 2020), with its settings; of draws 0 to 19, the number of examples of
     # draw 9 is nearest to its 9,600

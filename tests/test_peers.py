@@ -139,7 +139,7 @@ def test_a_process_that_takes_too_long_is_stopped(path: Path) -> None:
 
 @linux
 def test_usage_includes_descendants_and_kill_ends_them() -> None:
-    """A process with a child that holds 100 MB and has used 0.6 s of CPU time, counted in ticks of 10 ms that are rounded down."""
+    """A process with a child that holds 100 MB and has used 0.6 s of CPU time, which is counted in ticks of 10 ms."""
     child = (
         "import time; x = bytearray(b'1') * 100_000_000\nwhile time.process_time() < 0.6: pass\n"
         "print('ready', flush=True)\ntime.sleep(600)"

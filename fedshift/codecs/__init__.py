@@ -8,6 +8,7 @@ from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans
 from fedshift.codecs.normal import FixedCode, Normal
 from fedshift.codecs.qsgd import QSGD
+from fedshift.codecs.random_step import RandomStep
 from fedshift.codecs.rotation import Hadamard
 from fedshift.codecs.sign import Sign
 from fedshift.codecs.sparse import TopK
@@ -32,6 +33,7 @@ __all__ = [
     "PerChannel",
     "PerTensor",
     "Quantizer",
+    "RandomStep",
     "Range",
     "Sign",
     "Step",

@@ -23,6 +23,7 @@ from fedshift import (
     Params,
     PerBlock,
     PerChannel,
+    RandomStep,
     Range,
     Step,
     Stochastic,
@@ -63,7 +64,7 @@ def model() -> Params:
 def seeds(params: Params) -> list[bytes]:
     """One valid frame of each kind."""
     quantizers: list[Quantizer] = [Uniform(1), Uniform(4), Uniform(8), KMeans(2), KMeans(4), KMeans(8), Stochastic(3)]
-    quantizers += [Step(), Step(5), Ternary()]
+    quantizers += [Step(), Step(5), RandomStep(), RandomStep(4, rate=2.0), Ternary()]
     quantizers += [Identity(), Cast("float16"), Cast("bfloat16")]
     quantizers += [QSGD(1), QSGD(7, norm="max"), Sign(), Normal(2), FixedCode(4)]
     quantizers += [TopK(KMeans(2), 0.3), TopK(Uniform(4), 0.3), TopK(QSGD(3), 0.3)]

@@ -183,7 +183,7 @@ def levels_of(quantizer: tuple[int, bytes], n: int) -> int:
     if number == 8:
         return 2 * parameters[0] + 1
     most: int = 2 ** parameters[0]
-    return {1: most, 2: min(n, most), 3: most, 6: most - 1, 10: most, 11: most}[number]
+    return {1: most, 2: min(n, most), 3: most, 6: most - 1, 10: most, 11: most, 13: most - 1}[number]
 
 
 def width_of(quantizer: tuple[int, bytes], n: int) -> int:
@@ -191,7 +191,7 @@ def width_of(quantizer: tuple[int, bytes], n: int) -> int:
     number, parameters = quantizer
     if number == 12:
         return width_of(inner_of(parameters), n)
-    return levels_of(quantizer, n) if number == 2 else {1: 2, 3: 2, 6: 3, 7: 2, 8: 1, 9: 1, 10: 1, 11: 0}[number]
+    return levels_of(quantizer, n) if number == 2 else {1: 2, 3: 2, 6: 3, 7: 2, 8: 1, 9: 1, 10: 1, 11: 0, 13: 1}[number]
 
 
 def read_tensors(frame: Bytes, model: Sequence[Tensor], codecs: Sequence[PageCodec]) -> dict[str, Array]:
@@ -267,6 +267,9 @@ def table(quantizer: tuple[int, bytes], n: int, side: Array) -> Array:
     if number == 6:
         step, first, further = side
         size = (k.astype(np.float32) - np.where(k == 1, first, further)) * step
+        return np.where(q == 0, np.float32(0), np.where(q % 2 == 1, size, -size))
+    if number == 13:
+        size = k.astype(np.float32) * side
         return np.where(q == 0, np.float32(0), np.where(q % 2 == 1, size, -size))
     if number == 8:
         size = side.astype(np.float64) * (k / parameters[0])

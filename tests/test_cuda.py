@@ -12,6 +12,7 @@ from fedshift import (
     Mean,
     Params,
     PerChannel,
+    RandomStep,
     Range,
     Step,
     Stochastic,
@@ -36,6 +37,7 @@ QUANTIZERS: list[Quantizer] = [
     Stochastic(3),
     KMeans(3, random=True),
     Step(rate=0.5),
+    RandomStep(rate=0.5),
     Ternary(),
 ]
 CASTS: list[Quantizer] = [Cast("float16"), Cast("bfloat16"), Identity()]

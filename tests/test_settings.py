@@ -16,6 +16,7 @@ from fedshift import (
     KMeans,
     PerBlock,
     PerChannel,
+    RandomStep,
     Range,
     Run,
     Step,
@@ -195,7 +196,8 @@ def test_codecs_by_name() -> None:
     )
     assert groups(bits=5, per=64, quantizer="kmeans")[0]["5 bit"].codec == Codec(KMeans(5), groups=PerBlock(64))
     assert groups(bits=16)[0]["16 bit"].codec.bits == 16
-    assert groups(rate=0.5)[0]["8 bit"].codec == Codec(Step(rate=0.5), Range())
+    assert groups(rate=0.5)[0]["8 bit"].codec == Codec(RandomStep(rate=0.5), Range())
+    assert groups(rate=0.5, send="updates", feedback=True)[0]["8 bit"].codec == Codec(Step(rate=0.5), Range())
     assert groups(step=4.0, bits=6)[0]["6 bit"].codec == Codec(Step(6, step=4.0), Range())
     assert groups(keep=0.01, coder="zstd")[0]["2 bit"].codec == Codec(Ternary(keep=0.01), Zstd())
     mixed = groups(bits="32+8", quantizer="step")[0]
@@ -206,7 +208,7 @@ def test_a_later_codec_replaces_an_earlier_quantizer_and_coder() -> None:
     later = given(None, "smoke", ["uplink=lean", "uplink.codec={name = 'qsgd', s = 3}", "uplink.codec=sign"])
     (found,) = expand(later)
     assert found.uplink.codec == CodecSettings(name="sign")
-    assert found.uplink.feedback
+    assert found.uplink.send == "updates"
     (back,) = expand(given(None, "smoke", ["uplink.codec=sign", "uplink.quantizer=step", "uplink.bits=8"]))
     assert back.uplink.codec is None
     assert back.uplink.quantizer == "step"
@@ -368,7 +370,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"uplink": {"rate": 3.0, "bits": 2}},
-        "uplink.quantizer = 'step' with bits = 2: Step(rate=3.0): rate must be between 0.001 and 1 bits per value",
+        "uplink.quantizer = 'step-random' with bits = 2: RandomStep(rate=3.0): rate must be between 0.001 and 1 bit",
     ),
     (
         {"uplink": {"group": {"a": {"share": 0.5, "keep": 0.1, "bits": 4}}}},
@@ -477,6 +479,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"uplink": {"group": {"a": {"share": 0.5, "bandwidth": "2XB/s"}}}},
         "uplink.group.a.bandwidth = '2XB/s': must be a rate",
+    ),
+    (
+        {"uplink": {"quantizer": "step-random", "send": "updates", "feedback": True}},
+        "uplink.feedback = true: errors of quantizer = 'step-random' may exceed the update and would grow from round",
+    ),
+    (
+        {"downlink": {"quantizer": "step-random", "send": "updates"}},
+        "downlink.quantizer = 'step-random': its errors may exceed the update, and updates of the downlink contain",
+    ),
+    (
+        {"uplink": {"quantizer": "uniform", "rate": 0.5}},
+        "uplink.rate = 0.5: has no effect without quantizer = 'step' or",
     ),
     ({"uplink": {"per": 0}}, "uplink.per = 0: must be 'tensor', 'channel', or the number of values per block"),
     ({"uplink": {"bandwidth": 1e-300}}, "uplink.bandwidth = 1e-300: must be"),

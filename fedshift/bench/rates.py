@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshift.bench.codecs import Target
 from fedshift.bench.theory import RateCurve, best_scalar, fitted, scalar, shannon_bound
-from fedshift.codecs import Codec, KMeans, Range, Step, Stochastic, Ternary, Uniform
+from fedshift.codecs import Codec, KMeans, RandomStep, Range, Step, Stochastic, Ternary, Uniform
 from fedshift.codecs.named import CODECS
 from fedshift.core.rng import key
 from fedshift.core.tables import Listing
@@ -37,6 +37,7 @@ Make = Callable[[float], Codec]
 # codecs whose rate depends on a number, which is searched; those of integers have a list of them
 SEARCHED: dict[str, tuple[Make, float, float]] = {
     "step": (lambda rate: Codec(Step(rate=rate), Range()), 0.05, 4.0),
+    "step-random": (lambda rate: Codec(RandomStep(rate=rate), Range()), 0.05, 4.0),
     "common-step": (lambda rate: CODECS["common-step"](rate=rate), 0.05, 4.0),
     "ternary": (lambda keep: Codec(Ternary(keep=keep), Range()), 1e-4, 0.9),
     "topk": (lambda keep: CODECS["topk"](keep=keep), 1e-4, 0.9),

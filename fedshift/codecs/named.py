@@ -13,6 +13,7 @@ from fedshift.codecs.exact import Cast, Identity
 from fedshift.codecs.kmeans import KMeans
 from fedshift.codecs.normal import eden, fixed
 from fedshift.codecs.qsgd import qsgd
+from fedshift.codecs.random_step import RandomStep
 from fedshift.codecs.sign import sign
 from fedshift.codecs.sparse import fedzip, qsparse
 from fedshift.codecs.step import Step, common_step
@@ -40,6 +41,11 @@ QUANTIZERS = {
         "Multiples of a step, most codes zero: `rate` bits per value, or `step` times the root mean square.",
         {"step": Step.step, "rate": Step.rate},
     ),
+    "step-random": NamedQuantizer(
+        RandomStep,
+        "Multiples of a step, rounded at random, without bias: `rate` bits per value.",
+        {"rate": RandomStep.rate},
+    ),
     "ternary": NamedQuantizer(
         Ternary, "The fraction `keep` of largest values as two numbers, all others zero (STC).", {"keep": Ternary.keep}
     ),
@@ -57,7 +63,8 @@ CODECS: dict[str, Callable[..., Codec]] = {
 }
 CODERS: dict[str, Callable[[], Coder]] = {"bitpack": BitPack, "zstd": Zstd, "range": Range}
 GROUPS: dict[str, Groups] = {"tensor": PerTensor(), "channel": PerChannel()}
-WIDTH = {"step": Step.bits, "ternary": Ternary.bits}  # bits per code before the coder; most codes are zero
+# bits per code before the coder; most codes are zero
+WIDTH = {"step": Step.bits, "step-random": RandomStep.bits, "ternary": Ternary.bits}
 
 
 def make_codec(

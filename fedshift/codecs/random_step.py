@@ -115,7 +115,7 @@ class RandomStep(FixedWidth, number=13):
         if one_by_one(x):
             rows = zip(x.numpy(), rate.tolist(), strict=True)
             return torch.tensor([_row_step(row, r, self.top) for row, r in rows], dtype=torch.float64)
-        rms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
+        rms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) / math.sqrt(x.shape[1])
         found = [
             _steps_for(
                 magnitudes.tails(x[at : at + ROWS], rms[at : at + ROWS]), x.shape[1], rate[at : at + ROWS], self.top

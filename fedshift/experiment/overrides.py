@@ -67,7 +67,7 @@ def named_uplinks(raw: Mapping[str, Any]) -> list[str]:
     """A line for each named uplink and downlink in these settings: its name and its settings.
 
     >>> named_uplinks({"uplink": "lean"})  # doctest: +ELLIPSIS
-    ['uplink lean: quantizer = "step", rate = ..., coder = "range", biases = true, ...']
+    ['uplink lean: quantizer = "step-random", rate = ..., coder = "range", biases = true, ...']
     """
     runs = grids.expand(raw)
     found = [("uplink", name) for name in dict.fromkeys(uplink_name(run.uplink) for run in runs)]

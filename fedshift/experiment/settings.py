@@ -26,7 +26,7 @@ from pydantic import (
 
 from fedshift.algorithms.bounds import BOUND, CAP
 from fedshift.algorithms.table import ALGORITHMS, arguments
-from fedshift.codecs import Codec, Step, Ternary
+from fedshift.codecs import Codec, RandomStep, Step, Ternary
 from fedshift.codecs.named import CODECS, WIDTH, make_codec
 from fedshift.core.names import named, suggest
 from fedshift.data.datasets import is_path
@@ -425,16 +425,21 @@ class CodingSettings(SettingsTable):
     """Quantizer, coder and kind of upload of a client, except for its bits.
 
     The default quantizer is K-means, with nearest codes if there is feedback, and randomly rounded codes otherwise. A
-    `step` or `rate` without a quantizer implies step, and `keep` implies ternary; both set `bits` unless it is given.
+    `rate` without a quantizer implies step if there is feedback, and step-random otherwise; a `step` implies step, and
+    `keep` implies ternary. All of them set `bits` unless it is given.
     A `codec` replaces quantizer, coder and groups of all clients with 8 bits or fewer, and sets `bits` to 8 unless it
     is given.
     """
 
+    cancelling: ClassVar[bool] = True  # random errors cancel, over clients or rounds, without feedback
+
     codec: Annotated[CodecSettings | None, BeforeValidator(_table)] = None
 
-    quantizer: Literal["kmeans", "kmeans-random", "uniform", "stochastic", "step", "ternary"] = "kmeans"
+    quantizer: Literal["kmeans", "kmeans-random", "uniform", "stochastic", "step", "step-random", "ternary"] = "kmeans"
     step: Annotated[float, Field(ge=0.01, le=1000)] | None = None  # for step, in units of the root mean square
-    rate: Annotated[float, Field(ge=0.001, le=7)] | None = None  # for step: bits per value, instead of its step
+    rate: Annotated[float, Field(ge=0.001, le=7)] | None = (
+        None  # bits per value: for step, instead of its step, and step-random
+    )
     keep: Annotated[float, Field(gt=0, le=1)] | None = None  # for ternary: fraction of nonzero values
     coder: Literal["auto", "bitpack", "zstd", "range"] = "auto"  # auto: range below 4 bits and after step, else bitpack
     per: Literal["tensor", "channel"] | Count = "tensor"  # or the number of values per block
@@ -453,20 +458,38 @@ class CodingSettings(SettingsTable):
                 object.__setattr__(self, "bits", 8)
             return self
         if "quantizer" not in given:
-            quantizer = "step" if {"step", "rate"} & given else "ternary" if "keep" in given else ""
-            object.__setattr__(self, "quantizer", quantizer or ("kmeans" if self.feedback else "kmeans-random"))
-        for name, users in (("step", "step"), ("rate", "step"), ("keep", "ternary")):
-            if getattr(self, name) is not None and self.quantizer != users:
-                raise ValueError(f"{name} = {getattr(self, name)}: has no effect without quantizer = {users!r}")
+            object.__setattr__(self, "quantizer", self._implied())
+        for name, users in (("step", ("step",)), ("rate", ("step", "step-random")), ("keep", ("ternary",))):
+            if getattr(self, name) is not None and self.quantizer not in users:
+                needed = " or ".join(map(repr, users))
+                raise ValueError(f"{name} = {getattr(self, name)}: has no effect without quantizer = {needed}")
+        if self.quantizer == "step-random" and self.feedback:
+            raise ValueError(
+                "feedback = true: errors of quantizer = 'step-random' may exceed the update and would grow from round "
+                "to round; use quantizer = 'step'"
+            )
         if self.step is not None and self.rate is not None:
             raise ValueError(f"step = {self.step} and rate = {self.rate}: only one of them can be given")
         if self.quantizer == "step" and self.rate is None and self.step is None:
             object.__setattr__(self, "step", Step.step)
+        if self.quantizer == "step-random" and self.rate is None:
+            object.__setattr__(self, "rate", RandomStep.rate)
         if self.quantizer == "ternary" and self.keep is None:
             object.__setattr__(self, "keep", Ternary.keep)
         if "bits" not in given and self.quantizer in WIDTH:
             object.__setattr__(self, "bits", WIDTH[self.quantizer])
         return self
+
+    def _implied(self) -> str:
+        """Quantizer that the other settings imply."""
+        given = self.model_fields_set
+        if "step" in given or ("rate" in given and (self.feedback or not self.cancelling)):
+            return "step"
+        if "rate" in given:
+            return "step-random"
+        if "keep" in given:
+            return "ternary"
+        return "kmeans" if self.feedback else "kmeans-random"
 
     @model_serializer(mode="wrap")
     def _without_replaced(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -564,11 +587,18 @@ class UplinkSettings(CodingSettings):
 class DownlinkSettings(CodingSettings):
     """Broadcast to clients: exact, or encoded once per round."""
 
+    cancelling: ClassVar[bool] = False  # each update contains the error of the one before
+
     bits: Bits = 32
 
     @model_validator(mode="after")
     def _codable(self) -> Self:
         check_codable(self)
+        if self.quantizer == "step-random" and self.send == "updates" and self.bits <= 8:
+            raise ValueError(
+                "quantizer = 'step-random': its errors may exceed the update, and updates of the downlink contain the "
+                "error of the one before; use quantizer = 'step'"
+            )
         if self.feedback and self.send == "updates":
             raise ValueError("feedback = true: updates of the downlink already contain what was lost before")
         return self

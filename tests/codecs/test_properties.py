@@ -22,6 +22,7 @@ from fedshift.codecs import (
     Normal,
     PerBlock,
     PerChannel,
+    RandomStep,
     Range,
     Sign,
     Step,
@@ -78,6 +79,9 @@ CODECS = {
     "step at a rate": Codec(Step(rate=0.7), Range()),
     "common step": Codec(Step(step=1.5, common=True), Range()),
     "common step at a rate": Codec(Step(rate=0.7, common=True), Range(), PerChannel()),
+    "random step": Codec(RandomStep(rate=0.7), Range()),
+    "random step per block": Codec(RandomStep(5, rate=2.0), Zstd(), PerBlock(100)),
+    "top-k of a random step": Codec(TopK(RandomStep(rate=1.0), 0.4), Range()),
     "ternary": Codec(Ternary(keep=0.1), Range()),
     "common ternary": Codec(Ternary(keep=0.1, common=True), Range()),
     "qsgd 1": Codec(QSGD(1), Range()),
@@ -125,6 +129,8 @@ IDEMPOTENT = [
     "top-k of sign",
 ]
 UNBIASED = [
+    "random step",
+    "random step per block",
     "kmeans 3 random",
     "stochastic 2",
     "stochastic 8",

@@ -394,7 +394,7 @@ def test_settings_of_the_uplink_keep_their_columns_if_a_label_would_be_ambiguous
 def test_a_named_uplink_has_its_name_at_any_bandwidth_and_with_no_other_settings() -> None:
     lean = {**UPLINKS["lean"], "bandwidth": 1e6}
     assert uplink_label(Experiment(uplink=lean)) == "lean"
-    assert uplink_label(Experiment(uplink={**lean, "rate": 0.4})) == "0.4 bit updates, step, biases, feedback"
+    assert uplink_label(Experiment(uplink={**lean, "rate": 0.4})) == "0.4 bit updates, step-random, biases"
     assert uplink_label(Experiment(uplink="exact")) == "32"
 
 
@@ -434,7 +434,10 @@ def test_the_label_of_a_named_uplink_with_a_group_names_both() -> None:
     listed = {"clients": [3], "bits": 32}
     assert uplink_label(Experiment(uplink=UPLINKS["lean"] | {"group": {"a": listed}})) == "lean; a (1 client): 32 bit"
     halves = {"slow": {"share": 0.5} | UPLINKS["extreme"], "rest": {"share": 0.25, "rate": 0.3}}
-    assert uplink_label(Experiment(uplink={"group": halves})) == "32 bit; slow 0.5: extreme; rest 0.25: 0.3 bit, step"
+    assert (
+        uplink_label(Experiment(uplink={"group": halves}))
+        == "32 bit; slow 0.5: extreme; rest 0.25: 0.3 bit, step-random"
+    )
 
 
 def test_a_table_shows_the_bytes_of_a_tiny_run() -> None:

@@ -25,13 +25,13 @@ GRID: dict[str, dict[str, Any]] = {
     "random-4-updates": {"bits": 4, "quantizer": "kmeans-random"} | UPDATES,
     "random-2-updates": {"bits": 2, "quantizer": "kmeans-random"} | UPDATES,
     "kmeans-2-feedback": {"bits": 2, "quantizer": "kmeans"} | FEEDBACK,
-    "step-1": {"quantizer": "step", "rate": 1.0} | FEEDBACK | ALL,
     "lean": UPLINKS["lean"],
-    "step-0.6": {"quantizer": "step", "rate": 0.6} | FEEDBACK | ALL,
-    "step-0.6-no-feedback": {"quantizer": "step", "rate": 0.6} | UPDATES | ALL,
+    "step-0.8": {"quantizer": "step", "rate": 0.8} | FEEDBACK | ALL,
+    "step-0.8-no-feedback": {"quantizer": "step", "rate": 0.8} | UPDATES | ALL,
     "extreme": UPLINKS["extreme"],
+    "step-0.3": {"quantizer": "step", "rate": 0.3} | FEEDBACK | ALL,
+    "random-0.15": {"quantizer": "step-random", "rate": 0.15} | UPDATES | ALL,
     "step-0.15": {"quantizer": "step", "rate": 0.15} | FEEDBACK | ALL,
-    "step-0.08": {"quantizer": "step", "rate": 0.08} | FEEDBACK | ALL,
     "ternary-0.05": {"quantizer": "ternary", "keep": 0.05} | FEEDBACK | ALL,
     "ternary-0.02": {"quantizer": "ternary", "keep": 0.02} | FEEDBACK | ALL,
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
@@ -45,6 +45,12 @@ BRIEF: dict[str, dict[str, Any]] = {
     "lean": {"uplink": "lean", "shift": CENTRED},
     "extreme": {"uplink": "extreme", "shift": CENTRED},
     "paper": {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
+}
+# lean before its codes were rounded at random: not run, but compared where there are records
+NEAREST = UPLINKS["lean"] | {"quantizer": "step", "feedback": True}
+EARLIER: dict[str, dict[str, Any]] = {
+    "nearest-no-shift": {"uplink": NEAREST, "shift": PLAIN},
+    "nearest": {"uplink": NEAREST, "shift": CENTRED},
 }
 # task -> preset with its settings
 TASKS = {

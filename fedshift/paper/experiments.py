@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fedshift.codecs.named import WIDTH
+from fedshift.experiment.frontier import NEAREST
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.paper.published import ALPHAS, BITS, FEDAVG, TABLE1, TABLE2, Figure
-from fedshift.rounds.uplinks import UPDATES, expanded
+from fedshift.rounds.uplinks import expanded
 
 ROUNDS = 800
 TITLES = {"fedavg": "FedAvg", "fedpaq": "FedPAQ", "fedef": "Fed-EF", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
@@ -59,6 +60,7 @@ ONE_BIT: dict[str, dict[str, Any]] = {
     "uniform": {"quantizer": "uniform", "coder": "range", "bits": "4+4"} | FEEDBACK,
     "sign": {"codec": {"name": "sign"}} | FEEDBACK,
     "fixed": {"codec": {"name": "fixed", "bits": 1}} | NO_FEEDBACK,
+    "step-random": {"quantizer": "step-random", "rate": 1.0, "coder": "range", "bits": "8+8"} | NO_FEEDBACK,
     "qsgd": {"codec": {"name": "qsgd", "s": 1}} | NO_FEEDBACK,
     "eden": {"codec": {"name": "eden", "bits": 1}} | NO_FEEDBACK,
     "kmeans-random": {"quantizer": "kmeans-random", "coder": "range", "bits": "2+2"} | NO_FEEDBACK,
@@ -85,10 +87,12 @@ NO, LAYER, FILTER = "no", "yes", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
 EARLY = "fedshift.paper.authors:kmeans"  # codec with the search of the authors' library
 CENTRED = {"table1": (4, 8), "table2": (4, 8, 6)}  # bits of the third column of each table
-# values of lean and extreme before those of UPLINKS, chosen on digits and measured on the same seeds
+# lean and extreme before their codes were rounded at random: the second values, and the first, chosen on digits
 EARLIER: tuple[dict[str, Any], ...] = (
-    {"quantizer": "step", "rate": 0.6} | UPDATES,
-    {"quantizer": "ternary", "keep": 0.02} | UPDATES,
+    NEAREST,
+    NEAREST | {"rate": 0.3},
+    NEAREST | {"rate": 0.6},
+    {key: value for key, value in NEAREST.items() if key != "rate"} | {"quantizer": "ternary", "keep": 0.02},
 )
 
 
@@ -321,7 +325,7 @@ def with_uplink(uplink: Mapping[str, Any], exact: Cell) -> Cell:
 
     >>> cell = with_uplink(expanded("lean"), filtered(mixed("fedavg", 32, False)))
     >>> cell.name, cell.settings["uplink"]["bits"]
-    ('fedavg_step-0.8_filter', '8+8')
+    ('fedavg_step-random-0.8_filter', '8+8')
     """
     bits, coding = WIDTH[uplink["quantizer"]], _coding(uplink)
     changes = {"uplink": {**uplink, "bits": f"{bits}+{bits}"}}
@@ -330,7 +334,7 @@ def with_uplink(uplink: Mapping[str, Any], exact: Cell) -> Cell:
 
 
 def brief() -> dict[str, Cell]:
-    """Cells of the paper's task with the settings of the runs of `fedshift frontier --brief`, by their names."""
+    """Cells of the paper's task with the settings of the runs of `fedshift frontier --brief`, and of earlier ones."""
     plain, (lean, extreme) = mixed("fedavg", 32, False), (expanded(name) for name in ("lean", "extreme"))
     centred = filtered(plain)
     return {
@@ -340,6 +344,8 @@ def brief() -> dict[str, Cell]:
         "lean": with_uplink(lean, centred),
         "extreme": with_uplink(extreme, centred),
         "paper": mixed("fedpaq", 4, True),
+        "nearest-no-shift": with_uplink(NEAREST, plain),
+        "nearest": with_uplink(NEAREST, centred),
     }
 
 
@@ -347,7 +353,7 @@ def _coding(uplink: Mapping[str, Any]) -> str:
     """Quantizer of an uplink, with its rate or the share of weights it keeps.
 
     >>> [_coding(uplink) for uplink in EARLIER]
-    ['step 0.6', 'ternary 0.02']
+    ['step 0.8', 'step 0.3', 'step 0.6', 'ternary 0.02']
     """
     return f"{uplink['quantizer']} {uplink.get('rate', uplink.get('keep')):g}"
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fedshift.core.files import RunError
 from fedshift.core.tables import Listing
-from fedshift.experiment.frontier import BRIEF, TASKS
+from fedshift.experiment.frontier import BRIEF, EARLIER, TASKS
+from fedshift.experiment.settings import Experiment
 from fedshift.models import MODELS
 from fedshift.paper import beyond, dadaquant, experiments, records
 from fedshift.paper.beyond import SeedGains, interval
@@ -41,6 +43,12 @@ OTHERS = (
     "times fewer bytes",
     "32+4",
 )
+NEAREST_NOTE = (
+    "Codes at the rate of lean, rounded at random without error feedback (lean), and to the nearest code with error "
+    "feedback (lean in earlier versions), in points against full precision with the same server rule, over the seeds "
+    "of each:"
+)
+NEAREST_COLUMNS = "task", "shift", "random", "nearest, feedback"
 PARTS_NOTE = "Mean bytes of an upload with lean and the shift, by part, and how many times fewer the codes alone are:"
 SHIFTS_TITLE = "Where each shift helps"
 SHIFTS_NOTE = (
@@ -59,7 +67,7 @@ PARTS_COLUMNS = ("task", "bytes per upload", "codes", "side data", "header", "co
 
 
 class TaskRuns(NamedTuple):
-    """Finished runs of a task, by the names of BRIEF and by seed."""
+    """Finished runs of a task, by the names of BRIEF and EARLIER and by seed."""
 
     name: str
     runs: Mapping[str, Mapping[int, FinishedRun]]
@@ -93,9 +101,11 @@ def published(folder: Path) -> list[TaskRuns]:
         runs: dict[str, dict[int, FinishedRun]] = {}
         for path in sorted((folder / FOLDER / task).glob(f"*/{SETTINGS}")):
             record = FinishedRun(path.parent)
-            name = path.parent.name.rpartition("_seed-")[0]
-            if name in BRIEF:
-                runs.setdefault(name, {})[record.experiment.seed] = record
+            if name := kind(record.experiment):
+                seeds = runs.setdefault(name, {})
+                if (seed := record.experiment.seed) in seeds:
+                    raise RunError(f"{path.parent}: is the same run as {seeds[seed].folder}; remove one of them")
+                seeds[seed] = record
         if task == "cifar10":
             cells = experiments.brief()
             results, _ = records.published(folder, cells.values())
@@ -103,6 +113,24 @@ def published(folder: Path) -> list[TaskRuns]:
         if runs:
             found.append(TaskRuns(task, runs))
     return found
+
+
+def kind(experiment: Experiment) -> str | None:
+    """Name in BRIEF or EARLIER of a run with these settings of uplink and shift.
+
+    >>> kind(Experiment(uplink="lean", shift={"on": False})), kind(Experiment(uplink={"bits": 5}))
+    ('lean-no-shift', None)
+    """
+    ours = experiment.uplink.model_copy(update={"bandwidth": None}), shift_of(experiment)
+    for name, changes in (BRIEF | EARLIER).items():
+        theirs = Experiment(**changes)
+        if ours == (theirs.uplink, shift_of(theirs)):
+            return name
+    return None
+
+
+def shift_of(experiment: Experiment) -> str:
+    return experiment.shift.per if experiment.shift.on else "no"
 
 
 def lean_lines(task: TaskRuns) -> list[tuple[str, ...]]:
@@ -118,6 +146,16 @@ def lean_lines(task: TaskRuns) -> list[tuple[str, ...]]:
             )
         )
     return lines
+
+
+def nearest_lines(task: TaskRuns) -> list[tuple[str, ...]]:
+    """Random and nearest codes, where there are records of both."""
+    kinds = ("no", "exact-no-shift", "lean-no-shift", "nearest-no-shift"), ("per filter", "exact", "lean", "nearest")
+    return [
+        (task.name, shift, *(task.gains(name, full).text for name in (lean, nearest)))
+        for shift, full, lean, nearest in kinds
+        if lean in task.runs and nearest in task.runs
+    ]
 
 
 def other_line(task: TaskRuns) -> tuple[str, ...]:
@@ -183,13 +221,14 @@ def report(folder: Path) -> PaperReport:
     )
     lean = Listing(TITLE, COLUMNS, [line for task in found for line in lean_lines(task)], 3)
     others = Listing("", OTHERS, [other_line(task) for task in found], 1)
+    nearest = Listing("", NEAREST_COLUMNS, [line for task in found for line in nearest_lines(task)], 2)
     parts = Listing("", PARTS_COLUMNS, [line for task in found if (line := parts_line(task))[1]], 1)
     helps = [line for task in found if task.name in CLIENTS for line in shift_lines(task)]
     shifts = Listing(SHIFTS_TITLE, SHIFTS_COLUMNS, [*paper_shift_lines(folder), *helps], 3)
     return PaperReport(
         [
             ("Runs", runs_section(everything, [])),
-            (TITLE, [NOTE, lean, others, PARTS_NOTE, parts]),
+            (TITLE, [NOTE, lean, others, NEAREST_NOTE, nearest, PARTS_NOTE, parts]),
             (SHIFTS_TITLE, [SHIFTS_NOTE, shifts]),
             (dadaquant.TITLE, [dadaquant.NOTE, dadaquant.listing(row)]),
         ]

@@ -7,16 +7,15 @@ A name sets only the uploads of clients; the shift of the server keeps its defau
 
 from typing import Any
 
-UPDATES: dict[str, Any] = {"coder": "range", "biases": True, "send": "updates", "feedback": True}
+# updates, all tensors of them; random errors cancel in the mean of a round, so clients keep nothing between rounds
+UPDATES: dict[str, Any] = {"coder": "range", "biases": True, "send": "updates", "feedback": False}
 UPLINKS: dict[str, dict[str, Any]] = {
     # every client uploads exact weights
     "exact": {"bits": 32},
     # as in the paper: half of the clients upload weights as 4-bit K-means codes
     "paper": {"bits": "32+4", "quantizer": "kmeans", "coder": "bitpack", "send": "weights", "feedback": False},
-    # 35 times fewer bytes on digits, 40 on CIFAR-10, both within noise of exact uploads (docs/guides/choosing-bits.md)
-    "lean": {"quantizer": "step", "rate": 0.8} | UPDATES,
-    # 79 times fewer bytes on digits, 0.7 points below exact uploads, and 106 on CIFAR-10, 1.3 points below
-    "extreme": {"quantizer": "step", "rate": 0.3} | UPDATES,
+    "lean": {"quantizer": "step-random", "rate": 0.8} | UPDATES,
+    "extreme": {"quantizer": "step-random", "rate": 0.3} | UPDATES,
 }
 
 REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # settings that a codec replaces
@@ -35,7 +34,11 @@ def expanded(name: str) -> dict[str, Any]:
 
 
 def expanded_down(name: str) -> dict[str, Any]:
-    """The same for the downlink: updates of the model already contain what was lost before, without feedback."""
+    """The same for the downlink, with nearest codes: an update contains the error of the one before, which must shrink.
+
+    >>> expanded_down("lean")["quantizer"], expanded("lean")["quantizer"]
+    ('step', 'step-random')
+    """
     if name not in DOWNLINKS:
         raise ValueError(f"must be a table, or one of {', '.join(DOWNLINKS)}")
-    return expanded(name) | ({"feedback": False} if name != "exact" else {})
+    return expanded(name) | ({"quantizer": "step"} if name != "exact" else {})

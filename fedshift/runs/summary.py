@@ -347,7 +347,7 @@ def uplink_label(experiment: Experiment) -> str:
     Named groups follow after clients without a group, each with its share or its number of clients.
 
     >>> [uplink_label(Experiment(uplink=uplink)) for uplink in ("lean", {"rate": 0.4, "send": "updates"})]
-    ['lean', '0.4 bit updates, step']
+    ['lean', '0.4 bit updates, step-random']
     >>> uplink_label(Experiment(uplink={"keep": 0.02, "send": "updates", "feedback": True}))
     'top 2 % updates, ternary, feedback'
     >>> kinds = [{"policy": "adaquantfl"}, {"policy": {"name": "dadaquant", "q_max": 4}, "bits": "32+8"}]

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift import Codec, Identity, KMeans, Params, Stochastic, Uplink, Zstd, header
+from fedshift import Codec, Identity, KMeans, Params, Range, Step, Stochastic, Uplink, Zstd, header
 from fedshift.core.files import RunError
 from fedshift.flower import FedShift, QuantizeMod, Seeded, introduce
 from fedshift.flower.addon.arrays import to_params, to_record
@@ -26,9 +26,10 @@ from fedshift.wire.writer import Writer
 from tests.flower.apps import client_app, model, moved, run, same
 
 ALL: dict[str, Any] = {"fraction_evaluate": 0.0, "min_train_nodes": 6}
+STEPS = Codec(Step(rate=0.8), Range(), min_axes=1)  # biases included
 FEEDBACK: dict[str, Callable[..., QuantizeMod]] = {
     "2 bits": partial(QuantizeMod, 2, error_feedback=True),
-    "lean": partial(QuantizeMod, "lean"),
+    "steps": partial(QuantizeMod, codec=STEPS, updates=True, error_feedback=True),
 }
 
 
@@ -192,8 +193,8 @@ def test_server_and_node_always_agree_or_the_loss_is_reported(events: list[tuple
 
 
 @pytest.mark.parametrize("disk", [False, True])
-@pytest.mark.parametrize("name", ["2 bits", "lean"])
-def test_error_feedback_is_that_of_the_uplink(name: str, disk: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", [Codec(KMeans(2)), STEPS])
+def test_error_feedback_is_that_of_the_uplink(codec: Codec, disk: bool, tmp_path: Path) -> None:
     """Rounds of one client, compared with `send`."""
     seen: list[bytes] = []
 
@@ -202,12 +203,8 @@ def test_error_feedback_is_that_of_the_uplink(name: str, disk: bool, tmp_path: P
         seen.append(reply.content["arrays"]["fedshift"].data)  # type: ignore[union-attr]
         return reply
 
-    state_dir = tmp_path if disk else None
-    if name == "lean":
-        mod, uplink = QuantizeMod("lean", state_dir=state_dir), named("lean")
-    else:
-        mod = QuantizeMod(2, error_feedback=True, updates=True, state_dir=state_dir)
-        uplink = Uplink(Codec(KMeans(2)), update=True, feedback=True)
+    mod = QuantizeMod(codec=codec, error_feedback=True, updates=True, state_dir=tmp_path if disk else None)
+    uplink = Uplink(codec, update=True, feedback=True)
     strategy = FedShift(FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1), max_share=0.0)
     run(strategy, [watch, mod], nodes=1, rounds=3)
     start, error = to_params(model()), Params()
@@ -288,7 +285,7 @@ def test_a_named_uplink_sets_everything() -> None:
     mod = QuantizeMod("lean")
     assert mod.uplink() == named("lean")
     assert mod.uplink(32).codec.quantizer == Identity()
-    assert mod.remembers(mod.uplink())
+    assert not mod.remembers(mod.uplink())
     with pytest.raises(ValueError, match=r"QuantizeMod\('leen'\): no such uplink; known are exact, paper"):
         QuantizeMod("leen")
     with pytest.raises(
@@ -297,7 +294,9 @@ def test_a_named_uplink_sets_everything() -> None:
         QuantizeMod("lean", updates=True)
     with pytest.raises(ValueError, match="cannot have 4 bits"):
         mod.uplink(4)
-    with pytest.raises(ValueError, match=r"QuantizeMod\(8\): Step\(.*\) cannot have 8 bits; allowed are 16, 32, or"):
+    with pytest.raises(
+        ValueError, match=r"QuantizeMod\(8\): RandomStep\(.*\) cannot have 8 bits; allowed are 16, 32, or"
+    ):
         QuantizeMod(8, codec=named("lean").codec)  # 8 is the width of its codes before the coder, not a setting
 
 
@@ -306,7 +305,8 @@ def test_a_named_uplink_sets_everything() -> None:
     [
         (QuantizeMod(error_feedback=True), (32, 4, 32, 4)),
         (QuantizeMod(error_feedback=True), (32, 32, 32, 32)),
-        (QuantizeMod("lean"), ("exact", None, "exact", None)),
+        (FEEDBACK["steps"](), ("exact", None, "exact", None)),
+        (FEEDBACK["steps"](), (16, None, 32, "extreme")),
         (QuantizeMod("lean"), (16, None, 32, "extreme")),
         (QuantizeMod(4), (None, "lean", 8, "lean")),
     ],
@@ -321,9 +321,9 @@ def test_a_change_of_uplink_does_not_lose_the_memory(mod: QuantizeMod, choices: 
     ("mod", "choices"),
     [
         (QuantizeMod(updates=True, error_feedback=True), (2, 32)),
-        (QuantizeMod("lean"), (None, 32)),
-        (QuantizeMod("lean"), (None, "exact", 32)),  # without feedback in between, the error is kept
-        (QuantizeMod("lean"), (None, "paper", 32)),
+        (FEEDBACK["steps"](), (None, 32)),
+        (FEEDBACK["steps"](), (None, "exact", 32)),  # without feedback in between, the error is kept
+        (FEEDBACK["steps"](), (None, "paper", 32)),
     ],
 )
 def test_an_exact_upload_compensates_for_earlier_errors(mod: QuantizeMod, choices: Any) -> None:
@@ -350,7 +350,7 @@ def test_errors_of_tensors_are_kept_until_they_are_sent_again() -> None:
 
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     strategy = FedShift(inner, max_share=0.0, bits_for=by_round(None, None, 32, 32))
-    grid = LocalGrid(client_app([QuantizeMod("lean")], train), 1, seed=1)
+    grid = LocalGrid(client_app([FEEDBACK["steps"]()], train), 1, seed=1)
     arrays, trained = model(), list[str]()
     for number, layer in enumerate(("one.weight", "two.weight", "one.weight", "two.weight"), 1):
         trained.append(layer)

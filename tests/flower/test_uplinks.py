@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.serverapp.strategy import FedAvg
 
 from fedshift import Uplink
-from fedshift.codecs import Cast, Codec, Identity, KMeans, Quantizer, Range, Step
+from fedshift.codecs import Cast, Codec, Identity, KMeans, Quantizer, RandomStep, Range, Step
 from fedshift.flower import FedShift, NoUploadsError, QuantizeMod, Scaffold, ScaffoldMod
 from fedshift.flower.addon.arrays import KEY, to_record
 from fedshift.flower.testing import LocalGrid
@@ -57,7 +57,7 @@ def sent(
         (({}, {"uplink": "paper"}, {"bits": 16}), (KMeans, False)),
         (({}, {}, {"uplink": "paper"}), (KMeans, False)),
         (({}, {}, {"bits": 16}), (Cast, True)),
-        (({}, {}, {}), (Step, True)),
+        (({}, {}, {}), (RandomStep, True)),
     ],
 )
 def test_an_uplink_comes_from_the_node_then_the_message_then_the_run_then_the_app(
@@ -110,12 +110,12 @@ def at_rate(rate: float) -> Uplink:
     return Uplink(Codec(Step(rate=rate), Range()), update=True, feedback=True)
 
 
-def test_16_and_32_bits_keep_the_updates_and_the_feedback_of_a_named_uplink() -> None:
+def test_16_and_32_bits_keep_the_updates_of_a_named_uplink() -> None:
     mod, coder = QuantizeMod("lean"), named("lean").codec.coder
     for bits, quantizer in (16, Cast("bfloat16")), (32, Identity()):
         uplink = mod.uplink(bits)
         assert (uplink.codec.quantizer, uplink.codec.coder) == (quantizer, coder)
-        assert (uplink.update, uplink.feedback) == (True, True)
+        assert (uplink.update, uplink.feedback) == (True, False)
         assert sent(mod, node={"bits": bits})[:2] == (type(quantizer), True)
     assert QuantizeMod("exact").uplink() == Uplink()
 
@@ -129,9 +129,9 @@ def test_invalid_settings_are_refused_with_the_name_of_the_place(place: str) -> 
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"bits": 8},
-            rf"bits in the {place}: Step\(.*rate=0.8.*\) cannot have 8 bits; allowed are 16, 32, or an uplink",
+            rf"bits in the {place}: RandomStep\(.*rate=0.8.*\) cannot have 8 bits; allowed are 16, 32, or an uplink",
         ),
-        ({"bits": 4}, rf"bits in the {place}: Step\(.*rate=0.8.*\) cannot have 4 bits"),
+        ({"bits": 4}, rf"bits in the {place}: RandomStep\(.*rate=0.8.*\) cannot have 4 bits"),
         ({"bits": 9}, rf"bits in the {place}: 9 is not allowed; use 1 to 8"),
         ({"uplink": "leen"}, rf"uplink = 'leen' in the {place}: no such uplink; known are exact, paper, lean, extreme"),
         ({"uplink": 4}, rf"uplink = 4 in the {place}: no such uplink"),

@@ -98,7 +98,7 @@ def test_only_the_selected_uplinks_are_run() -> None:
         "32+4, random codes",
         "32+4, nearest codes",
     ]
-    assert len({cell.name for cell in uplinks()}) == len(uplinks()) == 11
+    assert len({cell.name for cell in uplinks()}) == len(uplinks()) == 13
 
 
 def test_differences_are_against_the_same_rule_and_against_fedavg(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class ScaffoldMod(QuantizeMod):
     sum_j lr (1 - m^j) / (1 - m). Server and client compute the control from the decoded upload, so nothing else is
     uploaded.
 
-    >>> ScaffoldMod("lean").uplink().feedback  # takes the same arguments as QuantizeMod
+    >>> ScaffoldMod("lean").uplink().update  # takes the same arguments as QuantizeMod
     True
     """
 

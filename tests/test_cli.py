@@ -160,6 +160,7 @@ def test_a_sweep_reports_a_run_that_diverges_and_continues(tmp_path: Path) -> No
         (["run", "--preset", "smoke", "--set", "data.name=nodata"], 2, "--set: data.name = 'nodata': unknown"),
         (["resume", "nowhere"], 2, "nowhere: there is no such folder"),
         (["data", "nodata"], 2, "unknown data set 'nodata'"),
+        (["data", "digits", "--from", "bad.toml"], 2, "unknown data set 'digits'"),
         (["data", "mnist", "--from", "bad.toml"], 2, "bad.toml"),
     ],
 )
@@ -183,6 +184,12 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence
     assert len(errors) == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rounds.csv"]
     assert (tmp_path / "mine" / "rounds.csv").read_text() == "MINE"
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_data_sets_of_the_package_need_not_be_fetched(name: str) -> None:
+    done = run("data", name)
+    assert (done.returncode, done.stdout) == (0, f"{name}: is included in fedshift, nothing to fetch\n")
 
 
 def test_names_are_not_interpreted_as_markup(tmp_path: Path) -> None:

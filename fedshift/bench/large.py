@@ -129,7 +129,9 @@ def memory_rows(name: str, rounds: Sequence[PeakMemory]) -> list[tuple[str, ...]
 
 
 def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Memory of the clients of a simulation and of a deployment with TLS, and traffic: lean, downlink=8, two rounds.
+    """Memory of the clients of a simulation and of a deployment with TLS, and traffic: steps, downlink=8, two rounds.
+
+    The steps have the rate of lean and error feedback, whose memory is the size of the model.
 
     One that does not complete is a target that is not met.
     """
@@ -153,13 +155,13 @@ def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str
             metrics = re.search(rf"{FOUND} (\[.*\])", log)
             if status != "finished:completed" or metrics is None:
                 tick(f"the {kind} ended with status {status}: {' '.join(log.split())[-300:]}")
-                targets.append(Target(f"{kind}, lean: rounds completed", ">= 2", 0.0, False))
+                targets.append(Target(f"{kind}, steps with feedback: rounds completed", ">= 2", 0.0, False))
                 continue
             measured = [PeakMemory(**found) for found in json.loads(metrics[1])]
-            targets.append(memory_target(f"{kind}, lean", measured, FEEDBACK_LIMIT))
-            rows += memory_rows(f"{kind}, lean", measured)
+            targets.append(memory_target(f"{kind}, steps with feedback", measured, FEEDBACK_LIMIT))
+            rows += memory_rows(f"{kind}, steps with feedback", measured)
             if relays:
                 ways = sum(relay.up for relay in relays), sum(relay.down for relay in relays)
                 figures = [f"{total / ROUNDS / NODES:,.0f}" for total in ways]
-                traffic.append((f"{kind}, lean, downlink=8", *figures))
+                traffic.append((f"{kind}, steps with feedback, downlink=8", *figures))
     return targets, rows, traffic

@@ -15,7 +15,7 @@ from fedshift.core.extras import needs
 from fedshift.core.files import RunError
 from fedshift.core.names import printable
 from fedshift.data import fetch as fetch_data
-from fedshift.data.datasets import Dataset
+from fedshift.data.datasets import INCLUDED, Dataset
 from fedshift.experiment import frontier as frontiers
 from fedshift.experiment.build import build, require_goal
 from fedshift.experiment.overrides import named_uplinks, placed
@@ -270,6 +270,9 @@ def report(out: Path) -> str | None:
 
 def fetch(name: str, source: Path | None) -> None:
     """Fetch a data set with a progress bar and print its path."""
+    if name in INCLUDED and source is None:
+        echo(f"{name}: is included in fedshift, nothing to fetch")
+        return
     columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}

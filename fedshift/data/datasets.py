@@ -27,6 +27,7 @@ from fedshift.data.synthetic import CLASSES, synthetic
 ARRAYS = ("x", "y", "test_x", "test_y")
 OWNERS = ("owner", "test_owner")
 FILES = (".npz", ".safetensors")
+INCLUDED = ("digits", "synthetic")  # data sets that are not fetched
 HEADER = 1 << 20  # maximum bytes of the header of a safetensors file
 
 

@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "checkpoint": False,
     "pack": False,
     "error-feedback": False,
-    "lean": False,  # uplink "lean" instead of 4 bits
+    "steps": False,  # updates in steps of 0.8 bits with error feedback instead of weights in 4 bits
     "state-dir": "",
     "hostile": False,
     "wait-in": 0,

@@ -93,10 +93,10 @@ def test_a_training_resumes_to_the_same_bytes_after_the_superlink_was_killed(
 ) -> None:
     """The server has its checkpoint, and the nodes have their memories on disk; one of the nodes is killed as well.
 
-    Two nodes use the app's uplink, lean, and one that of its node config. The model is sent packed, and
+    Two nodes use the app's uplink, with error feedback, and one that of its node config. The model is sent packed, and
     the reference is trained on plain arrays.
     """
-    config = {"checkpoint": True, "pack": True, "lean": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
+    config = {"checkpoint": True, "pack": True, "steps": True, "state-dir": str(tmp_path / "states"), "wait-in": 2}
     trial = Trial(deployment, app, tmp_path / "out", config)
     trial.until("training-2")
     deployment.node(1).kill()

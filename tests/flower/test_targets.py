@@ -97,7 +97,8 @@ def test_arrays_without_names_are_selected_by_shape_and_change() -> None:
 CODECS: dict[str, Callable[[], QuantizeMod]] = {
     "means": lambda: QuantizeMod(codec=Codec(KMeans(4))),
     "means, rounded at random": lambda: QuantizeMod(4),
-    "steps": lambda: QuantizeMod("lean"),
+    "lean": lambda: QuantizeMod("lean"),
+    "steps": lambda: QuantizeMod(codec=Codec(Step(rate=0.8), Range()), updates=True),
     "few values": lambda: QuantizeMod(codec=Codec(Ternary()), updates=True),
     "exact means": lambda: QuantizeMod(codec=Codec(KMeans(2, exact=True))),
     "a grid": lambda: QuantizeMod(codec=Codec(Uniform(3))),

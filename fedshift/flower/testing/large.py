@@ -18,6 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedshift.codecs import Codec, Range, Step
 from fedshift.core.memory import fresh_memory, reset_peak, resident
 from fedshift.flower.addon.mod import QuantizeMod
 from fedshift.flower.addon.strategy import FedShift
@@ -113,7 +114,7 @@ def memory(feedback: int, layers: int, width: int) -> tuple[float, ...]:
     return tuple(value for each in found for value in each.values())
 
 
-client = client_app(QuantizeMod("lean"))
+client = client_app(QuantizeMod(codec=Codec(Step(rate=0.8), Range(), min_axes=1), updates=True, error_feedback=True))
 server = ServerApp()
 
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from fedshift import Params, header
+from fedshift import Codec, Params, Range, Step, header
 from fedshift.codecs.exact import EXACT
 from fedshift.flower import QuantizeMod, introduce
 from fedshift.flower.addon.arrays import KEY, enclose, to_params, to_record
@@ -23,10 +23,12 @@ PATIENCE = 900.0  # seconds until a waiting client continues by itself
 
 def quantize(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     config: dict[str, Any] = dict(context.run_config)
-    if config["lean"]:
-        mod = QuantizeMod("lean", state_dir=config["state-dir"] or None)
+    state_dir = config["state-dir"] or None
+    if config["steps"]:
+        codec = Codec(Step(rate=0.8), Range(), min_axes=1)
+        mod = QuantizeMod(codec=codec, updates=True, error_feedback=True, state_dir=state_dir)
     else:
-        mod = QuantizeMod(4, error_feedback=config["error-feedback"], state_dir=config["state-dir"] or None)
+        mod = QuantizeMod(4, error_feedback=config["error-feedback"], state_dir=state_dir)
     return mod(message, context, call_next)
 
 

@@ -58,9 +58,8 @@ def check_largest(found: float, bits: int) -> None:
 
 
 def row_squares(row: Floats) -> float:
-    """|x|^2 of one row."""
-    wide = (row[c].astype(np.float64) for c in pieces(row))
-    return math.fsum(float(x @ x) for x in wide)
+    """|x|^2 of one row; without a product of vectors, for which NumPy's BLAS would use several threads."""
+    return math.fsum(float(np.square(row[c], dtype=np.float64).sum()) for c in pieces(row))
 
 
 def pieces(row: Floats) -> list[slice]:

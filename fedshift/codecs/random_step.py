@@ -103,11 +103,11 @@ class RandomStep(FixedWidth, number=13):
         inverse = torch.where(step > 0, 1 / step, 0.0)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         for r, c in chunks(x):
-            size = x[r, c].abs().mul_(inverse[r, None])
-            k = size.floor()
-            k += rng.uniform(key[r], size.shape[1], c.start) < size.sub_(k)
-            k.clamp_(max=self.top)
-            codes[r, c] = torch.where(x[r, c] > 0, 2 * k - 1, 2 * k).clamp_(min=0).to(torch.uint8)
+            part = x[r, c].abs().mul_(inverse[r, None])
+            k = part.floor()
+            part.sub_(k)
+            k.add_(rng.uniform(key[r], part.shape[1], c.start).lt_(part)).clamp_(max=self.top)
+            codes[r, c] = k.mul_(2).sub_(x[r, c].gt(0).float()).clamp_(min=0)  # in place: 0.0 and 1.0 instead of booleans
         return codes, step[:, None]
 
     def _steps(self, x: Tensor, rate: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from fedshift import Codec, KMeans, Params, Stochastic, Ternary, Uniform, shift
+from fedshift import Codec, KMeans, Params, Range, Step, Stochastic, Ternary, Uniform, shift
 from fedshift.flower import FedShift, QuantizeMod
 from fedshift.flower.addon.arrays import to_params, to_record
 from tests.flower.apps import model, moved, run

@@ -143,7 +143,7 @@ for name, about in {
     "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
     "ablations": "Ablations beyond the paper: other shares, no quantization, quantization only, updates.",
     "beyond": "Filter centring, compared with no shift and with the paper's shift.",
-    "uplinks": "Uplinks lean and extreme, and random K-means codes, compared with full precision.",
+    "uplinks": "Uplinks lean and extreme, earlier ones, and random K-means codes, against full precision.",
     "rivals": "FedHQ, agreement mask, grouped averaging, each with and without a shift; server optimizers.",
     "codecs": "Every codec at about one bit per weight, compared with full precision.",
     "centred": "Third column of Tables 1 and 2: filter centring instead of the paper's shift.",

@@ -38,7 +38,7 @@ QUANTIZERS = {
     "stochastic": NamedQuantizer(Stochastic, "The same grid; values are rounded at random, without bias (QSGD)."),
     "step": NamedQuantizer(
         Step,
-        "Multiples of a step, most codes zero: `rate` bits per value, or `step` times the root mean square.",
+        "Nearest multiples of a step, most codes zero: `rate` bits per value, or `step` times the root mean square.",
         {"step": Step.step, "rate": Step.rate},
     ),
     "step-random": NamedQuantizer(

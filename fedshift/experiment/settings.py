@@ -425,8 +425,8 @@ class CodingSettings(SettingsTable):
     """Quantizer, coder and kind of upload of a client, except for its bits.
 
     The default quantizer is K-means, with nearest codes if there is feedback, and randomly rounded codes otherwise. A
-    `rate` without a quantizer implies step if there is feedback, and step-random otherwise; a `step` implies step, and
-    `keep` implies ternary. All of them set `bits` unless it is given.
+    `rate` without a quantizer implies step if there is feedback or in a downlink, and step-random otherwise; a `step`
+    implies step, and `keep` implies ternary. All of them set `bits` unless it is given.
     A `codec` replaces quantizer, coder and groups of all clients with 8 bits or fewer, and sets `bits` to 8 unless it
     is given.
     """
@@ -441,7 +441,9 @@ class CodingSettings(SettingsTable):
         None  # bits per value: for step, instead of its step, and step-random
     )
     keep: Annotated[float, Field(gt=0, le=1)] | None = None  # for ternary: fraction of nonzero values
-    coder: Literal["auto", "bitpack", "zstd", "range"] = "auto"  # auto: range below 4 bits and after step, else bitpack
+    coder: Literal["auto", "bitpack", "zstd", "range"] = (
+        "auto"  # auto: range below 4 bits and after steps, else bitpack
+    )
     per: Literal["tensor", "channel"] | Count = "tensor"  # or the number of values per block
     biases: bool = False  # also quantize tensors with one axis, which are exact otherwise
     send: Literal["weights", "updates"] = "weights"

@@ -62,7 +62,7 @@ def test_the_first_uplink_to_arrive_is_recommended_unless_it_lost_accuracy() -> 
     assert [row[-1] for row in table.rows] == ["", "recommended", "", ""]
     assert table.rows[1][1:5] == ("updates", "0.3", "100.0", "200,000")
     assert sentences[0].startswith('Use uplink = "lean" (updates): an upload takes 0.3 s instead of 8.42 s (exact); on')
-    assert sentences[1].startswith('uplink = "extreme" is faster, 0.15 s, but on Shakespeare it lost ')
+    assert sentences[1].startswith('uplink = "extreme" is faster, 0.15 s, but on Synthetic(1, 1) it lost ')
     assert sentences[2].startswith("For clients that cannot send updates, uplink.bits = 4 (4-bit K-means codes")
     # 4 MB in 0.09 s, and then 4.221 MB in 0.01 s
     assert sentences[3] == (

@@ -54,9 +54,9 @@ class QuantizeMod:
     memory is kept in files under `state_dir`. Without, it is kept in the state that Flower keeps for the node, which is
     lost when a SuperNode stops, or, beyond 16 MB, in files under `$FLWR_HOME/fedshift`.
 
-    `QuantizeMod("lean")` selects an uplink by name, which sets codec, updates and error feedback together. In a config
-    or message, `uplink = "lean"` instead of `bits` has the same effect. A server can also send any `Uplink`, with the
-    argument `bits_for` of `FedShift`.
+    `QuantizeMod("lean")` selects an uplink by name, which sets the codec and what is sent, without error feedback. In a
+    config or message, `uplink = "lean"` instead of `bits` has the same effect. A server can also send any `Uplink`,
+    with the argument `bits_for` of `FedShift`.
 
     >>> QuantizeMod(bits=4).uplink(8)  # doctest: +ELLIPSIS
     Uplink(codec=Codec(quantizer=KMeans(bits=8, exact=False, random=True), ...), update=False, feedback=False)

@@ -80,7 +80,7 @@ Algorithms = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Number of seeds; the paper uses 3.")]
-Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rounds per run (default: 800).")]
+Rounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Rounds per run (default: those of the table).")]
 Shift = Annotated[
     str,
     typer.Option(
@@ -128,16 +128,41 @@ def grid(
         from fedshift.paper.experiments import chosen
 
         table = str(ctx.info_name)
-        out = out or Path("runs") / (table if table in ("small", "dadaquant") else "paper")
-        request = paper_tables.Request(
-            table, chosen(bits or (), algorithms or (), shift), seeds, rounds, tuple(assignments or ()), records
-        )
-        if estimate:
-            paper_tables.estimate(request, out, as_json)
-        else:
-            paper_tables.run(request, out, display(quiet, as_json, track), as_json, minutes)
+        choice = chosen(bits or (), algorithms or (), shift)
+        request = paper_tables.Request(table, choice, seeds, rounds, tuple(assignments or ()), records)
+        paper_tables.train(request, out, estimate, display(quiet, as_json, track), as_json, minutes)
 
 
+def whole(
+    ctx: typer.Context,
+    seeds: Seeds = 1,
+    rounds: Rounds = None,
+    out: Out = None,
+    records: Skip = None,
+    estimate: Estimate = False,
+    minutes: Minutes = None,
+    assignments: Set = None,
+    track: Track = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """As `grid`, for tables of which no part can be selected."""
+    grid(
+        ctx,
+        seeds=seeds,
+        rounds=rounds,
+        out=out,
+        records=records,
+        estimate=estimate,
+        minutes=minutes,
+        assignments=assignments,
+        track=track,
+        quiet=quiet,
+        as_json=as_json,
+    )
+
+
+WHOLE = "codecs", "dadaquant"
 for name, about in {
     "table1": "Table 1: five algorithms, 4 to 8 bits, without and with the shift.",
     "table2": "Table 2: Dirichlet partitions, uniform and K-means codes.",
@@ -152,12 +177,13 @@ for name, about in {
     "dadaquant": "DAdaQuant's row of Synthetic(1, 1): QSGD, DAdaQuant and lean, compared with full precision.",
     "all": "All tables, in order of importance: one seed of everything first.",
 }.items():
+    part = "" if name in WHOLE else "--bits 4 8 "
     paper.command(
         name,
         help=f"{about}\n\nTrains the missing runs, then prints our results next to the paper's.",
-        epilog=examples(f"fedshift paper {name} --estimate", f"fedshift paper {name} --bits 4 8 --seeds 3"),
+        epilog=examples(f"fedshift paper {name} --estimate", f"fedshift paper {name} {part}--seeds 3"),
         cls=Several,
-    )(grid)
+    )(whole if name in WHOLE else grid)
 
 
 @paper.command(epilog=examples("fedshift paper figures", "fedshift paper figures 7 8 --records runs/mine --format pdf"))

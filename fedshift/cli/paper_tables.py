@@ -44,10 +44,11 @@ class Request(NamedTuple):
     @property
     def tables(self) -> dict[str, list[Cell]]:
         """Cells of each requested table, in order of importance."""
+        if self.table == "dadaquant":
+            return {self.table: experiments.dadaquant()}
         every = ("table1", "table2", "ablations", "centred", "differences", "beyond", "uplinks", "rivals", "codecs")
         names = {"all": every, "small": ("table1", "table2", "centred")}.get(self.table, (self.table,))
-        known = experiments.TABLES | {"dadaquant": experiments.dadaquant}
-        tables = {name: cells for name in names if (cells := known[name](self.choice))}
+        tables = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not tables:
             raise SettingsError(f"paper {self.table}: no cell matches these --bits, --algorithms and --shift")
         return tables
@@ -76,6 +77,8 @@ class Request(NamedTuple):
         if self.rounds is not None or changes:
             seen = f"--set {changes[0]}" if changes else f"--rounds {self.rounds}"
             raise SettingsError(f"--records {self.records}: records have the paper's settings; leave out {seen}")
+        if self.table == "dadaquant":
+            return dadaquant.read(self.records)
         cells = [cell for table in experiments.TABLES.values() for cell in table()]  # tables compare with other cells
         return published(self.records, cells, self.base, self.default_rounds)[0]
 
@@ -104,6 +107,17 @@ class Request(NamedTuple):
         with overrides.placed("--set"):
             grid.expand(raw)
         return raw
+
+
+def train(
+    request: Request, out: Path | None, estimated: bool, display: Display, as_json: bool, minutes: float | None
+) -> None:
+    """Train the missing runs and print the tables; `estimated`: only print how long this takes."""
+    out = out or Path("runs") / (request.table if request.table in ("small", "dadaquant") else "paper")
+    if estimated:
+        estimate(request, out, as_json)
+    else:
+        run(request, out, display, as_json, minutes)
 
 
 def estimate(request: Request, out: Path, as_json: bool) -> None:

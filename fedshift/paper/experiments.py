@@ -515,14 +515,12 @@ def repeated(choice: CellChoice = EVERYTHING) -> list[Cell]:
     return [*table1(few), *third_column("table1", few)]
 
 
-def dadaquant(choice: CellChoice = EVERYTHING) -> list[Cell]:
+def dadaquant() -> list[Cell]:
     """DAdaQuant's row of Synthetic(1, 1): full precision, Federated QSGD, each half of DAdaQuant, both, and lean.
 
     >>> [cell.name for cell in dadaquant()][-5:]
     ['dadaquant-16_time', 'dadaquant-16_clients', 'dadaquant-16', 'dadaquant-4', 'lean']
     """
-    if "fedprox" not in choice.algorithms or False not in choice.shifts:
-        return []
     static = [_levels(f"qsgd-{q}", f"QSGD, q = {q}", q, time=False, clients=False) for q in STATIC]
     halves = [
         _levels(f"dadaquant-{Q_MAX}_time", f"DAdaQuant, time only, q_max = {Q_MAX}", Q_MAX, time=True, clients=False),

@@ -1,5 +1,6 @@
 """Sweeps: train a grid of runs, on a GPU as many at once as fit, otherwise one per core; stopped runs are resumed."""
 
+import statistics
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -214,20 +215,27 @@ def _same_settings(planned: GridRun) -> None:
     require_settings(planned.folder, planned.experiment)
 
 
+TIMED_ROUNDS, TIMED_SECONDS = 20, 5.0  # of an estimate: at most this many rounds; none is started after this time
+
+
 def estimate(raw: Mapping[str, Any], cores: int) -> float:
     """Estimated seconds to train the runs of a grid on this machine, from a few rounds of the first run or pack.
 
-    On a CPU, one round with a single epoch or step is timed, and its training time is scaled. Nothing is written.
+    On a CPU, rounds with a single epoch or step are timed, and their training time is scaled. Nothing is written.
     """
     experiments = expand(raw)
     first = experiments[0]
     if not packable(first):
         steps = first.train.steps
         length = "train.epochs" if steps is None else "train.steps"
-        short = Run(first.changed(**{length: 1, "train.rounds": 1, "engine.name": "sequential"}))
-        (outcome,) = short
-        train = outcome.seconds["train"]
-        each = outcome.seconds["round"] - train + train * (steps or first.train.epochs)
+        short = Run(first.changed(**{length: 1, "train.rounds": TIMED_ROUNDS, "engine.name": "sequential"}))
+        times, begin = [], time.perf_counter()
+        for outcome in short:
+            train = outcome.seconds["train"]
+            times.append(outcome.seconds["round"] - train + train * (steps or first.train.epochs))
+            if len(times) > 1 and time.perf_counter() - begin > TIMED_SECONDS:
+                break
+        each = statistics.median(times[1:])  # the first round is slower
         return each * sum(experiment.train.rounds for experiment in experiments) / min(cores, len(experiments))
     similar = [
         experiment.changed(**{"train.rounds": 3}) for experiment in experiments if kind(experiment) == kind(first)

@@ -7,11 +7,13 @@ import pytest
 
 from fedshift.cli.paper_tables import Request
 from fedshift.paper import claims
+from fedshift.paper.dadaquant import read
 from fedshift.paper.experiments import (
     EVERYTHING,
     TABLES,
     ablations,
     centred,
+    dadaquant,
     decisive,
     mixed,
     rivals,
@@ -101,6 +103,22 @@ def test_runs_with_a_published_record_are_skipped(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.count("60.0") >= 2
     assert "Report: " not in done.stdout
+
+
+def test_published_records_of_dadaquant_are_skipped() -> None:
+    flags = ["--estimate", "--json", "--records", ROOT / "results" / "tasks" / "dadaquant"]
+    done = fedshift("paper", "dadaquant", *flags)
+    assert done.exit_code == 0, done.output
+    skipped = {cell.name for cell in dadaquant() if 0 in read(ROOT / "results" / "tasks" / "dadaquant").of(cell)}
+    assert {"exact", "qsgd-16", "dadaquant-16"} <= skipped
+    assert json.loads(done.stdout)["missing"] == len(dadaquant()) - len(skipped)
+
+
+@pytest.mark.parametrize("table", ["codecs", "dadaquant"])
+def test_tables_without_bits_and_algorithms_refuse_these_options(table: str) -> None:
+    done = fedshift("paper", table, "--bits", "4", "--estimate")
+    assert done.exit_code == 2
+    assert "No such option: --bits" in done.output
 
 
 def test_rivals_are_printed_in_two_tables(tmp_path: Path) -> None:

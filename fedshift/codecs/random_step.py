@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from fedshift.codecs import magnitudes
-from fedshift.codecs.base import FixedWidth, Side, chunks
+from fedshift.codecs.base import Side, chunks
 from fedshift.codecs.magnitudes import DROPPED, FIRST, ROWS, Doubles, Floats, largest, one_by_one
+from fedshift.codecs.step import StepLevels
 from fedshift.core import rng
 
 
 @dataclass(frozen=True)
-class RandomStep(FixedWidth, number=13):
+class RandomStep(StepLevels, number=13):
     """Multiples of a step, rounded at random without bias, with `rate` bits per value.
 
     The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
@@ -44,38 +45,13 @@ class RandomStep(FixedWidth, number=13):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bits < 2:
-            raise ValueError(f"RandomStep(bits={self.bits}): bits must be between 2 and 8")
-        if not 0.001 <= self.rate <= self.bits - 1:
-            raise ValueError(
-                f"RandomStep(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits per value"
-            )
-
-    @property
-    def top(self) -> int:
-        """The largest k."""
-        return int(2 ** (self.bits - 1) - 1)
-
-    def with_bits(self, bits: int) -> FixedWidth:
-        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by its rate
+        self._check(self.rate)
 
     def width(self, n: int) -> int:
         return 1
 
-    def levels(self, n: int) -> int:
-        return 2 * self.top + 1
-
-    def table(self, side: Side) -> Tensor:
-        return self._values(torch.arange(2 * self.top + 1, device=side.device), side)
-
     def reach(self, side: Side, highest: int) -> float:
         return float(self._values(torch.tensor(highest, device=side.device), side).abs().amax())
-
-    def decode(self, codes: Tensor, side: Side) -> Tensor:
-        """table[codes]; the table is only computed for rows with at least as many values as it has entries."""
-        if codes.shape[1] >= 2**self.bits:
-            return super().decode(codes, side)
-        return self._values(codes.int(), side)
 
     def _values(self, codes: Tensor, side: Side) -> Tensor:
         size = ((codes + 1) >> 1) * side

@@ -11,6 +11,7 @@ together with torch. The results are the same.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -31,8 +32,43 @@ Codes = NDArray[np.uint8]
 DEAD = 0.65  # half of the zero level's width, in steps
 
 
+class StepLevels(FixedWidth):
+    """Levels at multiples of a step on both sides of zero: code 0 for k = 0, 2k - 1 for x > 0 and 2k for x < 0."""
+
+    @property
+    def top(self) -> int:
+        """The largest k."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def with_bits(self, bits: int) -> FixedWidth:
+        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by its rate
+
+    def levels(self, n: int) -> int:
+        return 2 * self.top + 1
+
+    def table(self, side: Side) -> Tensor:
+        return self._values(torch.arange(2 * self.top + 1, device=side.device), side)
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        """table[codes]; the table is only computed for rows with at least as many values as it has entries."""
+        if codes.shape[1] >= 2**self.bits:
+            return super().decode(codes, side)
+        return self._values(codes.int(), side)
+
+    @abstractmethod
+    def _values(self, codes: Tensor, side: Side) -> Tensor:
+        """codes of any integer type (n,) or (rows, n) -> float32 (rows, n)."""
+
+    def _check(self, rate: float | None) -> None:
+        name = type(self).__name__
+        if self.bits < 2:
+            raise ValueError(f"{name}(bits={self.bits}): bits must be between 2 and 8")
+        if rate is not None and not 0.001 <= rate <= self.bits - 1:
+            raise ValueError(f"{name}(rate={rate}): rate must be between 0.001 and {self.bits - 1} bits per value")
+
+
 @dataclass(frozen=True)
-class Step(FixedWidth, number=6):
+class Step(StepLevels, number=6):
     """Levels at multiples of a step: `step` times the row's root mean square, or the step for `rate` bits per value.
 
     The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
@@ -53,40 +89,17 @@ class Step(FixedWidth, number=6):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bits < 2:
-            raise ValueError(f"Step(bits={self.bits}): bits must be between 2 and 8")
         if not 0.01 <= self.step <= 1000:
             raise ValueError(f"Step(step={self.step}): step must be between 0.01 and 1000 times the root mean square")
-        if self.rate is not None and not 0.001 <= self.rate <= self.bits - 1:
-            raise ValueError(f"Step(rate={self.rate}): rate must be between 0.001 and {self.bits - 1} bits per value")
-
-    @property
-    def top(self) -> int:
-        """The largest k."""
-        return int(2 ** (self.bits - 1) - 1)
-
-    def with_bits(self, bits: int) -> FixedWidth:
-        raise ValueError(f"{self} cannot have {bits} bits")  # its size is set by its rate
+        self._check(self.rate)
 
     def width(self, n: int) -> int:
         return 3
-
-    def levels(self, n: int) -> int:
-        return 2 * self.top + 1
-
-    def table(self, side: Side) -> Tensor:
-        return self._values(torch.arange(2 * self.top + 1, device=side.device), side)
 
     def reach(self, side: Side, highest: int) -> float:
         step, first, further = map(float, side.abs().amax(0))
         farthest = (highest + 1) // 2 + max(first, further, key=lambda offset: (math.isnan(offset), offset))
         return step * farthest * (1 + 2.0**-22)  # differences are rounded to float32
-
-    def decode(self, codes: Tensor, side: Side) -> Tensor:
-        """table[codes]; the table is only computed for rows with at least as many values as it has entries."""
-        if codes.shape[1] >= 2**self.bits:
-            return super().decode(codes, side)
-        return self._values(codes.int(), side)
 
     def _values(self, codes: Tensor, side: Side) -> Tensor:
         step, first, further = side[:, :, None].unbind(1)

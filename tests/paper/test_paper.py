@@ -106,7 +106,7 @@ def test_runs_with_a_published_record_are_skipped(tmp_path: Path) -> None:
 
 
 def test_published_records_of_dadaquant_are_skipped() -> None:
-    flags = ["--estimate", "--json", "--records", ROOT / "results" / "tasks" / "dadaquant"]
+    flags: list[str | Path] = ["--estimate", "--json", "--records", ROOT / "results" / "tasks" / "dadaquant"]
     done = fedshift("paper", "dadaquant", *flags)
     assert done.exit_code == 0, done.output
     skipped = {cell.name for cell in dadaquant() if 0 in read(ROOT / "results" / "tasks" / "dadaquant").of(cell)}

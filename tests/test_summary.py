@@ -12,7 +12,6 @@ from rich.console import Console
 from fedshift import Experiment
 from fedshift.core.files import RunError
 from fedshift.experiment.toml import dotted
-from fedshift.report.labels import bits
 from fedshift.rounds.uplinks import UPLINKS
 from fedshift.runs.summary import (
     RunResult,
@@ -468,9 +467,3 @@ def test_an_argument_of_a_policy_that_only_one_run_has_is_a_difference() -> None
     assert len(set(names(runs))) == 4
     found = rows([RunResult(run, 0.5, 0.5, 1) for run in runs], runs)
     assert len({str(row.label) for row in found}) == len(found) == 4
-
-
-def test_clients_with_a_codec_or_a_policy_are_inferior_in_labels() -> None:
-    for uplink, name in (({"codec": "qsgd"}, "qsgd"), ({"policy": "adaquantfl"}, "adaquantfl")):
-        experiment = Experiment(uplink={"bits": "32+8"} | uplink)
-        assert [bits(experiment, group) for group in ("32 bit", name)] == [32, 8]

@@ -14,6 +14,8 @@ from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplink import Uplink
 from fedshift.wire.registry import codec_bytes
 
+OTHERS = "others"  # name of the group of clients that are in no named group
+
 
 def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Group], Tensor]:
     """Groups of clients with the same uplink, and the group of each client (N,).
@@ -31,27 +33,44 @@ def links(experiment: Experiment, uplink: Uplink | None = None) -> tuple[list[Gr
             return Group(name, uplink, None if isinstance(rate, tuple) else rate, adaptive=True)
         return group_of(name, LinkSettings(**coding, bits=bits, bandwidth=None if isinstance(rate, tuple) else rate))
 
+    if config.group:
+        return named_groups(experiment, link)
+    by_name = group_bits(experiment)
+    groups = [link(bits, name) for name, bits in by_name.items()]
+    if isinstance(config.bits, int):
+        return groups, torch.zeros(clients, dtype=torch.int64)
+    if isinstance(config.bits, tuple):
+        places = {bits: i for i, bits in enumerate(by_name.values())}
+        return groups, torch.tensor([places[bits] for bits in config.bits])
+    if isinstance(config.bits, dict):
+        return groups, _populated(groups, interleave(list(config.bits.values()), clients), "uplink.bits")
+    return groups, _populated(groups, torch.arange(clients) % len(groups), "uplink.bits")
+
+
+def group_bits(experiment: Experiment) -> dict[str, Bits]:
+    """Bits of each group of clients, by its name in clients.csv; no codec is made, as a user's module may be missing.
+
+    >>> group_bits(Experiment(uplink={"bits": "32+8+4", "codec": "qsgd"}))
+    {'32 bit': 32, 'qsgd, 8 bit': 8, 'qsgd, 4 bit': 4}
+    """
+    config = experiment.uplink
+    chosen, quantized = config.policy or config.codec, [width for width in widths(config) if width <= 8]
+
     def kind(bits: Bits) -> str:
         """Name of clients with these bits."""
-        chosen = config.policy or config.codec
         if chosen is None or bits > 8:
             return f"{bits} bit"
         name = chosen.name.rpartition(":")[2]
-        return name if len([width for width in widths(config) if width <= 8]) == 1 else f"{name}, {bits} bit"
+        return name if len(quantized) == 1 else f"{name}, {bits} bit"
 
-    if isinstance(config.bits, tuple):
-        kinds = sorted(set(config.bits), reverse=True)
-        return [link(bits, kind(bits)) for bits in kinds], torch.tensor([kinds.index(bits) for bits in config.bits])
-    if isinstance(config.bits, dict):
-        groups = [link(bits, kind(bits)) for bits in config.bits]
-        return groups, _populated(groups, interleave(list(config.bits.values()), clients), "uplink.bits")
+    if isinstance(config.bits, int):
+        named = {" ".join(name.split()): link.bits for name, link in config.group.items()}
+        return {OTHERS: config.bits} | named if named else {kind(config.bits): config.bits}
     if isinstance(config.bits, str):
         parts = [cast(Bits, int(bits)) for bits in config.bits.split("+")]
-        groups = [link(bits, f"{kind(bits)}{f' ({i})' * (parts.count(bits) > 1)}") for i, bits in enumerate(parts, 1)]
-        return groups, _populated(groups, torch.arange(clients) % len(parts), "uplink.bits")
-    if not config.group:
-        return [link(config.bits, kind(config.bits))], torch.zeros(clients, dtype=torch.int64)
-    return named_groups(experiment, link)
+        return {f"{kind(bits)}{f' ({i})' * (parts.count(bits) > 1)}": bits for i, bits in enumerate(parts, 1)}
+    distinct = sorted(set(config.bits), reverse=True) if isinstance(config.bits, tuple) else config.bits
+    return {kind(bits): bits for bits in distinct}
 
 
 def downlink(experiment: Experiment) -> Uplink:
@@ -61,10 +80,10 @@ def downlink(experiment: Experiment) -> Uplink:
 
 
 def named_groups(experiment: Experiment, link: Callable[[Bits, str], Group]) -> tuple[list[Group], Tensor]:
-    """Assign clients to groups with lists of clients first, then by shares, then to the group 'others'."""
+    """Assign clients to groups with lists of clients first, then by shares, then to the group OTHERS."""
     config, clients = experiment.uplink, experiment.data.clients
     assert isinstance(config.bits, int)
-    groups = [group_of(name, settings) for name, settings in config.group.items()] + [link(config.bits, "others")]
+    groups = [group_of(name, settings) for name, settings in config.group.items()] + [link(config.bits, OTHERS)]
     others = len(groups) - 1
     group = torch.full((clients,), others)
     for i, (name, settings) in enumerate(config.group.items()):

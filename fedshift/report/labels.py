@@ -1,12 +1,12 @@
 """Predictions of the model: the share of each label, and of labels that (almost) only quantized clients have."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedshift.experiment.links import group_bits
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Curves, Heat
 from fedshift.report.curves import AVERAGE, BAND, ROUND, averaged, curve, cut, cuts, points_per_curve
@@ -31,30 +31,13 @@ class LabelGroup(NamedTuple):
     inferior: float  # the share of inferior labels among all examples
 
 
-def bits(experiment: Experiment, group: str) -> int:
-    """Bits of a group of clients, by its name in clients.csv.
-
-    >>> bits(Experiment(uplink={"bits": "32+4"}), "4 bit")
-    4
-    """
-    uplink = experiment.uplink
-    for name, link in uplink.group.items():
-        if " ".join(name.split()) == group:
-            return link.bits
-    if (uplink.codec is not None or uplink.policy is not None) and not group.endswith("bit"):
-        return 8
-    found = re.match(r"(\d+) bit", group)
-    return int(found[1]) if found else uplink.bits if isinstance(uplink.bits, int) else 32
-
-
 def marks(experiment: Experiment, clients: Sequence[ClientRecord]) -> list[str]:
     """Mark of each label: superior, inferior, or '' for neither; all '' if all clients are of one kind."""
     labels = np.array([client.labels for client in clients if len(client.labels) == len(clients[0].labels)])
     if not labels.size:
         return []
-    lossy = np.array(
-        [bits(experiment, client.group) < 32 for client in clients if len(client.labels) == labels.shape[1]]
-    )
+    bits = group_bits(experiment)
+    lossy = np.array([bits.get(client.group, 32) < 32 for client in clients if len(client.labels) == labels.shape[1]])
     if lossy.all() or not lossy.any():
         return [""] * labels.shape[1]
     quantized, exact, least = labels[lossy].sum(axis=0), labels[~lossy].sum(axis=0), ONLY * labels.sum(axis=0)

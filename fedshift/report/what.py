@@ -6,10 +6,11 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from fedshift.experiment.links import group_bits
 from fedshift.experiment.settings import Experiment
 from fedshift.report.charts import Axis, Choice, Heat, Section, Table, TableRow
 from fedshift.report.curves import chosen
-from fedshift.report.labels import DEFINITION, bits, marks
+from fedshift.report.labels import DEFINITION, marks
 from fedshift.report.lines import Grouped, counts, rule_of
 from fedshift.runs import summary
 from fedshift.runs.recorded import Broken, ClientRecord, Recorded
@@ -146,8 +147,8 @@ def partitions(runs: Sequence[Recorded]) -> list[Heat | Choice]:
 def _heat(experiment: Experiment, clients: Sequence[ClientRecord], name: str, title: str) -> Heat:
     """Clients in the order of their groups, most bits first; a sample if there are many."""
     classes = len(clients[0].labels)
-    order = {group: -bits(experiment, group) for group in dict.fromkeys(client.group for client in clients)}
-    ordered = sorted(clients, key=lambda client: (order[client.group], client.group, client.number))
+    bits = group_bits(experiment)
+    ordered = sorted(clients, key=lambda client: (-bits.get(client.group, 32), client.group, client.number))
     shown = [ordered[i] for i in chosen(len(ordered), CLIENTS)]
     some = f" {len(shown)} of {len(ordered)} clients are shown." if len(shown) < len(ordered) else ""
     label_marks = marks(experiment, clients) or [""] * classes

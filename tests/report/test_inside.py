@@ -1,10 +1,12 @@
 """The section "What happened during training?"."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from fedshift import Experiment
+from fedshift.experiment.links import group_bits
 from fedshift.report.charts import Choice, Curves, Heat, Histograms, Section
 from fedshift.report.inside import section
 from fedshift.report.lines import grouped
@@ -128,6 +130,29 @@ def test_groups_with_names_have_the_bits_of_the_settings(tmp_path: Path) -> None
     folder = write(tmp_path / "run", raw)
     write_clients(folder, group=lambda client: "slow ones" if client % 2 else "others")
     assert part(inside(folder), "predicted", Heat).marks[:2] == ["superior", "inferior"]
+
+
+@pytest.mark.parametrize(
+    ("uplink", "names"),
+    [
+        ({"bits": "32+8", "codec": "qsgd"}, ["32 bit", "qsgd"]),
+        ({"bits": "32+8", "policy": "adaquantfl"}, ["32 bit", "adaquantfl"]),
+        ({"bits": "32+8+4", "codec": "qsgd"}, ["32 bit", "qsgd, 8 bit", "qsgd, 4 bit"]),
+        ({"bits": "32+8+4", "codec": "missing:mine"}, ["32 bit", "mine, 8 bit", "mine, 4 bit"]),
+        ({"bits": "32+8+4", "policy": "dadaquant"}, ["32 bit", "dadaquant, 8 bit", "dadaquant, 4 bit"]),
+        ({"bits": "32+4+4", "codec": "qsgd"}, ["32 bit", "qsgd (2)", "qsgd (3)"]),
+    ],
+)
+def test_clients_with_a_codec_or_a_policy_are_quantized(
+    uplink: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    """Clients 0 and 2 have even labels and exact uploads, clients 1 and 3 odd labels."""
+    experiment = Experiment(data={"clients": 4}, train={"cohort": 2}, uplink=uplink)
+    assert list(group_bits(experiment)) == names
+    folder = write(tmp_path / "run", settings(uplink=uplink))
+    exact, *lossy = names
+    write_clients(folder, group=lambda client: lossy[client // 2 % len(lossy)] if client % 2 else exact)
+    assert part(inside(folder), "predicted", Heat).marks == ["superior", "inferior", "superior", "inferior"]
 
 
 def test_errors_are_drawn_if_uploads_were_quantized(tmp_path: Path) -> None:

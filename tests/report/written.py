@@ -8,6 +8,7 @@ from typing import Any
 from fedshift.core.files import seal
 from fedshift.experiment.settings import Experiment
 from fedshift.runs.columns import LAYER, PHASES, column
+from fedshift.runs.sheet import csv_lines
 
 Figure = float | Sequence[float | None]  # the same in every round, or one for each
 CLASSES = 4
@@ -80,12 +81,12 @@ def _lines(path: Path, header: Sequence[str], rounds: int, columns: Mapping[str,
 
 def write_clients(folder: Path, classes: int = CLASSES, group: Callable[[int], str] | None = None) -> None:
     """Give even labels to even clients, of 32 bits, and odd labels to the others, of 4 bits."""
-    lines = [",".join(["client", "group", "examples", *(f"label.{label}" for label in range(classes))])]
+    rows = [["client", "group", "examples", *(f"label.{label}" for label in range(classes))]]
     for client in range(4):
         labels = [10 if label % 2 == client % 2 else 0 for label in range(classes)]
         named = group(client) if group else ("4 bit" if client % 2 else "32 bit")
-        lines.append(",".join(map(str, [client, named, sum(labels), *labels])))
-    (folder / "clients.csv").write_text("\n".join([*lines, ""]))
+        rows.append([str(client), named, str(sum(labels)), *map(str, labels)])
+    (folder / "clients.csv").write_bytes(csv_lines(rows))
 
 
 def write_histograms(folder: Path, rounds: Sequence[int], layers: Sequence[str] = ("fc.weight",)) -> None:

@@ -352,6 +352,22 @@ def varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
+def read_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
+    """Number below 2^64 in its shortest form, and the position after it; ValueError, with `what`, if it is invalid.
+
+    >>> read_varint(memoryview(varint(300)), 0, "the number")
+    (300, 2)
+    """
+    number = 0
+    for i, byte in enumerate(data[at : at + 10]):
+        number |= (byte & 127) << 7 * i
+        if byte < 128:
+            if (not byte and i) or number >= 1 << 64:
+                break
+            return number, at + i + 1
+    raise ValueError(f"{what} is truncated, not in its shortest form or too large")
+
+
 def finite(x: Tensor) -> bool:
     """True if x contains neither NaN nor infinity: minimum and maximum, found in one pass, show both."""
     return not x.numel() or all(math.isfinite(end) for end in ends(x))

@@ -17,7 +17,7 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import Coder, varint
+from fedshift.codecs.base import Coder, read_varint, varint
 from fedshift.codecs.bitpack import BitPack, below, bits_for
 
 Counts = NDArray[np.int64]
@@ -137,7 +137,7 @@ class Range(Coder, number=3):
         shares = _frequency(steps[used])
         digits = 0
         if data[0] == GAPS:
-            digits, at = _read_varint(data, at)
+            digits, at = read_varint(data, at, "the range coder's number of digits")
         if DENSEST * digits > n or (len(used) == 1 and (digits or data[0] == PLAIN)):
             raise ValueError(
                 f"{digits} digits of gaps for {n} codes, {len(used)} of them distinct, which no encoder writes"
@@ -255,18 +255,6 @@ def _read_table(data: memoryview, levels: int) -> tuple[Counts, int]:
     if code != levels or not steps.any():
         raise ValueError(f"the range coder's table does not contain frequencies of {levels} codes")
     return steps, at
-
-
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number, and the position after it."""
-    number = 0
-    for i, byte in enumerate(data[at : at + 9]):
-        number |= (byte & 127) << 7 * i
-        if byte < 128:
-            if not byte and i:
-                break
-            return number, at + i + 1
-    raise ValueError("the range coder's number of digits is truncated or not in its shortest form")
 
 
 def _gaps(symbols: NDArray[np.uint8], frequent: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:

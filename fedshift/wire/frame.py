@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedshift.codecs.base import varint
+from fedshift.codecs.base import read_varint, varint
 
 MAGIC = b"FEDS"
 VERSION = 2
@@ -205,13 +205,9 @@ class Cursor:
         return bytes(self.view[self.at - count : self.at])
 
     def varint(self, what: str) -> int:
-        """A number below 2^64 in its shortest form: seven bits per byte, lowest first."""
-        number = 0
-        for i, byte in enumerate(self.view[self.at : self.at + 10]):
-            number |= (byte & 127) << 7 * i
-            if byte < 128:
-                if (not byte and i) or number >= 1 << 64:
-                    break
-                self.at += i + 1
-                return number
-        raise WireError(f"a number of the {what} is truncated, not in its shortest form or too large")
+        """The next number, of one to ten bytes."""
+        try:
+            number, self.at = read_varint(self.view, self.at, f"a number of the {what}")
+        except ValueError as problem:
+            raise WireError(str(problem)) from None
+        return number

@@ -161,10 +161,6 @@ class QuantizeMod:
         """True if an upload depends on earlier ones."""
         return uplink.feedback
 
-    def compares(self, uplink: Uplink) -> bool:
-        """True if an upload depends on the model that the server sent."""
-        return uplink.update
-
     def uplink_of(self, context: Context, config: Mapping[str, Any]) -> Uplink:
         """Uplink of this upload, from the first place that sets `bits` or `uplink`, else that of the mod."""
         places = {"node's config": context.node_config, "message": config, "run's config": context.run_config}

@@ -51,9 +51,6 @@ class ScaffoldMod(QuantizeMod):
         """True for any uplink: the client keeps its control."""
         return True
 
-    def compares(self, uplink: Uplink) -> bool:
-        return True
-
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
             return super().__call__(message, context, call_next)

@@ -13,7 +13,7 @@ import torch
 from fedshift.core.names import named
 from fedshift.core.tables import Listing
 from fedshift.core.types import Params
-from fedshift.core.units import megabytes, rate_text
+from fedshift.core.units import rate_text
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.links import links
 from fedshift.experiment.settings import Experiment
@@ -21,7 +21,6 @@ from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.paper.published import TABLE3
 from fedshift.rounds.engine import one_thread
-from fedshift.runs.summary import UPLINK, phrase, uplink_label
 from fedshift.wire.measure import CodecRow, row, rows, updates, weights
 
 MOST = 4_000_000  # weights that are encoded for a measurement; results are scaled to larger models
@@ -210,8 +209,7 @@ def candidates(
         uplink = group.uplink
         with one_thread():
             measured = row(name, uplink.codec, updates(params) if uplink.update else params, repeats)
-        memory = ", error feedback" if uplink.feedback else ""
-        found.append(Candidate(name, upload(measured, times), ("updates" if uplink.update else "weights") + memory))
+        found.append(Candidate(name, upload(measured, times), "updates" if uplink.update else "weights"))
     return found
 
 
@@ -311,33 +309,6 @@ def plan(uploads: Sequence[CodecUpload], at: float) -> Listing:
     ]
     columns = "codec", "seconds", "encode ms", "bytes", "SNR dB", "error"
     return Listing(f"One upload of weights at {rate_text(at)}, by codec", columns, lines)
-
-
-def frontier_table() -> Listing:
-    """Table of the published figures of uplinks on digits, in order of uploaded bytes."""
-    full = MEASURED["exact"].megabytes
-    lines = []
-    for name, score in sorted(MEASURED.items(), key=lambda item: (item[1].megabytes, item[0])):
-        interval = f"{score.points:+.1f} ({score.points - score.margin:+.1f} to {score.points + score.margin:+.1f})"
-        lines.append(
-            (
-                name,
-                phrase(UPLINK, "", uplink_label(Experiment(uplink=GRID[name]))),
-                f"{score.accuracy:.1f} ± {score.spread:.1f}",
-                megabytes(1e6 * score.megabytes),
-                f"{full / score.megabytes:.1f}",
-                "" if name == "exact" else interval,
-            )
-        )
-    columns = (
-        "run",
-        "in tables and charts",
-        "accuracy, %",
-        "MB up",
-        "times fewer bytes",
-        "points against exact (95 % interval)",
-    )
-    return Listing("Digits", columns, lines, 2)
 
 
 def crossover(uploads: Sequence[CodecUpload]) -> str:

@@ -1,4 +1,4 @@
-"""`fedshift frontier`: one task with a grid of uplinks, from exact uploads to updates of 0.08 bits per weight.
+"""`fedshift frontier`: one task with a grid of uplinks, from exact uploads to about 1/200 of their bytes on digits.
 
 All clients of a run have the same uplink and all runs have the same server rule, so runs with the same seed draw the
 same clients and differ only in their uploads.
@@ -17,6 +17,8 @@ UPDATES: dict[str, Any] = {"send": "updates"}  # clients keep nothing between ro
 FEEDBACK: dict[str, Any] = {"send": "updates", "feedback": True}  # clients keep the error of their last upload
 ALL: dict[str, Any] = {"biases": True}  # biases are coded as well, as in lean and extreme
 
+NEAREST = UPLINKS["lean"] | {"quantizer": "step", "feedback": True}  # lean before its codes were rounded at random
+
 # name of the runs -> settings of [uplink]
 GRID: dict[str, dict[str, Any]] = {
     "exact": UPLINKS["exact"],
@@ -26,12 +28,12 @@ GRID: dict[str, dict[str, Any]] = {
     "random-2-updates": {"bits": 2, "quantizer": "kmeans-random"} | UPDATES,
     "kmeans-2-feedback": {"bits": 2, "quantizer": "kmeans"} | FEEDBACK,
     "lean": UPLINKS["lean"],
-    "step-0.8": {"quantizer": "step", "rate": 0.8} | FEEDBACK | ALL,
+    "step-0.8": NEAREST,
     "step-0.8-no-feedback": {"quantizer": "step", "rate": 0.8} | UPDATES | ALL,
     "extreme": UPLINKS["extreme"],
-    "step-0.3": {"quantizer": "step", "rate": 0.3} | FEEDBACK | ALL,
+    "step-0.3": NEAREST | {"rate": 0.3},
     "random-0.15": {"quantizer": "step-random", "rate": 0.15} | UPDATES | ALL,
-    "step-0.15": {"quantizer": "step", "rate": 0.15} | FEEDBACK | ALL,
+    "step-0.15": NEAREST | {"rate": 0.15},
     "ternary-0.05": {"quantizer": "ternary", "keep": 0.05} | FEEDBACK | ALL,
     "ternary-0.02": {"quantizer": "ternary", "keep": 0.02} | FEEDBACK | ALL,
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
@@ -46,8 +48,7 @@ BRIEF: dict[str, dict[str, Any]] = {
     "extreme": {"uplink": "extreme", "shift": CENTRED},
     "paper": {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
 }
-# lean before its codes were rounded at random: not run, but compared where there are records
-NEAREST = UPLINKS["lean"] | {"quantizer": "step", "feedback": True}
+# not run, but compared where there are records
 EARLIER: dict[str, dict[str, Any]] = {
     "nearest-no-shift": {"uplink": NEAREST, "shift": PLAIN},
     "nearest": {"uplink": NEAREST, "shift": CENTRED},

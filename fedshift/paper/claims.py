@@ -22,6 +22,7 @@ from fedshift.runs.summary import ONE_SEED, difference
 NOT_TESTED = "not tested"
 ADVICE = "advice: 8-bit uniform on fast links, 4-bit K-means on slow ones"  # needs measured codecs
 NAMES = ("fedpaq", "fedef", "fedprox", "scaffold")
+HELPED = 0.05  # points: smallest gain that is printed as more than +0.0
 SIMILAR = 2.0  # points: largest difference of scores that count as similar
 FAILED = 10.0  # points: smallest loss that counts as a failed training
 Verdict = tuple[str, str] | None  # yes or no, and the figures; None if it was not tested
@@ -44,7 +45,9 @@ def pairs() -> Iterator[tuple[Cell, Cell]]:
 
 
 def shift_helps(results: Results) -> Verdict:
-    """Criterion: the mean gain is above zero in every cell that was run; a paired t-test marks gains within noise."""
+    """Criterion: the mean gain is at least 0.05 points, so that it is not printed as +0.0, in every cell that was run;
+    a paired t-test marks gains within noise.
+    """
     gains = {}
     for plain, shifted in pairs():
         before, after = results.scores(plain), results.scores(shifted)
@@ -53,7 +56,7 @@ def shift_helps(results: Results) -> Verdict:
     if not gains:
         return None
     least, most = (pick(gains, key=lambda cell: gains[cell][0]) for pick in (min, max))
-    helped = sum(gain > 0 for gain, _ in gains.values())
+    helped = sum(gain >= HELPED for gain, _ in gains.values())
     noisy = sum(verdict == "within noise" for _, verdict in gains.values())
     single = sum(verdict == ONE_SEED for _, verdict in gains.values())
     why = f"gain in {helped} of {len(gains)} cells run (of {len(list(pairs()))} in the tables): from "

@@ -23,7 +23,7 @@ def test_nothing_is_tested_without_records(tmp_path: Path) -> None:
     assert {item.answer for item in found} == {"not tested"}
 
 
-def test_the_shift_helps_if_every_gain_is_above_zero(tmp_path: Path) -> None:
+def test_the_shift_helps_if_every_gain_is_printed_as_more_than_zero(tmp_path: Path) -> None:
     for seed, gain in enumerate((0.02, 0.03)):
         write(tmp_path, mixed("fedpaq", 4, False), 0.60, seed)
         write(tmp_path, mixed("fedpaq", 4, True), 0.60 + gain, seed)
@@ -34,11 +34,20 @@ def test_the_shift_helps_if_every_gain_is_above_zero(tmp_path: Path) -> None:
         "gain in 1 of 1 cells run (of 50 in the tables): from +2.5 (FedPAQ 32+4 with shift) to +2.5 points "
         "(FedPAQ 32+4 with shift); 1 within noise, 0 with one seed"
     )
+    write(tmp_path, mixed("fedef", 4, False), 0.6)
+    write(tmp_path, mixed("fedef", 4, True), 0.6006)
+    assert answered(tmp_path)["the shift helps in every cell"][0] == "yes"
+    write(tmp_path, mixed("fedprox", 4, False), 0.6)
+    write(tmp_path, mixed("fedprox", 4, True), 0.6003)
+    answer, why = answered(tmp_path)["the shift helps in every cell"]
+    assert answer == "no"
+    assert "in 2 of 3 cells" in why
+    assert "from +0.0 (FedProx 32+4 with shift)" in why
     write(tmp_path, dirichlet("kmeans", 0.1, 4, False), 0.55)
     write(tmp_path, dirichlet("kmeans", 0.1, 4, True), 0.54)
     answer, why = answered(tmp_path)["the shift helps in every cell"]
     assert answer == "no"
-    assert "in 1 of 2 cells" in why
+    assert "in 2 of 4 cells" in why
     assert "from -1.0 (K-means 0.1 32+4 with shift)" in why
 
 

@@ -46,8 +46,7 @@ class Request(NamedTuple):
         """Cells of each requested table, in order of importance."""
         if self.table == "dadaquant":
             return {self.table: experiments.dadaquant()}
-        every = ("table1", "table2", "ablations", "centred", "differences", "beyond", "uplinks", "rivals", "codecs")
-        names = {"all": every, "small": ("table1", "table2", "centred")}.get(self.table, (self.table,))
+        names = {"all": [*experiments.TABLES], "small": ["table1", "table2", "centred"]}.get(self.table, [self.table])
         tables = {name: cells for name in names if (cells := experiments.TABLES[name](self.choice))}
         if not tables:
             raise SettingsError(f"paper {self.table}: no cell matches these --bits, --algorithms and --shift")

@@ -550,16 +550,17 @@ def figures() -> list[Cell]:
     return [mixed("fedavg", 32, False), *(mixed("fedpaq", bits, shift) for bits in (4, 8) for shift in (False, True))]
 
 
+# in order of importance
 TABLES = {
     "table1": table1,
     "table2": table2,
     "ablations": ablations,
+    "centred": centred,
+    "differences": differences,
     "beyond": beyond,
     "uplinks": uplinks,
     "rivals": rivals,
     "codecs": codecs,
-    "centred": centred,
-    "differences": differences,
 }
 
 

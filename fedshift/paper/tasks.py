@@ -5,7 +5,6 @@ CIFAR-10 are the paper's.
 """
 
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,22 +15,23 @@ from fedshift.experiment.settings import Experiment
 from fedshift.models import MODELS
 from fedshift.paper import beyond, dadaquant, experiments, records
 from fedshift.paper.beyond import SeedGains, interval
+from fedshift.paper.experiments import Cell
 from fedshift.paper.records import FinishedRun, Results, bytes_per_upload
 from fedshift.paper.report import PaperReport, runs_section
-from fedshift.paper.tables import NOT_RUN
+from fedshift.paper.tables import NOT_RUN, compared
 from fedshift.runs import summary
 from fedshift.runs.record import SETTINGS
 
 FOLDER = "tasks"  # of published records
 TITLE = "The same uplinks on every task"
 NOTE = (
-    "Scores are means of the last ten evaluated rounds, ± the standard deviation over seeds. The difference of lean is "
-    "against full precision with the same server rule, in points, over the seeds that both have, with a 95 % interval "
-    "(paired t). Times fewer bytes: uploaded bytes of full precision divided by those of lean. No setting of lean "
-    "differs between tasks."
+    "Scores are means of the last ten evaluated rounds, ± the standard deviation over seeds, number of seeds in "
+    "brackets. Differences are against full precision with the same server rule, in points, over the seeds that both "
+    "have, with single seeds in brackets and a 95 % interval (paired t). Times fewer bytes: uploaded bytes of full "
+    "precision divided by those of lean. No setting of lean differs between tasks."
 )
 COLUMNS = (
-    *("task", "weights", "shift", "seeds", "full precision", "lean", "difference", "95 % interval"),
+    *("task", "weights", "shift", "full precision", "lean", "difference", "95 % interval"),
     "times fewer bytes",
 )
 OTHERS = (
@@ -45,18 +45,17 @@ OTHERS = (
 )
 NEAREST_NOTE = (
     "Codes at the rate of lean, rounded at random without error feedback (lean), and to the nearest code with error "
-    "feedback (lean in earlier versions), in points against full precision with the same server rule, over the seeds "
-    "of each:"
+    "feedback (lean in earlier versions), with differences from full precision as above:"
 )
-NEAREST_COLUMNS = "task", "shift", "random", "nearest, feedback"
+NEAREST_COLUMNS = "task", "shift", "random", "random, difference", "nearest", "nearest, difference"
 PARTS_NOTE = "Mean bytes of an upload with lean and the shift, by part, and how many times fewer the codes alone are:"
 SHIFTS_TITLE = "Where each shift helps"
 SHIFTS_NOTE = (
-    "Points that a shift adds to the same runs without one, paired by seed, with single seeds in brackets: the paper's "
-    "shift per layer, with a share of 0.5, and filter centring. All uploads of a run are exact, lean, or as many exact "
-    "as of 4 bits (32+4)."
+    "Scores without a shift, with the number of seeds in brackets, and the points that a shift adds to the same runs, "
+    "paired by seed, with single seeds in brackets: the paper's shift per layer, with a share of 0.5, and filter "
+    "centring. All uploads of a run are exact, lean, or as many exact as of 4 bits (32+4)."
 )
-SHIFTS_COLUMNS = ("task", "clients", "uploads", "seeds", "no shift", "per layer adds", "per filter adds")
+SHIFTS_COLUMNS = "task", "clients", "uploads", "no shift", "per layer adds", "per filter adds"
 CLIENTS = {
     "digits": "two labels",
     "fashion": "two labels",
@@ -64,34 +63,30 @@ CLIENTS = {
     "synthetic": "own inputs and own rule of labels",
 }
 PARTS_COLUMNS = ("task", "bytes per upload", "codes", "side data", "header", "codes alone, times fewer bytes")
+CELLS = {name: Cell(name, (), changes) for name, changes in (BRIEF | EARLIER).items()}
 
 
 class TaskRuns(NamedTuple):
-    """Finished runs of a task, by the names of BRIEF and EARLIER and by seed."""
+    """Finished runs of a task, by the names of BRIEF and EARLIER."""
 
     name: str
-    runs: Mapping[str, Mapping[int, FinishedRun]]
-
-    def scores(self, name: str) -> dict[int, float]:
-        return {seed: record.score for seed, record in sorted(self.runs.get(name, {}).items())}
+    results: Results
 
     def gains(self, ours: str, theirs: str) -> SeedGains:
-        a, b = self.scores(ours), self.scores(theirs)
-        return SeedGains([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
-
-    def bytes_up(self, name: str) -> float:
-        """Uploaded bytes of a run, mean over seeds."""
-        return statistics.fmean(sum(record.uploaded.up) for record in self.runs[name].values())
+        return beyond.paired(CELLS[ours], CELLS[theirs], self.results)
 
     def score(self, name: str) -> str:
-        scores = [*self.scores(name).values()]
-        if not scores:
-            return NOT_RUN
-        return f"{statistics.fmean(scores):.1f}" + (f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else "")
+        """Mean score, its spread, and the number of seeds."""
+        return compared(CELLS[name], self.results).score
+
+    def bytes_up(self, name: str) -> float:
+        """Uploaded bytes of a run, mean over seeds; 0 without runs."""
+        runs = self.results.of(CELLS[name]).values()
+        return statistics.fmean(sum(run.uploaded.up) for run in runs) if runs else 0.0
 
     def times(self, name: str, full: str) -> str:
-        done = self.runs.get(name) and self.runs.get(full)
-        return summary.times(self.bytes_up(full) / self.bytes_up(name)) if done else ""
+        ours, theirs = self.bytes_up(name), self.bytes_up(full)
+        return summary.times(theirs / ours) if ours and theirs else ""
 
 
 def published(folder: Path) -> list[TaskRuns]:
@@ -111,7 +106,7 @@ def published(folder: Path) -> list[TaskRuns]:
             results, _ = records.published(folder, cells.values())
             runs = {name: dict(sorted(seeds.items())) for name, cell in cells.items() if (seeds := results.of(cell))}
         if runs:
-            found.append(TaskRuns(task, runs))
+            found.append(TaskRuns(task, Results(runs)))
     return found
 
 
@@ -137,12 +132,12 @@ def lean_lines(task: TaskRuns) -> list[tuple[str, ...]]:
     """Lean against full precision, without and with the shift."""
     lines = list[tuple[str, ...]]()
     for shift, full, lean in ("no", "exact-no-shift", "lean-no-shift"), ("per filter", "exact", "lean"):
+        ours, theirs = (task.results.scores(CELLS[name]) for name in (lean, full))
         gains = task.gains(lean, full)
-        found = summary.paired(task.scores(lean), task.scores(full)) if gains.gains else None
         lines.append(
             (
-                *(task.name, weights(task), shift, str(len(gains.gains)), task.score(full), task.score(lean)),
-                *(gains.text, interval(found) if found else "", task.times(lean, full)),
+                *(task.name, weights(task), shift, task.score(full), task.score(lean), gains.text),
+                *(interval(summary.paired(ours, theirs)) if gains.gains else "", task.times(lean, full)),
             )
         )
     return lines
@@ -152,9 +147,9 @@ def nearest_lines(task: TaskRuns) -> list[tuple[str, ...]]:
     """Random and nearest codes, where there are records of both."""
     kinds = ("no", "exact-no-shift", "lean-no-shift", "nearest-no-shift"), ("per filter", "exact", "lean", "nearest")
     return [
-        (task.name, shift, *(task.gains(name, full).text for name in (lean, nearest)))
-        for shift, full, lean, nearest in kinds
-        if lean in task.runs and nearest in task.runs
+        (task.name, shift, *(text for name in codes for text in (task.score(name), task.gains(name, full).text)))
+        for shift, full, *codes in kinds
+        if task.results.records.keys() >= set(codes)
     ]
 
 
@@ -173,7 +168,7 @@ def other_line(task: TaskRuns) -> tuple[str, ...]:
 
 def parts_line(task: TaskRuns) -> tuple[str, ...]:
     """Bytes of an upload with lean, by part."""
-    per_upload, (exact, *_) = (bytes_per_upload(task.runs.get(name, {}).values()) for name in ("lean", "exact"))
+    per_upload, (exact, *_) = (bytes_per_upload(task.results.of(CELLS[name]).values()) for name in ("lean", "exact"))
     if not exact or not per_upload[0]:
         return task.name, "", "", "", "", ""
     each = (f"{part:,.0f}" for part in (sum(per_upload), *per_upload))
@@ -184,10 +179,8 @@ def shift_lines(task: TaskRuns) -> list[tuple[str, ...]]:
     """Gains of filter centring with exact uploads and with lean; the shift per layer was not run without its codes."""
     lines = list[tuple[str, ...]]()
     for uploads, plain, centred in ("exact", "exact-no-shift", "exact"), ("lean", "lean-no-shift", "lean"):
-        gains = task.gains(centred, plain)
-        seeds = str(len(gains.gains))
-        figures = task.score(plain), NOT_RUN, gains.text or NOT_RUN
-        lines.append((task.name, CLIENTS[task.name], uploads, seeds, *figures))
+        figures = task.score(plain), NOT_RUN, task.gains(centred, plain).text or NOT_RUN
+        lines.append((task.name, CLIENTS[task.name], uploads, *figures))
     return lines
 
 
@@ -198,16 +191,15 @@ def paper_shift_lines(folder: Path) -> list[tuple[str, ...]]:
     lines = list[tuple[str, ...]]()
     for row in contrasts:
         gains = [beyond.paired(cell, row.plain, results) for cell in (row.layer, row.filter)]
-        seeds = str(len(results.of(row.plain)))
         uploads = "exact" if row.bits == "32+32" else row.bits
-        figures = beyond.score(row.plain, results), *(gain.text or NOT_RUN for gain in gains)
-        lines.append(("cifar10", row.label[1], uploads, seeds, *figures))
+        figures = compared(row.plain, results).score, *(gain.text or NOT_RUN for gain in gains)
+        lines.append(("cifar10", row.label[1], uploads, *figures))
     return lines
 
 
 def weights(task: TaskRuns) -> str:
     """Number of weights of the model; sizes of its inputs and outputs are the defaults."""
-    model = next(run.experiment.model for runs in task.runs.values() for run in runs.values())
+    model = task.results.all[0].experiment.model
     return f"{sum(p.numel() for p in MODELS[model.name](**model.args).parameters()):,}"
 
 
@@ -216,7 +208,7 @@ def report(folder: Path) -> PaperReport:
     found = published(folder)
     row = dadaquant.read(folder / FOLDER / "dadaquant")
     everything = Results(
-        {f"{task.name}/{name}": runs for task in found for name, runs in task.runs.items()}
+        {f"{task.name}/{name}": runs for task in found for name, runs in task.results.records.items()}
         | {f"dadaquant/{name}": runs for name, runs in row.records.items()}
     )
     lean = Listing(TITLE, COLUMNS, [line for task in found for line in lean_lines(task)], 3)

@@ -23,7 +23,7 @@ from fedshift.paper.experiments import (
     settings,
 )
 from fedshift.paper.experiments import dadaquant as dadaquant_cells
-from fedshift.paper.records import finished_runs, published
+from fedshift.paper.records import Results, finished_runs, published
 from fedshift.paper.report import BEGIN, END, rewritten
 from tests.paper.written import write
 from tests.runs import fedshift, file_of
@@ -88,14 +88,16 @@ def test_tasks_are_compared_from_published_records(tmp_path: Path) -> None:
     done = fedshift("paper", "report", "tasks", "--results", results)
     assert done.exit_code == 0, done.output
     (task,) = tasks.published(results)
-    assert {name: sorted(runs) for name, runs in task.runs.items()} == {name: [0, 1] for name in frontier.BRIEF}
+    runs = task.results.records
+    assert {name: sorted(seeds) for name, seeds in runs.items()} == {name: [0, 1] for name in frontier.BRIEF}
     without, shifted = tasks.lean_lines(task)
-    assert without[:4] == ("digits", "610", "no", "2")
-    assert shifted[2:4] == ("per filter", "2")
-    full, lean = (task.runs[name][0] for name in ("exact", "lean"))
+    assert without[:3] == ("digits", "610", "no")
+    assert shifted[2] == "per filter"
+    assert shifted[4].endswith(" (2)")  # seeds
+    full, lean = (runs[name][0] for name in ("exact", "lean"))
     assert task.gains("lean", "exact").gains[0] == lean.score - full.score
     name, total, *parts, _ = tasks.parts_line(task)
-    alone = tasks.TaskRuns(task.name, {"lean": task.runs["lean"]})
+    alone = tasks.TaskRuns(task.name, Results({"lean": runs["lean"]}))
     assert tasks.parts_line(alone)[-1] == ""
     assert name == "digits"
     numbers = [float(part.replace(",", "")) for part in (total, *parts)]
@@ -111,13 +113,31 @@ def test_the_paper_task_is_compared_from_the_papers_records(tmp_path: Path) -> N
         write(tmp_path, cell, accuracy, sent=sent)
     write(tmp_path, shifted.layer, 0.72)
     (task,) = tasks.published(tmp_path)
-    assert {name: sorted(runs) for name, runs in task.runs.items()} == {
+    assert {name: sorted(runs) for name, runs in task.results.records.items()} == {
         name: [0] for name in ("exact-no-shift", "exact", "lean")
     }
-    assert tasks.lean_lines(task)[1] == ("cifar10", "2,155,872", "per filter", "1", "75.0", "74.5", "-0.5", "", "5.0")
+    without, with_shift = tasks.lean_lines(task)
+    assert without == ("cifar10", "2,155,872", "no", "70.0 (1)", "not run", "", "", "")
+    assert with_shift == ("cifar10", "2,155,872", "per filter", "75.0 (1)", "74.5 (1)", "-0.5", "", "5.0")
     content = tasks.report(tmp_path).markdown()
-    assert "| cifar10 | two labels | exact | 1 | 70.0 | +2.0 | +5.0 |" in content
+    assert "| cifar10 | two labels | exact | 70.0 (1) | +2.0 | +5.0 |" in content
     assert tasks.parts_line(task)[1:] == ("",) * 5  # these records have no parts
+
+
+def test_scores_of_a_task_state_the_number_of_their_seeds(tmp_path: Path) -> None:
+    """Full precision in two seeds, random and nearest codes in one: differences are over the seed that both have."""
+    for name, accuracies in (("exact", (0.80, 0.82)), ("lean", (0.79,)), ("nearest", (0.75,))):
+        for seed, accuracy in enumerate(accuracies):
+            write(tmp_path, brief()[name], accuracy, seed)
+    (task,) = tasks.published(tmp_path)
+    _, line = tasks.lean_lines(task)
+    assert line[3:6] == ("81.0 ± 1.4 (2)", "79.0 (1)", "-1.0")
+    assert tasks.nearest_lines(task) == [("cifar10", "per filter", "79.0 (1)", "-1.0", "75.0 (1)", "-5.0")]
+
+
+def test_a_run_of_the_full_frontier_with_nearest_codes_at_the_rate_of_lean_is_recognised() -> None:
+    (run,) = (x for x in grid.expand(frontier.settings("digits", 1)) if x.name == "step-0.8_seed-0")
+    assert tasks.kind(run) == "nearest"
 
 
 def test_brief_cells_of_the_paper_task_have_the_settings_of_a_frontier() -> None:

@@ -38,17 +38,17 @@ class Tracked(ClientRule):
         return prefixed(DELTA, zero) | prefixed(OWN, zero) | {TRAVEL: torch.zeros((), device=device)}
 
     def receive(self, sent: Broadcast, memory: Params) -> Params:
-        travel, last, own = memory[TRAVEL], part(LAST, sent.control), part(OWN, memory)
+        travel, last, update = memory[TRAVEL], part(LAST, sent.control), part(OWN, memory)
         rate = torch.where(travel > 0, 1 / travel, 0.0)  # 0 before the first upload
-        delta = tmap(lambda delta, d, mine: delta + (d - mine) * over(rate, delta), part(DELTA, memory), last, own)
-        return prefixed(DELTA, delta) | prefixed(OWN, own) | {TRAVEL: torch.zeros_like(travel)}
+        delta = tmap(lambda delta, d, u: delta + (d - u) * over(rate, delta), part(DELTA, memory), last, update)
+        return prefixed(DELTA, delta) | prefixed(OWN, update) | {TRAVEL: torch.zeros_like(travel)}
 
     def affine(self, sent: Broadcast, memory: Params) -> tuple[float, Params]:
         return 0.0, tmap(torch.neg, part(DELTA, memory))
 
     def remember(self, decoded: Params, w: Params, sent: Broadcast, memory: Params, travel: Tensor) -> Params:
-        own = tmap(lambda w, start: w - start, decoded, sent.params)
-        return memory | prefixed(OWN, own) | {TRAVEL: travel.to(memory[TRAVEL])}
+        update = tmap(lambda w, start: w - start, decoded, sent.params)
+        return memory | prefixed(OWN, update) | {TRAVEL: travel.to(memory[TRAVEL])}
 
 
 @dataclass(frozen=True)

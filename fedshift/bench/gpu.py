@@ -111,10 +111,9 @@ def measure(rounds: int, tick: Tick) -> GpuResult:
                 tick(f"pack of ten runs, {name}, {precision}")
                 found[name] = packed(data, pack(name, precision), rounds)
             targets += ratio_targets(precision, found)
-            packs += [
-                (name, *(f"{x:.3g}" for x in (one.train, one.total, one.total / ten.total, one.memory / 1e9)))
-                for name, one in found.items()
-            ]
+            for name, measured in found.items():
+                numbers = measured.train, measured.total, measured.total / ten.total, measured.memory / 1e9
+                packs.append((name, *(f"{x:.3g}" for x in numbers)))
         figures = (central, alone, ten.sample, ten.total, ten.total / 10 * ROUNDS)
         table.append((precision, *(f"{figure:.3g}" for figure in figures)))
         curve.append((precision, *(f"{points[runs].sample:.3f}" if runs in points else "" for runs in CURVE)))

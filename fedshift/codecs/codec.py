@@ -211,11 +211,11 @@ def counts_by_lanes(rows: Tensor, levels: int) -> Tensor:
     stack, n = rows.shape
     first = torch.arange(stack, dtype=torch.int32, device=rows.device).view(-1, 1, 1) * (levels * LANES)
     lane = first + torch.arange(LANES, dtype=torch.int32, device=rows.device)  # (K, 1, LANES)
-    one = torch.ones(1, dtype=torch.int32, device=rows.device)
+    unit = torch.ones(1, dtype=torch.int32, device=rows.device)
     counters = torch.zeros(stack * levels * LANES, dtype=torch.int32, device=rows.device)
     whole = n - n % LANES
     with any_order():
         for part in (rows[:, :whole].view(stack, -1, LANES), rows[:, None, whole:]):
             slot = torch.add(lane[..., : part.shape[2]], part, alpha=LANES)  # counter of each code, in one pass
-            counters.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+            counters.index_add_(0, slot.flatten(), unit.expand(slot.numel()))
     return counters.view(stack, levels, LANES).sum(2)

@@ -48,13 +48,13 @@ def of_owners(partition: Partition, owner: Tensor, test_owner: Tensor) -> Partit
     """
     owners = owner.cpu()[partition.order]
     first = partition.start[:-1].clamp(max=max(0, len(owners) - 1))
-    own = torch.where(partition.sizes > 0, owners[first], -1)  # (N,)
+    client_owner = torch.where(partition.sizes > 0, owners[first], -1)  # (N,)
     client = torch.repeat_interleave(torch.arange(partition.clients), partition.sizes)
-    if bool((owners != own[client]).any()):
+    if bool((owners != client_owner[client]).any()):
         raise ValueError("the examples of a client have several owners")
     by_owner = test_owner.cpu().argsort(stable=True)
     ordered = test_owner.cpu()[by_owner]
-    low, high = torch.searchsorted(ordered, own), torch.searchsorted(ordered, own, right=True)
+    low, high = torch.searchsorted(ordered, client_owner), torch.searchsorted(ordered, client_owner, right=True)
     found = [by_owner[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     return Partition(torch.cat(found), torch.cat([torch.zeros(1, dtype=torch.int64), (high - low).cumsum(0)]))
 

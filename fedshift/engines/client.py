@@ -285,8 +285,10 @@ def gradients(loss: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     usual = type(loss) is Tensor and not loss.ndim and loss.is_floating_point() and loss.requires_grad
     if not usual or ENGINE is None:
         return torch.autograd.grad(loss, weights, allow_unused=True)  # which names the problem, if it is one
-    one = (torch.ones_like(loss),)
-    found: tuple[Tensor, ...] = ENGINE.run_backward((loss,), one, False, False, weights, True, accumulate_grad=False)
+    seed_gradient = torch.ones_like(loss)
+    found: tuple[Tensor, ...] = ENGINE.run_backward(
+        (loss,), (seed_gradient,), False, False, weights, True, accumulate_grad=False
+    )
     return found
 
 

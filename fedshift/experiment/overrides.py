@@ -45,13 +45,13 @@ def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> d
     return raw
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(first: str, second: str) -> bool:
     """True if two settings are the same or one is a table that contains the other.
 
     >>> overlap("uplink", "uplink.bits"), overlap("uplink.bits", "uplink.bits"), overlap("uplink.rate", "uplink.bits")
     (True, True, False)
     """
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
 
 
 def listed(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,12 +94,12 @@ class Mean:
         self._begin(CPU)
         bound = self._bounded({name: parts[name].reach for name in self._most}, weight, header.update, factors)
         for name, part in parts.items():
-            total, own = self._sum[name], weight * factors.get(name, 1.0)
+            total, tensor_weight = self._sum[name], weight * factors.get(name, 1.0)
             if total.dtype == torch.float64:  # weighted after, not in the float32 of a codebook
                 for start, values in part.values():
-                    total[start : start + len(values)].add_(values.double() * own)
+                    total[start : start + len(values)].add_(values.double() * tensor_weight)
             elif total.is_floating_point():
-                for start, values in part.values(own):
+                for start, values in part.values(tensor_weight):
                     total[start : start + len(values)].add_(values)  # += would write the slice twice
             elif not self.count:
                 for start, values in part.values():
@@ -111,8 +111,8 @@ class Mean:
     def _count(self, weight: float, lossy: bool, update: bool, factors: Mapping[str, float]) -> None:
         for name in factors.keys() | self._weights.keys():
             total, updates = self._weights.get(name, (self.weight, self.update_weight))
-            own = weight * factors.get(name, 1.0)
-            self._weights[name] = total + own, updates + own * update
+            tensor_weight = weight * factors.get(name, 1.0)
+            self._weights[name] = total + tensor_weight, updates + tensor_weight * update
         self.count += 1
         self.weight += weight
         self.lossy_weight += weight * lossy

@@ -288,8 +288,8 @@ def _most(tensor: Place) -> float:
     """Largest magnitude of decoded values: that of the dtype and, unless they are exact, of float32."""
     if not tensor.dtype.is_floating_point:
         return LARGEST
-    own = torch.finfo(tensor.dtype).max
-    return min(own, torch.finfo(torch.float32).max) if tensor.codec.quantizer.lossy else own
+    most = torch.finfo(tensor.dtype).max
+    return min(most, torch.finfo(torch.float32).max) if tensor.codec.quantizer.lossy else most
 
 
 def _few(tensor: Place, codes: Codes) -> Part:

@@ -175,11 +175,11 @@ def test_a_layout_trains_every_client_until_its_last_step(clients: list[tuple[in
         assert segments[0].first == 0
         assert all(a.last == b.first and a.kind != b.kind for a, b in pairwise(segments))
         assert all(row < segments[-1].last for n, row in zip(counts, layout.rows, strict=True) if n > step)
-        for kind, row, own in zip(kinds, layout.rows, layout.own, strict=True):
+        for kind, row, place in zip(kinds, layout.rows, layout.kind_places, strict=True):
             for segment in segments:
                 if segment.first <= row < segment.last:
                     assert kind == segment.kind
-                    assert own == segment.own + row - segment.first
+                    assert place == segment.kind_first + row - segment.first
     assert all(b[-1].last <= a[-1].last for a, b in pairwise(layout.steps))
 
 

@@ -195,7 +195,7 @@ def _code(task: Task, trained: Sequence[TrainedJob], parts: Sequence[CodedGroup]
     for name, codec in codecs[0].items():  # one tensor at a time: its stack is large enough
         if not codec.quantizer.lossy and name not in buffers:
             continue
-        given = [found.get(own[name]) for found, own in zip(scales, codecs, strict=True)]
+        given = [found.get(by_name[name]) for found, by_name in zip(scales, codecs, strict=True)]
         scale = None if given[0] is None else torch.cat([x for x in given if x is not None])
         u = torch.cat([part.u[name] for part in parts]) if len(parts) > 1 else parts[0].u[name]
         values, codes = code_tensor(codec, name, u, key, scale)

@@ -43,22 +43,22 @@ class Segment(NamedTuple):
     kind: int
     first: int
     last: int  # exclusive
-    own: int  # place of the first row among all rows of this kind
+    kind_first: int  # place of the first row among all rows of this kind
 
     @property
     def rows(self) -> slice:
         return slice(self.first, self.last)
 
     @property
-    def own_rows(self) -> slice:
-        return slice(self.own, self.own + self.last - self.first)
+    def kind_rows(self) -> slice:
+        return slice(self.kind_first, self.kind_first + self.last - self.first)
 
 
 class Layout(NamedTuple):
     """Places of clients in the stack, and the rows that each step trains."""
 
     rows: list[int]  # of each client
-    own: list[int]  # place of each client among those of its kind
+    kind_places: list[int]  # place of each client among those of its kind
     steps: list[tuple[Segment, ...]]
 
 
@@ -76,7 +76,7 @@ def arrange(counts: Sequence[int], kinds: Sequence[int]) -> Layout:
         kind: sorted((k for k, other in enumerate(kinds) if other == kind), key=lambda k: -counts[k])
         for kind in sorted(set(kinds))
     }
-    rows, own = [0] * len(counts), [0] * len(counts)
+    rows, kind_places = [0] * len(counts), [0] * len(counts)
     segments: list[Segment] = []
     stages: list[tuple[Segment, ...]] = []  # segments of each block and those before it
     for block in range(blocks):
@@ -84,7 +84,7 @@ def arrange(counts: Sequence[int], kinds: Sequence[int]) -> Layout:
             first, last = (-(-len(clients) * edge // blocks) for edge in (block, block + 1))
             row = segments[-1].last if segments else 0
             for place, k in enumerate(clients[first:last]):
-                rows[k], own[k] = row + place, first + place
+                rows[k], kind_places[k] = row + place, first + place
             if segments and segments[-1].kind == kind:
                 segments[-1] = segments[-1]._replace(last=row + last - first)
             elif last > first:
@@ -96,7 +96,7 @@ def arrange(counts: Sequence[int], kinds: Sequence[int]) -> Layout:
     steps = [
         next(stage for stage, most in zip(stages, beyond, strict=True) if most <= step) for step in range(max(counts))
     ]
-    return Layout(rows, own, steps)
+    return Layout(rows, kind_places, steps)
 
 
 class Launch(NamedTuple):
@@ -166,8 +166,8 @@ class Steps:
         launches = self._launches(layout.steps)
         for launch in dict.fromkeys(launches):
             self._prepare(launch)
-        rows, own = (self._by_job(jobs, places) for places in (layout.rows, layout.own))
-        self._load(buffers, jobs, memories, rows, own)
+        rows, kind_places = (self._by_job(jobs, places) for places in (layout.rows, layout.kind_places))
+        self._load(buffers, jobs, memories, rows, kind_places)
         before, done = None, 0
         for launch in launches:
             if launch.steps == 2 and launch != before:
@@ -251,7 +251,7 @@ class Steps:
         jobs: Sequence[Job],
         memories: Sequence[Params],
         places: Sequence[Index],
-        own_places: Sequence[Index],
+        kind_places: Sequence[Index],
     ) -> None:
         buffers.at.zero_()
         for x in (*buffers.v.values(), *buffers.second.values()):
@@ -259,7 +259,7 @@ class Steps:
         buffers.keep.zero_()
         buffers.lr.zero_()
         buffers.pull.fill_(self.task.weight_decay)
-        for job, memory, rows, own in zip(jobs, memories, places, own_places, strict=True):
+        for job, memory, rows, kind_rows in zip(jobs, memories, places, kind_places, strict=True):
             kind, plan = self._kind(job.rule), job.plan
             _fill(buffers.w, rows, job.sent.params)
             _fill(buffers.fixed, rows, job.sent.params)
@@ -267,10 +267,10 @@ class Steps:
                 sent = job.sent._replace(params=tree.take(job.sent.params, self.task.trained))
                 a, b = job.rule.affine(sent, memory)
                 buffers.pull[rows] += a
-                _fill(buffers.offset, own, b or tree.zeros(sent.params))
+                _fill(buffers.offset, kind_rows, b or tree.zeros(sent.params))
             elif kind != PLAIN:
                 for stack, part in zip(buffers.rules[kind], (*job.sent, memory), strict=True):
-                    _fill(stack, own, part)
+                    _fill(stack, kind_rows, part)
             s, size = plan.keep.shape[1:]
             keep = plan.keep.to(self.device)
             buffers.batches[:s, rows, :size] = plan.batches.to(self.device).transpose(0, 1)
@@ -394,7 +394,7 @@ class Steps:
         w, v, second, short = (_at(segment.rows, x) for x in (buffers.w, buffers.v, buffers.second, buffers.short))
         pull, offset = self._added(buffers, segment)
         if segment.kind > AFFINE:
-            start, control, memory = (_at(segment.own_rows, x) for x in buffers.rules[segment.kind])
+            start, control, memory = (_at(segment.kind_rows, x) for x in buffers.rules[segment.kind])
             grads = {name: direction(g.to(w[name].dtype), w[name], pull) for name, g in grads.items()}
             grads = adjusted(self.rules[segment.kind - AFFINE - 1], grads, w, Broadcast(start, control), memory)
             pull = None
@@ -416,7 +416,7 @@ class Steps:
         """pull (n,) and offset (n, ...) of a segment: weight decay and affine rules add pull w + offset."""
         affine = segment.kind == AFFINE
         pull = buffers.pull[segment.rows] if affine or self.task.weight_decay else None
-        return pull, _at(segment.own_rows, buffers.offset) if affine else {}
+        return pull, _at(segment.kind_rows, buffers.offset) if affine else {}
 
     def close(self) -> None:
         """Free the graphs and their buffers."""

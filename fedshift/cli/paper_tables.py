@@ -146,10 +146,8 @@ def run(request: Request, out: Path, display: Display, as_json: bool, minutes: f
             with overrides.placed(f"paper {request.table}", request.assignments):
                 running.grid(raw, out, display, as_json, minutes, table=False)
         except SystemExit as ended:
-            if ended.code not in (
-                0,
-                1,
-            ):  # 0: the time is up; 1: some runs failed; show those that finished
+            # 0: the time is up; 1: some runs failed; show those that finished
+            if ended.code not in (0, 1):
                 raise
             code = int(ended.code)
     done = [(*run, plan.folder) for run, plan in zip(runs, planned, strict=True) if finished(plan.folder)]

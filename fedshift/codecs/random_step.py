@@ -83,9 +83,8 @@ class RandomStep(StepLevels, number=13):
             k = part.floor()
             part.sub_(k)
             k.add_(rng.uniform(key[r], part.shape[1], c.start).lt_(part)).clamp_(max=self.top)
-            codes[r, c] = (
-                k.mul_(2).sub_(x[r, c].gt(0).float()).clamp_(min=0)
-            )  # in place: 0.0 and 1.0 instead of booleans
+            # in place: 0.0 and 1.0 instead of booleans
+            codes[r, c] = k.mul_(2).sub_(x[r, c].gt(0).float()).clamp_(min=0)
         return codes, step[:, None]
 
     def _steps(self, x: Tensor, rate: Tensor) -> Tensor:

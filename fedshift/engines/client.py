@@ -223,9 +223,8 @@ class Client:
                     torch._foreach_mul_(velocity, task.momentum)
                     torch._foreach_add_(velocity, directions)
                 else:
-                    velocity = (
-                        [g.clone() for g in directions] if task.momentum else directions
-                    )  # a gradient may be a view
+                    # a gradient may be a view
+                    velocity = [g.clone() for g in directions] if task.momentum else directions
                 torch._foreach_add_(values, velocity, alpha=-rates[step])
         self.tensors = self._tensors() if self.changing else self.tensors
         self._check_unsent()

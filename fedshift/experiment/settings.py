@@ -262,9 +262,8 @@ class TrainSettings(SettingsTable):
     selection: Literal["uniform", "stratified"] = "uniform"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # probability that a drawn client drops out
     epochs: Annotated[int, Field(ge=1, le=10_000, strict=True)] = 2
-    steps: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | None = (
-        None  # local steps per round, the same for every client, instead of epochs
-    )
+    # local steps per round, the same for every client, instead of epochs
+    steps: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | None = None
     batch: Count = 10
     lr: Positive = 0.05
     schedule: str = "constant"  # one of SCHEDULES, or module:function
@@ -437,13 +436,11 @@ class CodingSettings(SettingsTable):
 
     quantizer: Literal["kmeans", "kmeans-random", "uniform", "stochastic", "step", "step-random", "ternary"] = "kmeans"
     step: Annotated[float, Field(ge=0.01, le=1000)] | None = None  # for step, in units of the root mean square
-    rate: Annotated[float, Field(ge=0.001, le=7)] | None = (
-        None  # bits per value: for step, instead of its step, and step-random
-    )
+    # bits per value: for step, instead of its step, and step-random
+    rate: Annotated[float, Field(ge=0.001, le=7)] | None = None
     keep: Annotated[float, Field(gt=0, le=1)] | None = None  # for ternary: fraction of nonzero values
-    coder: Literal["auto", "bitpack", "zstd", "range"] = (
-        "auto"  # auto: range below 4 bits and after steps, else bitpack
-    )
+    # auto: range below 4 bits and after steps, else bitpack
+    coder: Literal["auto", "bitpack", "zstd", "range"] = "auto"
     per: Literal["tensor", "channel"] | Count = "tensor"  # or the number of values per block
     biases: bool = False  # also quantize tensors with one axis, which are exact otherwise
     send: Literal["weights", "updates"] = "weights"

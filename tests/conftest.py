@@ -1,4 +1,4 @@
-"""What every test shares: one torch thread, one hypothesis profile, and a small model."""
+"""Settings of all tests: one torch thread, one hypothesis profile, and a small model."""
 
 import pytest
 import torch

@@ -126,7 +126,7 @@ def frames() -> str:
 
 
 def packages() -> str:
-    """What is said where one is missing, which the tests of each have seen."""
+    """Messages for missing packages, whose beginnings are checked by the tests of each."""
     wanted = {"--set: engine.name = 'flower':": "flwr", "--figures": "matplotlib", "--track mlflow:": "mlflow"}
     return "\n".join(f"fedshift: {what} {needs(package)}" for what, package in wanted.items())
 

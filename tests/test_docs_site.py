@@ -18,7 +18,7 @@ OUTSIDE = re.compile(r"""(?:src|href|srcset)=["'](?:https?:)?//|url\(["']?(?:htt
 
 
 class Page(HTMLParser):
-    """What a page loads, what it links to, and the places that can be linked to."""
+    """Files that a page loads, its links, and the places that can be linked to."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ OPTIONAL = ["flwr", "matplotlib", "mlflow", "pytest", "sklearn", "tensorboard", 
 
 
 def done(*command: str | Path, cwd: Path) -> str:
-    """What a command prints that must not fail; it sees nothing of this checkout."""
+    """Output of a command, which must not fail; it cannot import this checkout."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ended = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr

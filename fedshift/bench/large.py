@@ -133,7 +133,7 @@ def through_flower(size: Size, tick: Tick) -> tuple[list[Target], list[tuple[str
 
     The steps have the rate of lean and error feedback, whose memory is the size of the model.
 
-    One that does not complete is a target that is not met.
+    A run that does not complete counts as a missed target.
     """
     from fedshift.bench.deployed import Relay, relayed, write_app
     from fedshift.flower.app.superlink import SuperLink

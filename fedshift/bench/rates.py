@@ -31,7 +31,7 @@ from fedshift.wire.writer import pack, unpack
 TARGETS = (0.5, 1.0, 2.0)  # bits per value
 CLOSE = 0.25  # largest relative difference of a rate from its target
 GAP = 0.1  # bits: the bar for the best codec
-OF = ("the fit", "the values")  # what the quantizers that codecs are compared with are the best of
+OF = ("the fit", "the values")  # data for which the reference quantizers are optimal
 Make = Callable[[float], Codec]
 
 # codecs whose rate depends on a number, which is searched; those of integers have a list of them

@@ -172,7 +172,8 @@ for name, about in {
     "rivals": "FedHQ, agreement mask, grouped averaging, each with and without a shift; server optimizers.",
     "codecs": "Every codec at about one bit per weight, compared with full precision.",
     "centred": "Third column of Tables 1 and 2: filter centring instead of the paper's shift.",
-    "differences": "Possible reasons for differences from the paper: its authors' K-means, and what its text says.",
+    "differences": "Tests of possible reasons for differences from the paper: its authors' K-means, selection, "
+    "augmentation.",
     "small": "Tables 1 and 2 and the claims on Fashion-MNIST, at a size for two cores and one night.",
     "dadaquant": "DAdaQuant's row of Synthetic(1, 1): QSGD, DAdaQuant and lean, compared with full precision.",
     "all": "All tables, in order of importance: one seed of everything first.",

@@ -152,6 +152,6 @@ def _row_step(row: Floats, rate: float, top: int) -> float:
 
 @cache
 def _borders() -> Doubles:
-    """Where bins of magnitudes begin, in units of rms, and where the last one ends: (bins + 1,)."""
+    """Lower borders of the bins of magnitudes, in units of rms, and the upper border of the last: (bins + 1,)."""
     first = np.arange(FIRST, FIRST + magnitudes.BINS + 1, dtype=np.int32) << DROPPED
     return first.view(np.float32).astype(np.float64)

@@ -6,7 +6,7 @@ speech are joined by spaces, the speeches of a role by line ends. Roles with a s
 are lines that only look like a name. The first 80 % of a role's text are for training, the rest for testing, and no
 window of 80 characters crosses that border. Of all windows, every `stride`-th one is an example; LEAF has all of them
 (stride 1, 325 MB). The targets are the characters after the last `positions` characters of a window: one in LEAF, as
-many as a window has (80, with stride 80) in McMahan et al., where a window teaches 80 times as much.
+many as a window has (80, with stride 80) in McMahan et al., where a window has 80 targets.
 
 Caldas et al.: LEAF: A Benchmark for Federated Settings, 2018, arXiv:1812.01097; McMahan et al., AISTATS 2017.
 """

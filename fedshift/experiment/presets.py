@@ -68,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "record": {"evaluate": 5},
     },
     # the text and the clients of LEAF (Caldas et al., 2018), with a target at every position of a window, as in McMahan
-    # et al. (AISTATS 2017): with one target per window, a step costs as much and teaches an eightieth
+    # et al. (AISTATS 2017): with one target per window, a step costs as much but has one target instead of 80
     "shakespeare": {
         "name": "shakespeare",
         "data": {

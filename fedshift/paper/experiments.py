@@ -82,7 +82,7 @@ SYNTHETIC = merge(PRESETS["synthetic"], {"record": {"checkpoint": 25, "histogram
 SYNTHETIC_ROUNDS = 500
 Q_MAX = 16  # its static level of Federated QSGD, and the most of DAdaQuant
 STATIC = (1, 2, 4, 8, Q_MAX)
-Q_HERE = 4  # of 1, 4 and 16, the smallest static level that loses nothing in 150 rounds of seed 0
+Q_HERE = 4  # largest level of an additional DAdaQuant run
 NO, LAYER, FILTER = "no", "yes", "per filter"  # shifts, in tables
 FIRST = ((4, 8), (5, 6, 7))  # bits in order of importance
 EARLY = "fedshift.paper.authors:kmeans"  # codec with the search of the authors' library
@@ -447,7 +447,7 @@ def codecs(choice: CellChoice = EVERYTHING) -> list[Cell]:
 
 
 class Changed(NamedTuple):
-    """Cell of the paper in which one thing is done as its authors or its text have it."""
+    """Cell of the paper with one setting as in the authors' code or the paper's text."""
 
     change: str
     cell: Cell

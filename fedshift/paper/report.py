@@ -127,10 +127,10 @@ def reasons(results: Results) -> list[str | Listing]:
     few = [mixed(name, bits, False) for name, bits in (("fedavg", 32), ("fedef", 4), ("fedpaq", 8), ("fedpaq", 4))]
     scored = scorings([*experiments.table1(), *experiments.table2()], few, results)
     return [
-        "Runs in which one thing is done as the paper's authors or its text have it. K-means that stops early: the "
-        "search of the authors' library, from random values until the means move by less than an absolute tolerance. "
-        "Clients drawn at random: instead of five of each group. Above paper: our mean minus the paper's, without and "
-        "with the change.",
+        "Runs with one setting as in the authors' code or the paper's text. K-means that stops early: the search of "
+        "the authors' library, from random values until the means move by less than an absolute tolerance. Clients "
+        "drawn at random: instead of five of each group. Above paper: our mean minus the paper's, without and with "
+        "the change.",
         differences(experiments.changed(), results),
         "The paper does not say how it scores a run. Differences from the paper's figures in points, over all cells of "
         "Tables 1 and 2 that were run, and for some cells without the shift:",

@@ -33,7 +33,7 @@ class Block(NamedTuple):
     before: str = ""  # the text between it and the block above
 
     def says(self, word: str) -> str | None:
-        """What follows this word in the note, '' where nothing does; None where it is not there."""
+        """Text after this word in the note, '' if there is none; None if the note does not contain the word."""
         return next((part.removeprefix(word).strip() for part in self.note if part.startswith(word)), None)
 
     @property

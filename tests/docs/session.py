@@ -91,7 +91,7 @@ class Session:
 
 
 def missing(block: Block) -> str:
-    """What a block needs and this machine has not."""
+    """Reason why this machine cannot run a block; empty if it can."""
     need = block.says("needs")
     if need == "gpu" and not torch.cuda.is_available():
         return "there is no CUDA device"

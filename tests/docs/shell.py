@@ -78,7 +78,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(block: Block, folder: Path, cwd: Path) -> tuple[str, Path]:
-    """What the commands print, and the folder they end in."""
+    """Output of the commands, and the folder they end in."""
     env, ended = environment(folder), folder / "cwd"
     script = f"set -e\nsource() {{ :; }}\n{changed(block)}\npwd > {shlex.quote(str(ended))}\n"
     done = subprocess.run(

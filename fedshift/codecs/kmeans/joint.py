@@ -10,8 +10,9 @@ From a start that follows the cube root of the density, a move offers three plac
 all 3^(k - 1) combinations: clusters are joined in pairs, and for each pair of outer places the best inner place is
 kept. Lloyd's algorithm, and sweeps over single edges, need many more steps to move all edges in one direction.
 
-The result is used only if it is certainly good: a merge of two clusters and the split of another one would gain little,
-and the uniform grid is worse. Rows with gaps, heaps, outliers or few distinct values often fail; `solver` handles them.
+The result is used only if a merge of two clusters and the split of another one would gain little, no two means are
+nearly equal, and the uniform grid is worse. Rows with gaps, heaps, outliers or few distinct values often fail; `solver`
+handles them.
 
 Values are rounded to 39 bits, and shares of the start to integers, so that all sums are exact. All other operations
 are elementwise, so that numpy arrays and tensors have equal results, to the last bit.
@@ -179,7 +180,10 @@ def _join(gain: Array) -> tuple[Array, Array]:
 
 
 def good(p: Points, e: Array, s: Array, w: Array, c: Array) -> Array:
-    """True for rows whose clusters with sums s, weights w and means c are certainly close to the optimum: (rows,)."""
+    """True for rows with clusters of sums s, weights w and means c that pass all checks: (rows,).
+
+    A merge and a split together would gain little, no two means are nearly equal, and the uniform grid is worse.
+    """
     xp, n, k = module(e), p.x.shape[1], len(c)
     low, high = p.sums[:, 1], p.sums[:, -1] - p.sums[:, -2]  # first and last value
     span = high - low

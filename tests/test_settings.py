@@ -30,8 +30,8 @@ from fedshift import (
 from fedshift.algorithms import Chain, Shift
 from fedshift.codecs.exact import EXACT
 from fedshift.codecs.normal import eden
-from fedshift.codecs.qsgd import qsgd
 from fedshift.codecs.sign import sign
+from fedshift.codecs.sparse import fedzip
 from fedshift.codecs.ternary import topk
 from fedshift.core.files import RunError
 from fedshift.data.datasets import dataset
@@ -218,10 +218,10 @@ def test_a_later_codec_replaces_an_earlier_quantizer_and_coder() -> None:
 
 def test_a_codec_in_the_settings_is_that_of_quantized_clients() -> None:
     assert groups(codec="sign")[0] == {"sign": Uplink(sign())}
-    found, group = groups(bits="32+8", codec={"name": "qsgd", "s": 4}, send="updates", feedback=True)
+    found, group = groups(bits="32+8", codec={"name": "fedzip", "keep": 0.2}, send="updates", feedback=True)
     assert found == {
         "32 bit": Uplink(EXACT, update=True, feedback=True),
-        "qsgd": Uplink(qsgd(s=4), update=True, feedback=True),
+        "fedzip": Uplink(fedzip(keep=0.2), update=True, feedback=True),
     }
     assert group == [0, 1] * 4
     assert groups(codec="eden", biases=True)[0]["eden"].codec == replace(eden(), min_axes=1)
@@ -529,6 +529,14 @@ def test_a_bandwidth_may_be_written_with_its_unit_and_is_recorded_as_a_number() 
 
 BUILT: list[tuple[dict[str, Any], str]] = [
     ({"uplink": {"group": {"a": {"share": 0.001, "bits": 4}}}}, "group 'a' is empty"),
+    (
+        {"uplink": {"codec": {"name": "qsgd", "s": 1}, "send": "updates", "feedback": True}},
+        "uplink.feedback = true: errors of QSGD(s=1, norm='max', whole=False) may exceed the values and would grow",
+    ),
+    (
+        {"downlink": {"codec": {"name": "qsgd", "s": 1}, "send": "updates"}},
+        "downlink.send = 'updates': errors of QSGD(s=1, norm='max', whole=False) may exceed the values and would grow",
+    ),
     ({"uplink": {"bits": {32: 0.999, 4: 0.001}}}, "group '4 bit' is empty"),
     ({"uplink": {"group": {"a": {"clients": [100]}}}}, "client 100: there are 100 clients"),
     ({"uplink": {"group": {"a": {"clients": [1]}, "b": {"clients": [1]}}}}, "client 1: it is already in another group"),

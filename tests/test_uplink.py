@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fedshift import Codec, KMeans, Params, Stochastic, Uniform, Uplink, header, unpack
+from fedshift import QSGD, Codec, KMeans, Params, RandomStep, Range, Stochastic, Uniform, Uplink, header, unpack
+from fedshift.codecs.base import Quantizer
 from fedshift.core import rng
 from fedshift.core.tree import same, take
 from fedshift.rounds.uplink import Sent, join_memory, lost, message, read, received, send, split_memory
@@ -125,3 +126,10 @@ def test_memory_is_split_and_joined_again() -> None:
     rule, errors = split_memory(memory)
     assert (rule, errors) == ({"c": memory["c"]}, {"c": memory["error/c"]})
     assert join_memory(rule, errors) == memory
+
+
+@pytest.mark.parametrize("quantizer", [RandomStep(), QSGD(1)])
+def test_feedback_of_codes_that_may_diverge_is_refused(quantizer: Quantizer) -> None:
+    with pytest.raises(ValueError, match="may exceed the values and would grow from round to round"):
+        Uplink(Codec(quantizer, Range()), update=True, feedback=True)
+    assert Uplink(Codec(quantizer, Range()), update=True).lossy

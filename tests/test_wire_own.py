@@ -1,5 +1,6 @@
 """Users' own parts of codecs: their numbers, their parameters, and frames that are coded with them."""
 
+import re
 import subprocess
 import sys
 import zlib
@@ -341,13 +342,49 @@ def test_a_coder_that_decodes_other_codes_is_refused(coder: Coder, sentence: str
         ("shape", r"w: Made\(.*\) made codes uint8 \(1, 11\) instead of uint8 \(1, 12\)"),
         ("width", r"w: Made\(.*\) made side data float32 \(1, 1\) instead of float32 \(1, 2\)"),
         ("nan", r"w: Made\(.*\) made side data with NaN or infinity"),
-        ("levels", r"w: Made\(.*\) has 300 levels; 1 to 256 are allowed"),
+        ("levels", r"Made\(.*\) has 300 levels; 1 to 256 are allowed"),
     ],
 )
 def test_codes_that_a_decoder_would_read_differently_are_not_sent(wrong: str, sentence: str) -> None:
     assert unpack(pack(Codec(Made()), W), W).keys() == W.keys()
     with pytest.raises(ValueError, match=sentence):
         pack(Codec(Made(wrong=wrong)), W)
+
+
+class Undescribed(Ends):
+    """A quantizer without a number, whose description of itself is `wrong`."""
+
+    def __init__(self, **wrong: object) -> None:
+        self.wrong = wrong
+
+    def levels(self, n: int) -> Any:
+        if self.wrong.get("levels") == "raise":
+            raise KeyError("levels")
+        return self.wrong.get("levels", 2)
+
+    def width(self, n: int) -> Any:
+        return self.wrong.get("width", 2)
+
+    def parameters(self) -> Any:
+        return self.wrong.get("parameters", b"")
+
+    def __repr__(self) -> str:
+        return "Undescribed()"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"levels": 0}, "Undescribed() has 0 levels; 1 to 256 are allowed"),
+        ({"levels": "two"}, "Undescribed() has 'two' levels; 1 to 256 are allowed"),
+        ({"levels": "raise"}, "Undescribed(): KeyError: 'levels'"),
+        ({"width": -1}, "Undescribed() has -1 side data per row; a number from 0 on is needed"),
+        ({"parameters": "no bytes"}, "Undescribed() has parameters 'no bytes', which are not bytes"),
+    ],
+)
+def test_a_quantizer_that_describes_itself_wrongly_makes_no_codec(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Codec(Undescribed(**wrong))
 
 
 def test_groups_must_cover_the_tensor() -> None:

@@ -9,7 +9,19 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import USERS, Coder, Groups, Quantizer, Shape, Side, Transform, any_order, finite
+from fedshift.codecs.base import (
+    MOST_LEVELS,
+    USERS,
+    Coder,
+    Groups,
+    Numbered,
+    Quantizer,
+    Shape,
+    Side,
+    Transform,
+    any_order,
+    finite,
+)
 from fedshift.codecs.bitpack import BitPack, bits_for
 from fedshift.core import rng
 
@@ -107,6 +119,9 @@ class Codec:
                 f"Codec({self.quantizer}, {self.groups}, {self.transform}): a transform mixes the values of a tensor, "
                 "so it needs a quantizer of 1 to 8 bits, per tensor or per block"
             )
+        for part in (self.quantizer, self.coder, self.groups, self.transform):
+            if part is not None and (part.number is None or part.number >= USERS):
+                _check_part(part)
 
     @property
     def random(self) -> bool:
@@ -167,6 +182,22 @@ class Codec:
     def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
         """Result of the quantizer's `prepare` for the tensors (K, ...) that this codec encodes."""
         return self.quantizer.prepare([x.detach().reshape(len(x), -1).float() for x in tensors])
+
+
+def _check_part(part: Numbered) -> None:
+    """Raise ValueError if a user's part does not describe itself as the contracts require."""
+    try:
+        parameters = part.parameters()
+        sizes = [(part.levels(n), part.width(n)) for n in (1, LONG)] if isinstance(part, Quantizer) else []
+    except Exception as problem:
+        raise ValueError(f"{part}: {type(problem).__name__}: {problem}") from problem
+    if not isinstance(parameters, bytes):
+        raise ValueError(f"{part} has parameters {parameters!r}, which are not bytes")
+    for levels, width in sizes:
+        if not isinstance(levels, int) or not 1 <= levels <= MOST_LEVELS:
+            raise ValueError(f"{part} has {levels!r} levels; 1 to {MOST_LEVELS} are allowed")
+        if not isinstance(width, int) or width < 0:
+            raise ValueError(f"{part} has {width!r} side data per row; a number from 0 on is needed")
 
 
 def _check(quantizer: Quantizer, n: int, codes: Tensor, side: Side, rows: int) -> None:

@@ -54,7 +54,7 @@ def row_largest(row: Floats) -> float:
 def check_largest(found: float, bits: int) -> None:
     """Raise ValueError for a largest magnitude that cannot be encoded."""
     if not found < torch.finfo(torch.float32).max / 2**bits:
-        raise ValueError("contains a number beyond 2^120" if math.isfinite(found) else NOT_FINITE)
+        raise ValueError(f"contains a number beyond 2^{128 - bits}" if math.isfinite(found) else NOT_FINITE)
 
 
 def row_squares(row: Floats) -> float:

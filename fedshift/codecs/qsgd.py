@@ -39,6 +39,7 @@ class QSGD(Lookup, number=8):
     norm: Literal["l2", "max"] = "l2"
     whole: bool = False
     random = True
+    expands = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.s <= MOST:

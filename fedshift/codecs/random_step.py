@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedshift.codecs import magnitudes
 from fedshift.codecs.base import Side, chunks
-from fedshift.codecs.magnitudes import DROPPED, FIRST, ROWS, Doubles, Floats, largest, one_by_one
+from fedshift.codecs.magnitudes import DROPPED, FIRST, LEAST, ROWS, Doubles, Floats, largest, one_by_one
 from fedshift.codecs.step import StepLevels
 from fedshift.core import rng
 
@@ -32,7 +32,8 @@ class RandomStep(StepLevels, number=13):
     """Multiples of a step, rounded at random without bias, with `rate` bits per value.
 
     The rate is the entropy of the codes, which a range coder reaches. `bits` is the width of a code before that: a row
-    has at most 2^bits - 1 levels, and its step is increased if its largest value would need more.
+    has at most 2^bits - 1 levels, and its step is increased if its largest value would need more. The step of a row of
+    one value is its magnitude.
 
     >>> x, key = torch.tensor([[1.0, -0.25, 0.0, 0.0]]).expand(1000, 4), torch.arange(1000)
     >>> RandomStep(rate=1.0).decode(*RandomStep(rate=1.0).encode(x, key)).mean(0).round(decimals=1).tolist()
@@ -42,6 +43,7 @@ class RandomStep(StepLevels, number=13):
     bits: int = 8
     rate: float = 0.8
     random = True
+    expands = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,9 +75,12 @@ class RandomStep(StepLevels, number=13):
         if key is None:
             raise ValueError("RandomStep rounds at random and needs a key, for example rng.key(seed, 'upload')")
         most = largest(x)
-        magnitudes.check_largest(float(most.max()), self.bits)
+        magnitudes.check_largest(float(most.max()), self.bits + magnitudes.HIGH)  # the step may be 2^HIGH times larger
         rate = self.prepare([x]) if scale is None else scale
-        step = magnitudes.rounded(torch.maximum(self._steps(x, rate), most / self.top))
+        if x.shape[1] == 1:
+            step = torch.where(most < LEAST, 0.0, most).float()
+        else:
+            step = magnitudes.rounded(torch.maximum(self._steps(x, rate), most / self.top))
         inverse = torch.where(step > 0, 1 / step, 0.0)
         codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         for r, c in chunks(x):

@@ -76,7 +76,13 @@ def group_bits(experiment: Experiment) -> dict[str, Bits]:
 def downlink(experiment: Experiment) -> Uplink:
     """Codec and message of the broadcast."""
     config = experiment.downlink
-    return _uplink("downlink", config, config.bits)
+    broadcast = _uplink("downlink", config, config.bits)
+    if broadcast.update and broadcast.codec.quantizer.expands:
+        raise SettingsError(
+            f"downlink.send = 'updates': errors of {broadcast.codec.quantizer} may exceed the values and would grow, "
+            "because an update contains the error of the one before"
+        )
+    return broadcast
 
 
 def named_groups(experiment: Experiment, link: Callable[[Bits, str], Group]) -> tuple[list[Group], Tensor]:
@@ -151,9 +157,9 @@ def _uplink(table: str, coding: CodingSettings, bits: int) -> Uplink:
     try:
         codec = coding.codec_for(bits)
         codec_bytes(codec)
+        return Uplink(codec, coding.send == "updates", coding.feedback)
     except ValueError as problem:
         raise SettingsError(f"{table}.{problem}") from None
-    return Uplink(codec, coding.send == "updates", coding.feedback)
 
 
 def interleave(shares: Sequence[float], n: int) -> Tensor:

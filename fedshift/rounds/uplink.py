@@ -43,6 +43,13 @@ class Uplink:
     update: bool = False
     feedback: bool = False
 
+    def __post_init__(self) -> None:
+        if self.feedback and self.codec.quantizer.expands:
+            raise ValueError(
+                f"feedback = true: errors of {self.codec.quantizer} may exceed the values and would grow from round "
+                "to round; its codes are unbiased and need no feedback"
+            )
+
     @property
     def lossy(self) -> bool:
         return self.codec.quantizer.lossy

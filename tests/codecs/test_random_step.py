@@ -131,8 +131,28 @@ def test_invalid_settings_are_refused(given: dict[str, Any], problem: str) -> No
         RandomStep(**given)
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.3, 6.0])
+def test_a_row_of_one_value_is_coded_without_error(rate: float) -> None:
+    x = torch.tensor([[1.0], [-0.3], [0.0], [2.0**100]])
+    codes, side = RandomStep(rate=rate).encode(x, torch.arange(4))
+    assert codes.tolist() == [[1], [2], [0], [1]]
+    assert torch.equal(RandomStep(rate=rate).decode(codes, side), x)
+    many = torch.randn(8, 1)  # more rows than are encoded one by one
+    assert torch.equal(RandomStep(rate=rate).decode(*RandomStep(rate=rate).encode(many, torch.arange(8))), many)
+    assert RandomStep(rate=rate).encode(torch.tensor([[1e-44]]), torch.tensor([1]))[1].item() == 0.0
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.8])
+def test_the_largest_values_have_finite_steps(rate: float) -> None:
+    x = torch.cat([torch.full((1, 5000), 1.5 * 2.0**103), torch.zeros(1, 5000)]).repeat(4, 1)
+    for rows in (x[:1], x):
+        codes, side = RandomStep(rate=rate).encode(rows, torch.arange(len(rows)))
+        assert side.isfinite().all()
+        assert RandomStep(rate=rate).decode(codes, side).isfinite().all()
+
+
 def test_nan_infinity_huge_numbers_and_a_missing_key_are_refused() -> None:
-    for bad, problem in ((math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (3e38, "beyond 2\\^120")):
+    for bad, problem in ((math.nan, "NaN or infinity"), (math.inf, "NaN or infinity"), (1e32, "beyond 2\\^104")):
         with pytest.raises(ValueError, match=problem):
             RandomStep().encode(torch.tensor([[1.0, bad]]), torch.tensor([1]))
     with pytest.raises(ValueError, match="RandomStep rounds at random and needs a key"):

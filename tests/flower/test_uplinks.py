@@ -166,3 +166,8 @@ def test_scaffold_takes_names_and_overrides_too() -> None:
     assert [(x.used, x.lossy, x.reset) for x in strategy.rounds] == [(3, 1, [])] * 3
     with pytest.raises(ValueError, match=r"ScaffoldMod\('leen'\): no such uplink; known are exact, paper, lean"):
         ScaffoldMod("leen")
+
+
+def test_feedback_of_codes_that_may_diverge_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"feedback = true: errors of RandomStep\(.*\) may exceed the values"):
+        QuantizeMod(codec=Codec(RandomStep(rate=0.3), Range()), updates=True, error_feedback=True)

@@ -297,7 +297,7 @@ def test_every_codec_can_be_named_in_a_message() -> None:
     named = [make() for make in CODECS.values()]
     made = [make_codec(name, 4 if name != "ternary" else 2) for name in QUANTIZERS]
     for codec in [*named, *made, EXACT, Codec(Identity()), make_codec("step", 8, rate=0.123456789)]:
-        for uplink in (Uplink(codec), Uplink(codec, update=True, feedback=True)):
+        for uplink in (Uplink(codec), Uplink(codec, update=True, feedback=not codec.quantizer.expands)):
             assert loads(dumps(uplink)) == uplink
 
 

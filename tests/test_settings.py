@@ -639,6 +639,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | bytes |
     assert str(path) in str(caught.value)
 
 
+def test_a_file_without_settings_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.npz").touch()
+    with pytest.raises(SettingsError, match=r"data\.npz: contains no settings; to train the demo, run"):
+        given(tmp_path / "data.npz", None, [])
+
+
 def test_the_later_of_steps_and_epochs_is_kept() -> None:
     raw = merge({"train": {"epochs": 5, "lr": 0.1}}, {"train": {"steps": 20}})
     assert raw == {"train": {"lr": 0.1, "steps": 20}}

@@ -172,6 +172,8 @@ def memory() -> int:
 
 def _read(path: Path) -> bytes:
     try:
+        if not path.is_file():  # a device or a pipe may have no end
+            raise DataError(f"{path}: {'not a file' if path.exists() else 'there is no such file'}")
         if path.stat().st_size > LARGEST:
             raise DataError(f"{path}: has {path.stat().st_size:,} bytes; no published file has more than {LARGEST:,}")
         return path.read_bytes()

@@ -18,7 +18,10 @@ def settings(file: Path | None, preset: str | None, assignments: Sequence[str]) 
     if preset is not None and preset not in PRESETS:
         raise SettingsError(f"--preset {preset}: no such preset; known are {', '.join(PRESETS)}")
     raw = PRESETS[preset] if preset else {}
-    raw = merge(raw, read(file)) if file else merge({}, raw)
+    given = read(file) if file else {}
+    if file and not given and not assignments:
+        raise SettingsError(f"{file}: contains no settings; to train the demo, run `fedshift run` without a file")
+    raw = merge(raw, given)
     return changed(raw, str(file) if file else f"--preset {preset}", assignments)
 
 

@@ -187,7 +187,7 @@ def score(cell: Cell, results: Results) -> str:
     scores = [*results.scores(cell).values()]
     if not scores:
         return NOT_RUN
-    spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+    spread = f" ± {summary.deviation(scores):.1f}" if len(scores) > 1 else ""
     return f"{statistics.fmean(scores):.1f}{spread}"
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fedshift.core.tables import Listing
 from fedshift.paper.experiments import Cell
 from fedshift.paper.records import FinishedRun, Results
+from fedshift.runs.summary import deviation
 
 LATE, BLOCK = 100, 10
 SURE = 2.0  # standard errors
@@ -30,7 +31,7 @@ class Blocks(NamedTuple):
     def uncertainty(self) -> float:
         """Standard error of the mean."""
         values = list(self.values.values())
-        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+        return deviation(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
     @property
     def percent(self) -> str:

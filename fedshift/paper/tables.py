@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedshift.core.tables import Listing
 from fedshift.paper.experiments import FILTER, LAYER, NO, Cell, Changed
 from fedshift.paper.records import Results
-from fedshift.runs.summary import WINDOW, difference
+from fedshift.runs.summary import WINDOW, deviation, difference
 
 HEADS = {"table1": ("algorithm", "bits"), "table2": ("quantizer", "alpha", "bits")}
 NAMES = {
@@ -73,7 +73,7 @@ def compared(cell: Cell, results: Results) -> Compared:
     if not scores:
         return Compared(cell, None, None, None, 0)
     last = statistics.fmean(record.last for record in results.of(cell).values())
-    spread = statistics.stdev(scores) if len(scores) > 1 else None
+    spread = deviation(scores) if len(scores) > 1 else None
     return Compared(cell, last, statistics.fmean(scores), spread, len(scores))
 
 

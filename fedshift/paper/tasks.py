@@ -219,9 +219,9 @@ def report(folder: Path) -> PaperReport:
     shifts = Listing(SHIFTS_TITLE, SHIFTS_COLUMNS, [*paper_shift_lines(folder), *helps], 3)
     return PaperReport(
         [
-            ("Runs", runs_section(everything, [])),
             (TITLE, [NOTE, lean, others, NEAREST_NOTE, nearest, PARTS_NOTE, parts]),
             (SHIFTS_TITLE, [SHIFTS_NOTE, shifts]),
             (dadaquant.TITLE, [dadaquant.NOTE, dadaquant.listing(row)]),
+            ("Runs", runs_section(everything, [])),
         ]
     )

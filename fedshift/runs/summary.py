@@ -120,7 +120,7 @@ class SummaryRow(NamedTuple):
 
     @property
     def spread(self) -> float | None:
-        return _deviation([*self.scores.values()]) if len(self.scores) > 1 else None
+        return deviation([*self.scores.values()]) if len(self.scores) > 1 else None
 
     @property
     def cost(self) -> Paired | None:
@@ -161,7 +161,7 @@ def mean_of(values: Sequence[float]) -> float:
         return math.copysign(math.inf, max(values, key=abs))
 
 
-def _deviation(values: Sequence[float]) -> float:
+def deviation(values: Sequence[float]) -> float:
     """Standard deviation over seeds; NaN if a value is NaN or infinite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
@@ -170,7 +170,7 @@ def _over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, f
     """Mean and standard deviation of the figures that all runs have."""
     shared = [name for name in (runs[0] if runs else ()) if all(name in run for run in runs)]
     columns = {name: [run[name] for run in runs] for name in shared}
-    return {name: (mean_of(x), _deviation(x) if len(x) > 1 else None) for name, x in columns.items()}
+    return {name: (mean_of(x), deviation(x) if len(x) > 1 else None) for name, x in columns.items()}
 
 
 def load(folder: Path, experiment: Experiment) -> RunResult:
@@ -534,7 +534,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
         return Paired(gain, "NaN or infinite")
     if len(seeds) == 1:
         return Paired(gain, ONE_SEED)
-    margin = _t95(len(seeds) - 1) * _deviation(differences) / math.sqrt(len(seeds))
+    margin = _t95(len(seeds) - 1) * deviation(differences) / math.sqrt(len(seeds))
     return Paired(gain, "within noise" if abs(gain) <= margin else "", margin)
 
 

@@ -58,6 +58,14 @@ def test_a_full_disk_is_reported_and_leaves_no_file(
     assert list(folder.iterdir()) == []
 
 
+def test_a_pipe_or_device_is_not_read(tmp_path: Path) -> None:
+    """It may have no end."""
+    os.mkfifo(tmp_path / "pipe.zip")
+    for source in (tmp_path / "pipe.zip", Path("/dev/zero")):
+        with pytest.raises(DataError, match=f"{source.name}: not a file"):
+            fetch("mnist", source)
+
+
 def test_a_folder_that_cannot_be_created_is_reported_before_the_download(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,3 +294,12 @@ def test_runs_of_any_sweep_can_be_published(tmp_path: Path) -> None:
     done = fedshift("paper", "publish", tmp_path / "runs", "--to", tmp_path / "results")
     assert done.exit_code == 0, done.output
     assert {path.name for path in (tmp_path / "results").iterdir()} == {"seed-0", "seed-1"}
+
+
+def test_scores_that_are_not_numbers_are_reported(tmp_path: Path) -> None:
+    """A diverged run of two: the mean and the spread are NaN."""
+    for seed, accuracy in enumerate((0.6, float("nan"))):
+        write(tmp_path, mixed("fedpaq", 4, False), accuracy, seed)
+    done = fedshift("paper", "report", "--results", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "nan ± nan (2)" in done.stdout

@@ -44,11 +44,14 @@ def tab(*words: str) -> list[str]:
     [
         (["ru"], ["run"]),
         (["me"], ["methods"]),
-        (["run", "--preset", ""], ["demo", "smoke", "paper", "fashion", "synthetic", "shakespeare", "resnet"]),
+        (
+            ["run", "--preset", ""],
+            ["demo", "smoke", "paper", "fashion", "synthetic", "shakespeare", "transformer", "resnet"],
+        ),
         (["run", "--engine", "s"], ["sequential"]),
         (["sweep", "grid.toml", "--track", ""], ["tensorboard", "mlflow", "wandb"]),
         (["resume", "runs/grid", "--track", "w"], ["wandb"]),
-        (["frontier", "--task", ""], ["digits", "cifar10", "fashion", "shakespeare", "synthetic"]),
+        (["frontier", "--task", ""], ["digits", "cifar10", "fashion", "shakespeare", "transformer", "synthetic"]),
         (["data", ""], ["cifar10", "cifar100", "mnist", "fashion-mnist", "shakespeare"]),
         (["bench", ""], ["codecs", "engines", "rates", "flower", "large", "peers"]),
         (["paper", "table1", "--algorithms", "fedp"], ["fedpaq", "fedprox"]),

@@ -96,7 +96,7 @@ def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
     [
         (
             ["--task", "mnist"],
-            "--task mnist: must be digits, cifar10, fashion, shakespeare, synthetic or a file of settings",
+            "--task mnist: must be digits, cifar10, fashion, shakespeare, transformer, synthetic or a file of settings",
         ),
         (["--task", "none.toml"], "none.toml: cannot be read"),
         (["--task", "grid.toml"], "--task grid.toml: has a table named sweep; it must contain the settings of one run"),

@@ -76,6 +76,7 @@ def test_image_models_accept_other_sizes_channels_and_classes(name: str) -> None
         ("resnet8", {"groups": 3}, r"ResNet\(groups=3\): groups must divide the widths 16, 32, 64"),
         ("char-lstm", {"shape": (3, 32, 32)}, r"CharLSTM\(shape=\(3, 32, 32\)\): needs windows of characters"),
         ("char-lstm", {"positions": 81}, r"CharLSTM\(positions=81\): must be between 1 and 80, the length of a window"),
+        ("char-transformer", {"positions": 0}, r"CharTransformer\(positions=0\): must be between 1 and 80"),
         ("char-transformer", {"shape": (8, 8)}, "needs windows of characters"),
         ("char-transformer", {"heads": 3}, r"CharTransformer\(width=80, layers=2, heads=3\): .* heads must divide"),
     ],
@@ -107,9 +108,10 @@ def test_text_models_see_the_whole_window_and_each_example_alone(name: str) -> N
         torch.testing.assert_close(model(other)[1:], logits[1:])
 
 
-def test_an_lstm_of_several_positions_predicts_the_next_character_at_each() -> None:
+@pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])
+def test_a_model_of_several_positions_predicts_the_next_character_at_each(name: str) -> None:
     """The logits of a position are those of the last one of a window that ends there."""
-    last, every, x = made("char-lstm"), made("char-lstm", positions=80), examples("char-lstm", 3)
+    last, every, x = made(name), made(name, positions=80), examples(name, 3)
     every.load_state_dict(last.state_dict())
     logits = every(x)
     assert logits.shape == (3, 80, 80)

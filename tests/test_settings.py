@@ -80,6 +80,7 @@ def test_presets_are_valid(name: str) -> None:
         ("fashion", (1, 28, 28), 454_922),
         ("synthetic", (60,), 610),
         ("shakespeare", (80,), 133_520),
+        ("transformer", (80,), 175_120),
         ("resnet", (3, 32, 32), 78_042),
     ],
 )
@@ -87,7 +88,7 @@ def test_presets_of_tasks_are_plain_training_of_a_model_that_fits(
     name: str, shape: tuple[int, ...], parameters: int
 ) -> None:
     """With generated examples instead of the data set."""
-    text = name == "shakespeare"
+    text = name in ("shakespeare", "transformer")
     n, classes = (1200, 80) if text else (4000, 10)
     x, y = torch.zeros(n, *shape, dtype=torch.int64 if text else torch.float32), torch.arange(n) % classes
     y = y[:, None].expand(n, 80).contiguous() if text else y  # a target per position
@@ -97,7 +98,7 @@ def test_presets_of_tasks_are_plain_training_of_a_model_that_fits(
     assert sum(x.numel() for x in fed.task.params.values()) == parameters
     assert not fed.shifted
     assert [group.uplink.lossy for group in fed.groups] == [False]
-    assert fed.partition.clients == {"synthetic": 30, "shakespeare": 12}.get(name, 100)
+    assert fed.partition.clients == {"synthetic": 30, "shakespeare": 12, "transformer": 12}.get(name, 100)
 
 
 def test_the_synthetic_preset_has_the_values_of_fedprox() -> None:

@@ -13,7 +13,7 @@ from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, Uplink, a
 from fedshift.experiment.presets import PRESETS
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
-TASKS = ("digits", "cifar10", "fashion", "shakespeare", "synthetic")
+TASKS = ("digits", "cifar10", "fashion", "shakespeare", "transformer", "synthetic")
 DATA = ("cifar10", "cifar100", "mnist", "fashion-mnist", "shakespeare")
 
 app = typer.Typer(

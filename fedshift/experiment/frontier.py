@@ -59,6 +59,7 @@ TASKS = {
     "cifar10": "paper",
     "fashion": "fashion",
     "shakespeare": "shakespeare",
+    "transformer": "transformer",
     "synthetic": "synthetic",
 }
 PARTS = ("data", "model", "algorithm", "bounds", "train", "record")  # tables of a preset that define the task

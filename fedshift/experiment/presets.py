@@ -92,6 +92,31 @@ PRESETS: dict[str, dict[str, Any]] = {
             "final": 0.1,
         },
     },
+    # the same clients and windows with a transformer
+    "transformer": {
+        "name": "transformer",
+        "data": {
+            "name": "shakespeare",
+            "args": {"stride": 80, "positions": 80},
+            "partition": "natural",
+            "least": 10,
+        },
+        "model": {"name": "char-transformer", "args": {"classes": 80, "positions": 80}},
+        "algorithm": {"name": "fedavg", "weights": "examples"},
+        "shift": {"on": False},
+        "bounds": {"weight": 0.0},
+        "train": {
+            "rounds": 50,
+            "cohort": 10,
+            "epochs": 5,
+            "batch": 10,
+            "optimizer": "adam",
+            "lr": 0.003,
+            "clip": 1.0,
+            "schedule": "cosine",
+            "final": 0.1,
+        },
+    },
     "resnet": {
         "name": "resnet",
         "data": {"name": "cifar10", "clients": 100, "partition": "dirichlet", "alpha": 0.5, "augment": True},

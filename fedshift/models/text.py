@@ -25,11 +25,7 @@ class CharLSTM(nn.Module):
         positions: int = 1,
     ) -> None:
         super().__init__()
-        check_windows("CharLSTM", shape)
-        if not 1 <= positions <= shape[0]:
-            raise ValueError(
-                f"CharLSTM(positions={positions}): must be between 1 and {shape[0]}, the length of a window"
-            )
+        check_windows("CharLSTM", shape, positions)
         self.positions = positions
         self.embed = nn.Embedding(classes, embedding)
         self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
@@ -90,15 +86,23 @@ class CharTransformer(nn.Module):
     """Pre-norm causal transformer: 175,120 parameters for windows of 80 and a vocabulary of 80.
 
     embedding 80->80 plus learned positions; two layers of 4 heads with fc 80->320->80 and GELU; norm; fc 80->80 of
-    the last position, the only one that the last layer computes. Weights are normal with deviation 0.02, those that
-    end a residual branch 0.02 / sqrt(2 layers), as in GPT-2 (Radford et al., 2019).
+    the last position, or of the last positions, the only ones that the last layer computes: logits as those of
+    `CharLSTM`. Weights are normal with deviation 0.02, those that end a residual branch 0.02 / sqrt(2 layers), as in
+    GPT-2 (Radford et al., 2019).
     """
 
     def __init__(
-        self, shape: Sequence[int] = (80,), classes: int = 80, width: int = 80, layers: int = 2, heads: int = 4
+        self,
+        shape: Sequence[int] = (80,),
+        classes: int = 80,
+        width: int = 80,
+        layers: int = 2,
+        heads: int = 4,
+        positions: int = 1,
     ) -> None:
         super().__init__()
-        check_windows("CharTransformer", shape)
+        check_windows("CharTransformer", shape, positions)
+        self.predicted = positions
         if heads < 1 or layers < 1 or width % heads:
             raise ValueError(
                 f"CharTransformer(width={width}, layers={layers}, heads={heads}): layers and heads must be 1 or more, "
@@ -120,14 +124,16 @@ class CharTransformer(nn.Module):
         length = x.shape[1]
         y = self.embed(x) + self.positions[:length]
         for place, layer in enumerate(self.layers, 1):
-            y = layer(y, 1 if place == len(self.layers) else length)
-        logits: Tensor = self.fc(self.norm(y[:, -1]))
-        return logits
+            y = layer(y, self.predicted if place == len(self.layers) else length)
+        logits: Tensor = self.fc(self.norm(y)).mT  # (B, classes, positions)
+        return logits if self.predicted > 1 else logits[:, :, 0]
 
 
-def check_windows(model: str, shape: Sequence[int]) -> None:
-    """Raise ValueError unless examples are windows of characters."""
+def check_windows(model: str, shape: Sequence[int], positions: int) -> None:
+    """Raise ValueError unless examples are windows of characters, of which the last positions are predicted."""
     if len(shape) != 1:
         raise ValueError(
             f"{model}(shape={tuple(shape)}): needs windows of characters, whole numbers of shape (length,)"
         )
+    if not 1 <= positions <= shape[0]:
+        raise ValueError(f"{model}(positions={positions}): must be between 1 and {shape[0]}, the length of a window")

@@ -60,6 +60,7 @@ CLIENTS = {
     "digits": "two labels",
     "fashion": "two labels",
     "shakespeare": "roles of plays",
+    "transformer": "roles of plays",
     "synthetic": "own inputs and own rule of labels",
 }
 PARTS_COLUMNS = ("task", "bytes per upload", "codes", "side data", "header", "codes alone, times fewer bytes")

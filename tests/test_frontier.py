@@ -121,3 +121,12 @@ def test_bad_input_gets_one_sentence(
     assert (done.exit_code, done.stdout) == (2, "")
     assert sentence in done.stderr
     assert not Path("runs").exists()
+
+
+def test_an_estimate_of_a_frontier_trains_nothing(tmp_path: Path) -> None:
+    flags = ["--brief", "--seeds", "2", "--set", "train.rounds=3", "--out", tmp_path / "runs", "--estimate"]
+    done = fedshift("frontier", *flags)
+    assert done.exit_code == 0, done.output
+    assert "12 of 12 runs are missing in" in done.stdout
+    assert "they take about " in done.stdout.replace("\n", " ")
+    assert not (tmp_path / "runs").exists()

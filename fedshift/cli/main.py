@@ -143,6 +143,7 @@ def sweep(
     epilog=examples(
         "fedshift frontier                     # digits, one seed: minutes",
         "fedshift frontier --task my.toml --seeds 3 --minutes 30",
+        "fedshift frontier --task fashion --estimate",
         "fedshift frontier --task shakespeare --brief --seeds 3",
     )
 )
@@ -163,6 +164,9 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the runs (default: runs/frontier-NAME).")
     ] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only estimate the time of the missing runs on this device.")
+    ] = False,
     minutes: Minutes = None,
     track: Track = None,
     quiet: Quiet = False,
@@ -176,7 +180,8 @@ def frontier(
         from fedshift.cli import running
 
         assignments = as_assignments(None, engine) + (assignments or [])
-        running.frontier(task, seeds, assignments, out, display(quiet, as_json, track), as_json, minutes, brief)
+        shown = display(quiet, as_json, track)
+        running.frontier(task, seeds, assignments, out, shown, as_json, minutes, brief, estimate)
 
 
 @app.command(

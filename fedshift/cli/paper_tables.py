@@ -12,7 +12,6 @@ from fedshift.core.files import write
 from fedshift.core.names import printable
 from fedshift.core.tables import Listing
 from fedshift.core.types import Params
-from fedshift.core.units import rough_time
 from fedshift.experiment import grid, overrides
 from fedshift.experiment.frontier import GRID
 from fedshift.experiment.rates import rate
@@ -28,7 +27,6 @@ from fedshift.runs import sweep
 from fedshift.runs.about import machine
 from fedshift.runs.progress import Display, echo, strict_json
 from fedshift.runs.record import finished
-from fedshift.runs.run import cores_here
 
 
 class Request(NamedTuple):
@@ -123,14 +121,8 @@ def estimate(request: Request, out: Path, as_json: bool) -> None:
     """Print the estimated time of the missing runs on this device; nothing is trained."""
     runs = request.runs
     planned = sweep.Sweep(request.raw(runs), out).runs if runs else []
-    missing = [run for run, plan in zip(runs, planned, strict=True) if not finished(plan.folder)]
     with overrides.placed(f"paper {request.table}", request.assignments):
-        seconds = sweep.estimate(request.raw(missing), cores_here()) if missing else 0.0
-    if as_json:
-        echo(strict_json({"runs": len(planned), "missing": len(missing), "seconds": seconds}))
-        return
-    takes = f"; they take about {rough_time(seconds)} on this device" if missing else ""
-    echo(f"{len(missing)} of {len(planned)} runs are missing in {out}{takes}.")
+        running.estimate(planned, out, as_json)
 
 
 def run(request: Request, out: Path, display: Display, as_json: bool, minutes: float | None) -> None:

@@ -14,10 +14,12 @@ from fedshift.cli.interrupts import interrupts
 from fedshift.core.extras import needs
 from fedshift.core.files import RunError
 from fedshift.core.names import printable
+from fedshift.core.units import rough_time
 from fedshift.data import fetch as fetch_data
 from fedshift.data.datasets import INCLUDED, Dataset
 from fedshift.experiment import frontier as frontiers
 from fedshift.experiment.build import build, require_goal
+from fedshift.experiment.grid import GridRun
 from fedshift.experiment.overrides import named_uplinks, placed
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, read
@@ -30,7 +32,7 @@ from fedshift.runs.progress import Display, echo, strict_json
 from fedshift.runs.record import SWEEP, RunFolder, begun, finished, settings_of
 from fedshift.runs.run import Run, cores_here, resume
 from fedshift.runs.sheet import estimates
-from fedshift.runs.sweep import Sweep
+from fedshift.runs.sweep import Sweep, training_time
 from fedshift.runs.tradeoff import answers
 
 
@@ -193,6 +195,17 @@ def grid(
         sys.exit(1)
 
 
+def estimate(planned: Sequence[GridRun], out: Path, as_json: bool) -> None:
+    """Print the estimated time of the missing runs in a folder on this device; nothing is trained."""
+    missing = [run.experiment for run in planned if not finished(run.folder)]
+    seconds = training_time(missing, cores_here()) if missing else 0.0
+    if as_json:
+        echo(strict_json({"runs": len(planned), "missing": len(missing), "seconds": seconds}))
+        return
+    takes = f"; they take about {rough_time(seconds)} on this device" if missing else ""
+    echo(f"{len(missing)} of {len(planned)} runs are missing in {out}{takes}.")
+
+
 def frontier(
     name: str,
     seeds: int,
@@ -202,16 +215,20 @@ def frontier(
     as_json: bool,
     minutes: float | None,
     brief: bool = False,
+    estimated: bool = False,
 ) -> None:
-    """Train the missing runs of a frontier and conclude like a sweep."""
+    """Train the missing runs of a frontier and conclude like a sweep; `estimated`: only print how long it takes."""
     raw = frontiers.settings(name, seeds, assignments, brief)
     if ignored := [key for key in ("uplink", *(["shift"] if brief else [])) if key in frontiers.task(name)]:
         others = len(frontiers.BRIEF if brief else frontiers.GRID)
         verb = "is" if len(ignored) == 1 else "are"
         display.tell(f"{name}: its {' and '.join(ignored)} {verb} ignored; a frontier trains {others} others.")
     with placed(f"--task {name}", assignments):
-        folder = Path("runs") / f"frontier-{Path(name).stem}{'-brief' * brief}"
-        grid(raw, out or folder, display, as_json, minutes)
+        folder = out or Path("runs") / f"frontier-{Path(name).stem}{'-brief' * brief}"
+        if estimated:
+            estimate(Sweep(raw, folder).runs, folder, as_json)
+        else:
+            grid(raw, folder, display, as_json, minutes)
 
 
 def conclude(results: Sequence[summary.RunResult], planned: Sequence[Experiment], out: Path, as_json: bool) -> None:

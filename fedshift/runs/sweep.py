@@ -218,12 +218,11 @@ def _same_settings(planned: GridRun) -> None:
 TIMED_ROUNDS, TIMED_SECONDS = 20, 5.0  # of an estimate: at most this many rounds; none is started after this time
 
 
-def estimate(raw: Mapping[str, Any], cores: int) -> float:
+def training_time(experiments: Sequence[Experiment], cores: int) -> float:
     """Estimated seconds to train the runs of a grid on this machine, from a few rounds of the first run or pack.
 
     On a CPU, rounds with a single epoch or step are timed, and their training time is scaled. Nothing is written.
     """
-    experiments = expand(raw)
     first = experiments[0]
     if not packable(first):
         steps = first.train.steps

@@ -124,7 +124,7 @@ def test_bad_input_gets_one_sentence(
 
 
 def test_an_estimate_of_a_frontier_trains_nothing(tmp_path: Path) -> None:
-    flags = ["--brief", "--seeds", "2", "--set", "train.rounds=3", "--out", tmp_path / "runs", "--estimate"]
+    flags = ["--brief", "--seeds", "2", "--set", "train.rounds=3", "--out", str(tmp_path / "runs"), "--estimate"]
     done = fedshift("frontier", *flags)
     assert done.exit_code == 0, done.output
     assert "12 of 12 runs are missing in" in done.stdout

@@ -16,12 +16,13 @@ from torch import nn
 from fedshift import Experiment, dataset
 from fedshift.cli.interrupts import StopRequest
 from fedshift.engines import Task
+from fedshift.experiment.grid import expand
 from fedshift.experiment.toml import SettingsError, merge
 from fedshift.runs.events import Event
 from fedshift.runs.packs import activations, memory_needed
 from fedshift.runs.record import finished
 from fedshift.runs.run import Run
-from fedshift.runs.sweep import Sweep, estimate
+from fedshift.runs.sweep import Sweep, training_time
 from tests.runs import SMALL, fedshift, small
 
 BATCHED: dict[str, Any] = merge(SMALL, {"engine": {"name": "batched"}, "train": {"rounds": 6, "batch": 32}})
@@ -204,7 +205,7 @@ def test_minutes_must_be_a_number(tmp_path: Path) -> None:
 
 def test_an_estimate_is_a_time_and_leaves_nothing_behind(tmp_path: Path) -> None:
     for raw in (GRID, merge(GRID, {"engine": {"name": "sequential"}})):
-        assert 0 < estimate(raw, 1) < math.inf
+        assert 0 < training_time(expand(raw), 1) < math.inf
 
 
 def test_activations_include_the_largest_matrix_of_patches() -> None:

@@ -219,7 +219,7 @@ TIMED_ROUNDS, TIMED_SECONDS = 20, 5.0  # of an estimate: at most this many round
 
 
 def training_time(experiments: Sequence[Experiment], cores: int) -> float:
-    """Estimated seconds to train the runs of a grid on this machine, from a few rounds of the first run or pack.
+    """Estimated seconds to train the experiments of a grid on this machine, from a few rounds of the first run or pack.
 
     On a CPU, rounds with a single epoch or step are timed, and their training time is scaled. Nothing is written.
     """

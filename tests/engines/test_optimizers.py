@@ -15,12 +15,13 @@ from fedshift.core.files import RunError
 from fedshift.data.cohorts import draw_plan
 from fedshift.engines import Batched, Sequential
 from fedshift.experiment.build import build
+from fedshift.experiment.grid import expand
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.federation import Federation
 from fedshift.rounds.loop import OpenRound, Ram, draw
 from fedshift.rounds.optimizers import Adam, MakeOptimizer, Stepper
 from fedshift.runs.packs import kind, memory_needed
-from fedshift.runs.sweep import estimate
+from fedshift.runs.sweep import training_time
 from tests.engines.test_batched import uploads
 from tests.federations import Normed, federation, points, processes, same, settings, train
 
@@ -277,7 +278,7 @@ def test_the_time_of_a_sweep_with_local_steps_is_estimated() -> None:
         "engine": {"name": "sequential"},
         "sweep": {"seed": [0, 1]},
     }
-    assert estimate(raw, 1) > 0
+    assert training_time(expand(raw), 1) > 0
 
 
 def test_the_state_of_the_model_and_its_gradients_are_not_changed_by_a_trial() -> None:

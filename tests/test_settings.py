@@ -1,6 +1,7 @@
 """Settings: valid ones, and error messages for all others."""
 
 import re
+import sys
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,6 +242,11 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def good(bits=3): return Codec(Uniform(bits))\n"
         "def other(): return Uniform(3)\n"
         "def failing(): raise KeyError('no table')\n"
+        "from pydantic import validate_call\n"
+        "@validate_call\n"
+        "def checked(bits: int = 3): return Codec(Uniform(bits))\n"
+        "class Unnumbered(Uniform): pass\n"
+        "def unnumbered(): return Codec(Unnumbered(3))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -265,6 +271,11 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             {"name": "settings_codecs:good", "bits": 9},
             "with {'bits': 9}: Uniform(bits=9): bits must be between 1 and 8",
         ),
+        (
+            {"name": "settings_codecs:checked", "bit": 3},
+            "uplink.codec.bit = 3: settings_codecs:checked has no such argument; did you mean 'bits'?",
+        ),
+        ("settings_codecs:unnumbered", "uplink.codec: Unnumbered(bits=3) has no number in the wire format"),
     ],
 )
 def test_a_users_codec_that_cannot_be_made_is_refused_before_training(
@@ -328,6 +339,17 @@ def test_a_run_with_a_codec_in_its_settings_is_resumed(own_module: Path) -> None
             next(stopped)
         go(experiment, own_module / f"stopped-{i}")
         assert record(own_module / f"stopped-{i}") == expected
+
+
+def test_a_run_is_not_resumed_with_another_codec(own_module: Path) -> None:
+    experiment = small({"train": {"rounds": 2}, "uplink": {"codec": "settings_codecs:good"}})
+    with Run(experiment, own_module / "run", data=digits()) as stopped:
+        next(stopped)
+    sys.modules.pop("settings_codecs")
+    source = (own_module / "settings_codecs.py").read_text()
+    (own_module / "settings_codecs.py").write_text(source.replace("bits=3", "bits=2 + 2"))
+    with pytest.raises(RunError, match="run: the codecs are not those the run was started with"):
+        go(experiment, own_module / "run")
 
 
 def test_the_default_quantizer_rounds_at_random_unless_errors_are_fed_back() -> None:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from fedshift import (
     size,
     unpack,
 )
+from fedshift.codecs import TopK
 from fedshift.codecs.base import Coder, Groups, Lookup, Quantizer, Shape, Side, Transform
 from fedshift.core import rng
 from fedshift.wire.registry import codec_bytes
@@ -240,6 +242,8 @@ def test_a_transform_that_multiplies_the_values_is_refused() -> None:
             return 3 * n + 1000
 
     params = {"w": torch.ones(2, 2)}
+    with pytest.raises(ValueError, match=r"w: .*Huge\(\) turns 4 values into 1012; 4 to 72 are allowed"):
+        pack(Codec(Ends(), transform=Huge()), params, key=KEY)
     frame = pack(Codec(Ends(), transform=Mirror()), params, key=KEY)
     other = frame.replace(bytes.fromhex("02 c8 00"), bytes.fromhex("02 fe 00"))
     try:
@@ -390,3 +394,166 @@ def test_a_quantizer_that_describes_itself_wrongly_makes_no_codec(wrong: dict[st
 def test_groups_must_cover_the_tensor() -> None:
     with pytest.raises(ValueError, match=r"w: .*Few.* divides 12 values into segments of 5"):
         pack(Codec(Ends(), groups=Few()), W)
+
+
+@dataclass(frozen=True)
+class Misread(Ends, number=212):
+    """Codes as those of `Ends`, which are decoded to something else."""
+
+    wrong: str = ""
+
+    def parameters(self) -> bytes:
+        return self.wrong.encode()
+
+    @classmethod
+    def read(cls, parameters: bytes) -> "Misread":
+        return cls(wrong=parameters.decode())
+
+    def table(self, side: Side) -> Tensor:
+        table = super().table(side)
+        if self.wrong == "table of zero":
+            return table / table.new_zeros(len(table), 1)
+        return {"double": table.double(), "short": table[:, :1], "none": None}.get(self.wrong, table)  # type: ignore[return-value]
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        if self.wrong == "decode":
+            raise KeyError("levels")
+        values = super().decode(codes, side)
+        return {"long": values.double(), "fewer": values[:, 1:]}.get(self.wrong, values)
+
+    def reach(self, side: Side, highest: int) -> float:
+        return 1 // 0 if self.wrong == "reach" else super().reach(side, highest)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("double", r"has a table float64 \(1, 2\) instead of float32 \(1, 2\)"),
+        ("short", r"has a table float32 \(1, 1\) instead of float32 \(1, 2\)"),
+        ("none", "has a table None, which is not a tensor"),
+        ("table of zero", "contains NaN, infinity or a number too large"),
+        ("long", r"decoded values float64 \(1, 12\) instead of float32 \(1, 12\)"),
+        ("fewer", r"decoded values float32 \(1, 11\) instead of float32 \(1, 12\)"),
+        ("decode", "Misread.*: KeyError: 'levels'"),
+        ("reach", "Misread.*: ZeroDivisionError: "),
+    ],
+)
+def test_a_frame_whose_quantizer_decodes_wrongly_is_refused_as_a_whole(wrong: str, sentence: str) -> None:
+    params = {"a": torch.arange(12.0).view(3, 4) - 5, "b": torch.arange(12.0).view(3, 4)}
+    frame = pack({"a": Codec(Ends()), "b": Codec(Misread(wrong=wrong))}, params)
+    with pytest.raises(WireError, match=f"^b: .*{sentence}"):
+        unpack(frame, params)
+    mean = Mean(params)
+    with pytest.raises(WireError, match=f"^b: .*{sentence}"):
+        mean.add(frame)
+    mean.add(pack(Codec(Ends()), params))
+    alone = Mean(params)
+    alone.add(pack(Codec(Ends()), params))
+    assert all(torch.equal(x, y) for x, y in zip(mean.result().values(), alone.result().values(), strict=True))
+
+
+@dataclass(frozen=True)
+class Constant(Lookup, number=213):
+    """-1, 0 or 1, without side data."""
+
+    def width(self, n: int) -> int:
+        return 0
+
+    def levels(self, n: int) -> int:
+        return 3
+
+    def table(self, side: Side) -> Tensor:
+        return torch.tensor([-1.0, 0.0, 1.0]).expand(len(side), 3)
+
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
+        return (x.round().clamp(-1, 1) + 1).to(torch.uint8), x.new_zeros(len(x), 0)
+
+
+def test_a_table_without_side_data_needs_no_reach_of_its_own() -> None:
+    params = {"w": torch.tensor([[-3.0, 0.2, 0.8]])}
+    for codec in Codec(Constant()), Codec(Constant(), Range()), Codec(Constant(), groups=PerBlock(2)):
+        assert unpack(pack(codec, params), params)["w"].tolist() == [[-1.0, 0.0, 1.0]]
+
+
+@dataclass(frozen=True)
+class Placed(Whole, number=214):
+    """Whole numbers to which the decoder adds their position in the row, divided by its length."""
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        return codes.float() + torch.arange(codes.shape[1]) / codes.shape[1]
+
+
+@pytest.mark.parametrize("coder", [BitPack(), Range()])
+def test_users_quantizers_decode_whole_rows(coder: Coder) -> None:
+    params = {"w": (torch.arange(300_000.0) % 7).view(2, -1)}
+    for codec in Codec(Placed(), coder), Codec(Placed(), coder, PerChannel()):
+        decoded = codec.decode(codec.encode(params["w"][None]), 1, params["w"].shape)[0]
+        assert torch.equal(unpack(pack(codec, params), params)["w"], decoded)
+
+
+def test_a_class_in_a_function_takes_its_number_once() -> None:
+    def made(scale: float) -> Quantizer:
+        @dataclass(frozen=True)
+        class Scaled(Ends, number=252):
+            def table(self, side: Side) -> Tensor:
+                return side * scale
+
+        return Scaled()
+
+    made(1.0)
+    try:
+        with pytest.raises(
+            ValueError,
+            match=r"Scaled: quantizer 252 was already defined by an earlier call .*; define it at the top level",
+        ):
+            made(10.0)
+    finally:
+        del Quantizer.known[252]
+
+
+@pytest.mark.parametrize("wrong", ["int64", "too high", "shape", "width", "nan"])
+def test_a_quantizer_within_top_k_is_checked_like_one_alone(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"w: Made\(.*\) made "):
+        pack(Codec(TopK(Made(wrong=wrong), 0.5)), W)
+
+
+def test_a_quantizer_within_top_k_that_decodes_wrongly_is_refused() -> None:
+    frame = pack(Codec(TopK(Misread(wrong="double"), 0.5)), W)
+    with pytest.raises(WireError, match="has a table float64"):
+        unpack(frame, W)
+
+
+class Unhashable(Ends, number=216):
+    __hash__ = None  # type: ignore[assignment]  # as that of a dataclass that is not frozen
+
+
+made: Callable[..., Codec] = Codec  # with arguments of any type
+
+
+class Prepared(Ends, number=217):
+    def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: made("kmeans"), "Codec(quantizer='kmeans'): quantizer must be a Quantizer of fedshift.codecs"),
+        (lambda: made(Ends(), "range"), "Codec(coder='range'): coder must be a Coder of fedshift.codecs"),
+        (lambda: made(Ends(), groups=None), "Codec(groups=None): groups must be a Groups of fedshift.codecs"),
+        (lambda: made(Ends(), transform=3), "Codec(transform=3): transform must be a Transform of fedshift.codecs"),
+        (lambda: made(Ends(), min_axes="2"), "Codec(min_axes='2'): min_axes must be an integer"),
+        (lambda: Codec(Unhashable()), "unhashable type: 'Unhashable'; make its class a dataclass with frozen=True"),
+        (lambda: Codec(TopK(Undescribed(parameters=3))), "has parameters 3, which are not bytes"),
+        (lambda: pack(Codec(Prepared()), W), "prepared None, which is not a tensor"),
+    ],
+)
+def test_what_is_not_a_codec_is_named(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        make()
+
+
+@pytest.mark.parametrize("number", [130.0, 130.5, "150", True])
+def test_a_number_is_an_integer(number: Any) -> None:
+    with pytest.raises(ValueError, match=f"Mine: number {number!r} must be an integer"):
+        type("Mine", (Lookup,), {"__module__": __name__}, number=number)

@@ -47,6 +47,8 @@ class Numbered:
         if number is None:
             return
         ours = cls.__module__.partition(".")[0] == "fedshift"
+        if type(number) is not int:
+            raise ValueError(f"{cls.__name__}: number {number!r} must be an integer")
         if not (0 <= number < USERS if ours else USERS <= number < 256):
             raise ValueError(f"{cls.__name__}: number {number} must be between {USERS} and 255")
         other = cls.known.get(number)
@@ -54,6 +56,11 @@ class Numbered:
             raise ValueError(
                 f"{cls.__name__}: {cls.kind} {number} is already {other.__module__}.{other.__qualname__}; "
                 f"take another number between {USERS} and 255"
+            )
+        if other is not None and "<locals>" in cls.__qualname__:  # the two may decode differently
+            raise ValueError(
+                f"{cls.__name__}: {cls.kind} {number} was already defined by an earlier call of the function that "
+                f"contains it; define it at the top level of {cls.__module__}"
             )
         cls.known[number] = cls
 
@@ -67,6 +74,17 @@ class Numbered:
         if parameters:
             raise ValueError(f"{cls.__name__} has no parameters, but {len(parameters)} bytes of them were sent")
         return cls()
+
+    @property
+    def parts(self) -> "tuple[Numbered, ...]":
+        """This part and those it consists of."""
+        return (self,)
+
+    @property
+    def by_user(self) -> bool:
+        """True if this part, or one it consists of, is not one of fedshift: its results are checked."""
+        numbers = [type(part).number for part in self.parts]
+        return any(number is None or number >= USERS for number in numbers)
 
 
 def _origin(cls: type[Any]) -> tuple[str, str]:
@@ -173,7 +191,9 @@ class Lookup(Quantizer):
         """side (rows, width) -> float32 (rows, levels)."""
 
     def reach(self, side: Side, highest: int) -> float:
-        return max(map(abs, ends(side)), key=lambda end: (math.isnan(end), end))
+        """Largest magnitude of the side data or, without side data, of the table."""
+        numbers = side if side.numel() else self.table(side)
+        return max(map(abs, ends(numbers)), key=lambda end: (math.isnan(end), end))
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
         """out[r, i] = table[r, codes[r, i]], where tables are computed chunk by chunk.
@@ -304,6 +324,45 @@ class Transform(Numbered, ABC):
     @abstractmethod
     def reach(self, largest: float, n: int) -> float:
         """Upper bound on the magnitudes of n decoded values if those of y are at most `largest`."""
+
+
+def quantized(
+    quantizer: Quantizer, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None
+) -> tuple[Tensor, Side]:
+    """Codes and side data of x (rows, n); ValueError if a user's quantizer made what a decoder would read otherwise."""
+    made = quantizer.encode(x, key, scale)
+    if not quantizer.by_user:
+        return made
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
+        raise ValueError(f"{quantizer}: encode must return two tensors, codes and side data")
+    (codes, side), (rows, n) = made, x.shape
+    require(codes, torch.uint8, (rows, n), f"{quantizer} made codes")
+    require(side, torch.float32, (rows, quantizer.width(n)), f"{quantizer} made side data")
+    if codes.device.type == "cpu" and codes.numel():  # elsewhere it would wait for the device
+        if (highest := int(codes.max())) >= quantizer.levels(n):
+            raise ValueError(f"{quantizer} made code {highest}, but has {quantizer.levels(n)} levels")
+        if not finite(side):
+            raise ValueError(f"{quantizer} made side data with NaN or infinity")
+    return made
+
+
+def dequantized(quantizer: Quantizer, codes: Tensor, side: Side) -> Tensor:
+    """Values of codes (rows, n); ValueError if a user's quantizer returns none or others."""
+    if quantizer.by_user and quantizer.tabled:
+        table, wanted = quantizer.table(side), (len(codes), quantizer.levels(codes.shape[1]))
+        require(table, torch.float32, wanted, f"{quantizer} has a table")
+    values = quantizer.decode(codes, side)
+    if quantizer.by_user:
+        require(values, torch.float32, tuple(codes.shape), f"{quantizer} decoded values")
+    return values
+
+
+def require(x: object, dtype: torch.dtype, shape: Shape, what: str) -> None:
+    """Raise ValueError unless x is a tensor of this dtype and shape."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{what} {x!r}, which is not a tensor")
+    if x.dtype != dtype or tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{what} {str(x.dtype)[6:]} {tuple(x.shape)} instead of {str(dtype)[6:]} {tuple(shape)}")
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:

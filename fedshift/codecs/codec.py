@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from fedshift.codecs.base import (
     MOST_LEVELS,
-    USERS,
     Coder,
     Groups,
     Numbered,
@@ -20,7 +20,9 @@ from fedshift.codecs.base import (
     Side,
     Transform,
     any_order,
-    finite,
+    dequantized,
+    quantized,
+    require,
 )
 from fedshift.codecs.bitpack import BitPack, bits_for
 from fedshift.core import rng
@@ -114,14 +116,23 @@ class Codec:
     integers: bool = False
 
     def __post_init__(self) -> None:
+        kinds: dict[str, type[Numbered]] = {"quantizer": Quantizer, "coder": Coder, "groups": Groups}
+        for name, kind in (kinds if self.transform is None else kinds | {"transform": Transform}).items():
+            if not isinstance(part := getattr(self, name), kind):
+                raise ValueError(f"Codec({name}={part!r}): {name} must be a {kind.__name__} of fedshift.codecs")
+            _check_part(part)
+        if type(self.min_axes) is not int:
+            raise ValueError(f"Codec(min_axes={self.min_axes!r}): min_axes must be an integer")
         if self.transform is not None and (isinstance(self.groups, PerChannel) or self.quantizer.plain):
             raise ValueError(
                 f"Codec({self.quantizer}, {self.groups}, {self.transform}): a transform mixes the values of a tensor, "
                 "so it needs a quantizer of 1 to 8 bits, per tensor or per block"
             )
-        for part in (self.quantizer, self.coder, self.groups, self.transform):
-            if part is not None and (part.number is None or part.number >= USERS):
-                _check_part(part)
+
+    @cached_property
+    def by_user(self) -> bool:
+        """True if a part is not one of fedshift."""
+        return any(part.by_user for part in (self.quantizer, self.coder, self.groups, self.transform) if part)
 
     @property
     def random(self) -> bool:
@@ -158,34 +169,46 @@ class Codec:
             if key is None:
                 raise ValueError(f"{self.transform} is random and needs a key, for example rng.key(seed, 'upload')")
             seeds = rng.fold(key.to(x.device), SEEDS) % SEEDS
+            wanted = stack, self.transform.length(flat.shape[1])
             flat = self.transform.encode(flat, seeds)
+            require(flat, torch.float32, wanted, f"{self.transform} made values")
         parts, start, first = [], 0, 0
         for rows, n in self.segments(x.shape[1:]):
             matrix = flat[:, start : start + rows * n].reshape(stack * rows, n)
             row = torch.arange(first, first + rows, device=x.device)
             keys = None if key is None else rng.fold(key.to(x.device)[:, None], row).flatten()
             scales = None if scale is None else scale[:, None].expand(stack, rows).flatten()
-            parts.append(self.quantizer.encode(matrix, keys, scales))
-            if (number := type(self.quantizer).number) is None or number >= USERS:
-                _check(self.quantizer, n, *parts[-1], len(matrix))
+            parts.append(quantized(self.quantizer, matrix, keys, scales))
             start, first = start + rows * n, first + rows
         return Coded(parts, seeds)
 
     def decode(self, coded: Coded, stack: int, shape: Shape) -> Tensor:
         """Decoded values of K stacked tensors, float32 (K, *shape)."""
-        flat = [self.quantizer.decode(codes, side).reshape(stack, -1) for codes, side in coded.parts]
+        flat = [dequantized(self.quantizer, codes, side).reshape(stack, -1) for codes, side in coded.parts]
         values = torch.cat(flat, dim=1) if flat else torch.zeros(stack, 0)
         if self.transform is not None and coded.seeds is not None and flat:
             values = self.transform.decode(values, coded.seeds, math.prod(shape))
+            require(values, torch.float32, (stack, math.prod(shape)), f"{self.transform} decoded values")
         return values.reshape(stack, *shape)
 
     def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
         """Result of the quantizer's `prepare` for the tensors (K, ...) that this codec encodes."""
-        return self.quantizer.prepare([x.detach().reshape(len(x), -1).float() for x in tensors])
+        found = self.quantizer.prepare([x.detach().reshape(len(x), -1).float() for x in tensors])
+        if self.by_user:
+            require(found, torch.float64, (len(tensors[0]),), f"{self.quantizer} prepared")
+        return found
 
 
 def _check_part(part: Numbered) -> None:
     """Raise ValueError if a user's part does not describe itself as the contracts require."""
+    if not part.by_user:
+        return
+    for inner in part.parts[1:]:
+        _check_part(inner)
+    try:
+        hash(part)
+    except TypeError as problem:
+        raise ValueError(f"{part}: {problem}; make its class a dataclass with frozen=True") from None
     try:
         parameters = part.parameters()
         sizes = [(part.levels(n), part.width(n)) for n in (1, LONG)] if isinstance(part, Quantizer) else []
@@ -198,21 +221,6 @@ def _check_part(part: Numbered) -> None:
             raise ValueError(f"{part} has {levels!r} levels; 1 to {MOST_LEVELS} are allowed")
         if not isinstance(width, int) or width < 0:
             raise ValueError(f"{part} has {width!r} side data per row; a number from 0 on is needed")
-
-
-def _check(quantizer: Quantizer, n: int, codes: Tensor, side: Side, rows: int) -> None:
-    """Raise ValueError if a user's quantizer made codes or side data that a decoder would read differently."""
-    if codes.dtype != torch.uint8 or codes.shape != (rows, n):
-        seen = f"{str(codes.dtype)[6:]} {tuple(codes.shape)}"
-        raise ValueError(f"{quantizer} made codes {seen} instead of uint8 {(rows, n)}")
-    if side.dtype != torch.float32 or side.shape != (rows, quantizer.width(n)):
-        seen = f"{str(side.dtype)[6:]} {tuple(side.shape)}"
-        raise ValueError(f"{quantizer} made side data {seen} instead of float32 {(rows, quantizer.width(n))}")
-    if codes.device.type == "cpu" and codes.numel():  # elsewhere it would wait for the device
-        if (highest := int(codes.max())) >= quantizer.levels(n):
-            raise ValueError(f"{quantizer} made code {highest}, but has {quantizer.levels(n)} levels")
-        if not finite(side):
-            raise ValueError(f"{quantizer} made side data with NaN or infinity")
 
 
 def counts(codes: Sequence[Tensor], stack: int, levels: int) -> Tensor:

@@ -19,12 +19,15 @@ from fedshift.codecs.base import (
     MOST_LEVELS,
     MOST_PARAMETERS,
     NOT_FINITE,
+    Numbered,
     Quantizer,
     Side,
     any_order,
+    dequantized,
     finite,
     kept,
     kth_largest,
+    quantized,
 )
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.entropy import Range
@@ -53,7 +56,7 @@ class TopK(Quantizer, number=12):
     keep: float = 0.01
 
     def __post_init__(self) -> None:
-        if isinstance(self.inner, TopK) or self.inner.plain:
+        if not isinstance(self.inner, Quantizer) or isinstance(self.inner, TopK) or self.inner.plain:
             raise ValueError(f"TopK(inner={self.inner}): inner must be a quantizer of 1 to 8 bits other than TopK")
         if self.levels(LONG) > MOST_LEVELS:
             raise ValueError(
@@ -82,6 +85,10 @@ class TopK(Quantizer, number=12):
         if inner is None or issubclass(inner, TopK):
             raise ValueError(f"quantizer {parameters[0]} in TopK is {'TopK itself' if inner else 'not known here'}")
         return cls(inner.read(parameters[2:]))
+
+    @property
+    def parts(self) -> tuple[Numbered, ...]:
+        return (self, *self.inner.parts)
 
     @property
     def random(self) -> bool:  # type: ignore[override]
@@ -126,13 +133,13 @@ class TopK(Quantizer, number=12):
         if not finite(x):
             raise ValueError(NOT_FINITE)
         place = self._kept(x)
-        inner, side = self.inner.encode(x.gather(1, place), key, scale)
+        inner, side = quantized(self.inner, x.gather(1, place), key, scale)
         codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device).scatter_(1, place, inner + 1)
         missing = self.width(x.shape[1]) - side.shape[1]
         return codes, torch.cat([side, side[:, -1:].expand(-1, missing)], dim=1) if missing else side
 
     def decode(self, codes: Tensor, side: Side) -> Tensor:
-        values = self.inner.decode(codes.clamp(min=1) - 1, side)
+        values = dequantized(self.inner, codes.clamp(min=1) - 1, side)
         return values.masked_fill_(codes == 0, 0.0)
 
     def _kept(self, x: Tensor) -> Tensor:

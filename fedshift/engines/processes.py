@@ -21,7 +21,7 @@ from fedshift.core.types import CPU, Params
 from fedshift.engines import workers
 from fedshift.engines.client import Client
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, Upload, describe, evaluation
+from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe, evaluation
 from fedshift.rounds.evaluate import ClientChunk, ClientScores, Held, Score
 
 
@@ -58,7 +58,13 @@ class Processes:
 
         if not self.connections:
             raise RuntimeError("the engine is closed")
-        message = dumps(job._replace(recall=_nothing))
+        try:
+            message = dumps(job._replace(recall=_nothing))
+        except (pickle.PicklingError, AttributeError, TypeError) as problem:
+            raise TrainingError(
+                f"engine processes: a codec or client rule cannot be sent to worker processes ({problem}); define its "
+                "class at the top level of a module, or use the sequential engine"
+            ) from problem
         try:
             for worker in self.connections:
                 self._send(worker, message)

@@ -156,7 +156,10 @@ def _has_bandwidth(experiment: Experiment) -> bool:
 def _uplink(table: str, coding: CodingSettings, bits: int) -> Uplink:
     try:
         codec = coding.codec_for(bits)
-        codec_bytes(codec)
+        try:
+            codec_bytes(codec)
+        except ValueError as problem:
+            raise ValueError(f"codec: {problem}") from None
         return Uplink(codec, coding.send == "updates", coding.feedback)
     except ValueError as problem:
         raise SettingsError(f"{table}.{problem}") from None

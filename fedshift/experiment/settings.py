@@ -394,11 +394,12 @@ def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], 
     if "object" in args:
         raise ValueError(f"{kind} = {name!r}: was passed to run(...) as an object; pass it again in Python")
     try:
-        made = _called(table[name], args) if name in table else named(name)(**args)
+        make = table[name] if name in table else named(name)
+        made = _called(make, args) if name in table else make(**args)
     except ValidationError as problem:
         wrong = problem.errors()[0]
         if wrong["type"] == "unexpected_keyword_argument":
-            key, known = str(wrong["loc"][0]), inspect.signature(table[name]).parameters
+            key, known = str(wrong["loc"][0]), inspect.signature(make).parameters
             hint = suggest(key, known) if known else "it has none"
             raise ValueError(f"{kind}.{key} = {wrong['input']!r}: {name} has no such argument; {hint}") from None
         raise ValueError(f"{kind}.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None

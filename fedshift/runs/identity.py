@@ -16,6 +16,7 @@ from fedshift.data.datasets import Dataset
 from fedshift.experiment.settings import Experiment
 from fedshift.experiment.toml import SettingsError, differences
 from fedshift.rounds.federation import Federation
+from fedshift.wire.registry import codec_bytes
 
 IDENTITY, SETTINGS = "identity.json", "settings.toml"
 OBJECTS = {  # arguments of `run`, and the settings they replace
@@ -40,18 +41,21 @@ class RunIdentity(NamedTuple):
     given: tuple[str, ...]  # arguments of `run` that cannot be rebuilt from the settings: 'model', 'data', ...
     model: str = ""  # digest of the final model, or ''
     partition: str = ""  # digest of the training examples of each client; '' in records of earlier versions
+    codecs: str = ""  # bytes of the codecs of all uplinks and the downlink, in hexadecimal digits; '' as above
 
     @classmethod
     def of(cls, experiment: Experiment, fed: Federation, given: Sequence[str]) -> "RunIdentity":
         """Identity of a new run."""
         start, fixed = digest_of(fed.start().out.params), digest_of(fed.task.fixed)
         made = cls(secrets.token_hex(8), experiment.toml(), data_id(fed.task.data), start, fixed, tuple(given))
-        return made._replace(partition=digest_of({"order": fed.partition.order, "start": fed.partition.start}))
+        partition = digest_of({"order": fed.partition.order, "start": fed.partition.start})
+        links = [*(group.uplink for group in fed.groups), fed.downlink]
+        return made._replace(partition=partition, codecs=" ".join(codec_bytes(link.codec).hex() for link in links))
 
     @classmethod
     def parse(cls, raw: Any) -> "RunIdentity":
         """Parse JSON values; ValueError if they are not an identity."""
-        if not isinstance(raw, dict) or (raw := {"partition": ""} | raw).keys() != set(cls._fields):
+        if not isinstance(raw, dict) or (raw := {"partition": "", "codecs": ""} | raw).keys() != set(cls._fields):
             raise ValueError("not the identity of a run")
         given, texts = raw["given"], [raw[name] for name in cls._fields if name != "given"]
         if not isinstance(given, list) or not all(isinstance(text, str) for text in (*texts, *given)):
@@ -86,13 +90,18 @@ class RunIdentity(NamedTuple):
             )
 
     def compare(self, now: "RunIdentity", folder: Path) -> None:
-        """Raise RunError if data, partition or frozen part of the model differ from those the run was started with."""
+        """Raise RunError if data, partition, codecs or frozen part of the model differ from those at the start."""
         if self.data != now.data:
             raise RunError(f"{folder}: the data are not those the run was started with")
         if self.partition and self.partition != now.partition:
             raise RunError(
                 f"{folder}: the examples of the clients are not those the run was started with; a partition must be "
                 "the same each time, so draw from its key"
+            )
+        if self.codecs and self.codecs != now.codecs:
+            raise RunError(
+                f"{folder}: the codecs are not those the run was started with: their numbers or parameters differ; "
+                "restore your codec to resume it, or start a new run in another folder"
             )
         if self.fixed != now.fixed:
             raise RunError(

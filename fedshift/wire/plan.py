@@ -22,6 +22,7 @@ from fedshift.wire.registry import codec_bytes, dtype_number, read_codec
 
 SMALL = 4096  # codes: tensors with fewer share a buffer
 SEED = 4  # bytes
+LONGER = 64  # values that a transform may make beyond twice those it gets
 
 
 class Place(NamedTuple):
@@ -35,6 +36,7 @@ class Place(NamedTuple):
     levels: int  # codes are below this
     seeds: int  # bytes
     side: int  # bytes
+    size: int | None  # bytes of the codes in a buffer of their own; None if it depends on the codes
 
 
 class Buffer(NamedTuple):
@@ -63,18 +65,16 @@ class FramePlan:
     def buffers(self) -> list[Buffer]:
         """Buffers in the order of their first tensors."""
         shared: dict[bytes, list[int]] = {}  # by what a decoder knows of the codec
-        sizes: list[int | None] = []
-        for i, (_, codec, _, _, count, levels, _, _) in enumerate(self.places):
-            sizes.append(codec.coder.size(count, levels) if count else 0)
-            if sizes[i] is None and count < SMALL:
-                shared.setdefault(codec_bytes(codec), []).append(i)
+        for i, place in enumerate(self.places):
+            if place.size is None and place.total < SMALL:
+                shared.setdefault(codec_bytes(place.codec), []).append(i)
         found = []
         for i, place in enumerate(self.places):
-            together = shared[codec_bytes(place.codec)] if sizes[i] is None and 0 < place.total < SMALL else [i]
+            together = shared[codec_bytes(place.codec)] if place.size is None and place.total < SMALL else [i]
             if together[0] != i or not place.total:
                 continue
             count, levels = sum(self.places[j].total for j in together), max(self.places[j].levels for j in together)
-            found.append(Buffer(tuple(together), place.codec, count, levels, sizes[i]))
+            found.append(Buffer(tuple(together), place.codec, count, levels, place.size))
         return found
 
     @cached_property
@@ -109,17 +109,25 @@ def place(name: str, codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> 
     """Place of a tensor with this codec."""
     n = math.prod(shape)
     if codec.quantizer.plain:
-        return Place(name, codec, dtype, tuple(shape), n * codec.quantizer.stored(dtype).itemsize, 256, 0, 0)
+        count = n * codec.quantizer.stored(dtype).itemsize
+        return Place(name, codec, dtype, tuple(shape), count, 256, 0, 0, _size(codec, count, 256))
     segments = codec.segments(shape)
     count = sum(rows * row for rows, row in segments)
     expected = n if codec.transform is None or not n else codec.transform.length(n)
+    if not n <= expected <= 2 * n + LONGER:
+        raise ValueError(f"{codec.transform} turns {n} values into {expected}; {n} to {2 * n + LONGER} are allowed")
     if count != expected:
         raise ValueError(f"{codec.groups} divides {expected} values into segments of {count}")
     levels = max((codec.quantizer.levels(row) for _, row in segments), default=1)
     if not 1 <= levels <= MOST_LEVELS:
         raise ValueError(f"{codec.quantizer} has {levels} levels; 1 to {MOST_LEVELS} are allowed")
     side = 4 * sum(rows * codec.quantizer.width(row) for rows, row in segments)
-    return Place(name, codec, dtype, tuple(shape), count, levels, SEED * (codec.transform is not None and n > 0), side)
+    seeds = SEED * (codec.transform is not None and n > 0)
+    return Place(name, codec, dtype, tuple(shape), count, levels, seeds, side, _size(codec, count, levels))
+
+
+def _size(codec: Codec, count: int, levels: int) -> int | None:
+    return codec.coder.size(count, levels) if count else 0
 
 
 def plan(codecs: Mapping[str, Codec], like: Params) -> FramePlan:

@@ -6,6 +6,7 @@ piece by piece, without further errors.
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, USERS, Side, chunks, ends
+from fedshift.codecs.base import CHUNK, Side, chunks, ends, require
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
@@ -38,7 +39,7 @@ class Part(NamedTuple):
     seeds: Tensor | None  # of the transform, (1,)
     codes: Codes  # packed, `stored` bits per code
     stored: int
-    whole: Tensor | None = None  # the values, if they are few and exact, or were decoded
+    whole: Tensor | None = None  # the values, if they are few and exact, of a user's codec, or were decoded
     reach: float = 0.0  # largest magnitude
 
     def values(self, weight: float = 1.0) -> Iterator[tuple[int, Tensor]]:
@@ -52,7 +53,7 @@ class Part(NamedTuple):
         elif quantizer.plain:
             yield from self._plain(weight)
         elif self.seeds is not None:
-            yield 0, self.codec.decode(Coded(list(self._rows()), self.seeds), 1, self.shape).flatten().mul_(weight)
+            yield 0, self.codec.decode(Coded(list(self.rows()), self.seeds), 1, self.shape).flatten().mul_(weight)
         else:
             yield from self._table(weight)
 
@@ -73,7 +74,7 @@ class Part(NamedTuple):
                     yield start + r.start * n + c.start, values.flatten()
             start += rows * n
 
-    def _rows(self) -> Iterator[tuple[Tensor, Side]]:
+    def rows(self) -> Iterator[tuple[Tensor, Side]]:
         """Codes and side data of each segment; the codes must not be packed."""
         start = 0
         for (rows, n), side in zip(self.codec.segments(self.shape), self.sides, strict=True):
@@ -187,14 +188,24 @@ class Reader:
         return names
 
 
-def _place(name: str, codec: Codec, x: Tensor) -> Place:
+@contextmanager
+def _refusing(name: str, codec: Codec) -> Iterator[None]:
+    """Turn a ValueError into a WireError that names the tensor, and any other exception of a user's part, too."""
     try:
-        found = place(name, codec, x.dtype, x.shape)
+        yield
+    except WireError:
+        raise
     except ValueError as error:
         raise WireError(f"{name}: {error}") from None
-    if codec.transform is not None and found.total > 2 * x.numel() + 64:
-        raise WireError(f"{name}: {codec.transform} turns {x.numel()} values into {found.total}")
-    return found
+    except Exception as error:
+        if not codec.by_user:
+            raise
+        raise WireError(f"{name}: {_shown(codec)}: {type(error).__name__}: {error}") from error
+
+
+def _place(name: str, codec: Codec, x: Tensor) -> Place:
+    with _refusing(name, codec):
+        return place(name, codec, x.dtype, x.shape)
 
 
 def _check_codecs(plan: FramePlan, codecs: Mapping[str, Codec]) -> None:
@@ -210,9 +221,11 @@ def _sizes(plan: FramePlan, rest: memoryview) -> tuple[list[int], memoryview]:
     cursor, sizes = Cursor(rest, 0), []
     for buffer in plan.buffers:
         size = cursor.varint("lengths") if buffer.size is None else buffer.size
-        if size > buffer.most:
-            name = plan.places[buffer.places[0]].name
-            raise WireError(f"{name}: {size} bytes of codes instead of at most {buffer.most}")
+        name = plan.places[buffer.places[0]].name
+        with _refusing(name, buffer.codec):
+            most = buffer.most
+        if size > most:
+            raise WireError(f"{name}: {size} bytes of codes instead of at most {most}")
         sizes.append(size)
     if plan.side + sum(sizes) != len(cursor.rest):
         raise WireError(
@@ -230,27 +243,19 @@ def _shown(codec: Codec) -> str:
 def _open(plan: FramePlan, buffer: Buffer, data: memoryview, sides: list[memoryview]) -> dict[str, Part]:
     """Tensors of one buffer."""
     tensors = [(plan.places[i], sides[i]) for i in buffer.places]
-    first = tensors[0][0]
-    try:
+    first, side = tensors[0]
+    with _refusing(first.name, buffer.codec):
         packed = np.frombuffer(data, np.uint8)
         if type(buffer.codec.coder) is BitPack and buffer.codec.quantizer.plain:
-            return {first.name: _part(first, sides[buffer.places[0]], packed, 8)}
+            return {first.name: _part(first, side, packed, 8)}
         if type(buffer.codec.coder) is BitPack and _one_full_row(first):
             bits = bits_for(first.levels)
             if first.total * bits % 8 and packed[-1] >> (first.total * bits % 8):
                 raise ValueError("the bits after the last code are not zero")
-            return {first.name: _part(first, sides[buffer.places[0]], packed, bits)}  # decoded later, a chunk at a time
+            return {first.name: _part(first, side, packed, bits)}  # decoded later, a chunk at a time
         found = buffer.codec.coder.decode(data, buffer.total, buffer.levels)
-        if found.dtype != torch.uint8 or found.shape != (buffer.total,):
-            seen = f"{str(found.dtype)[6:]} {tuple(found.shape)}"
-            raise ValueError(f"{buffer.codec.coder} decoded codes {seen} instead of uint8 {(buffer.total,)}")
+        require(found, torch.uint8, (buffer.total,), f"{buffer.codec.coder} decoded codes")
         codes = found.numpy()
-    except ValueError as error:
-        raise WireError(f"{first.name}: {error}") from None
-    except Exception as error:
-        if (type(buffer.codec.coder).number or 0) < USERS:
-            raise
-        raise WireError(f"{first.name}: {buffer.codec.coder}: {type(error).__name__}: {error}") from error
     parts, start = {}, 0
     for tensor, side in tensors:
         parts[tensor.name] = _part(tensor, side, codes[start : start + tensor.total], 8)
@@ -261,14 +266,14 @@ def _open(plan: FramePlan, buffer: Buffer, data: memoryview, sides: list[memoryv
 def _one_full_row(tensor: Place) -> bool:
     """True if the tensor is one row with a table of 2^b values, so that its codes of b bits need no check."""
     segments = tensor.codec.segments(tensor.shape)
-    single = len(segments) == 1 and segments[0][0] == 1 and tensor.codec.transform is None
+    single = len(segments) == 1 and segments[0][0] == 1 and tensor.codec.transform is None and not tensor.codec.by_user
     return single and tensor.codec.quantizer.tabled and tensor.levels == 1 << bits_for(tensor.levels)
 
 
 def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
     """Check one tensor."""
     codec, dtype, shape = tensor.codec, tensor.dtype, tensor.shape
-    try:
+    with _refusing(tensor.name, codec):
         if codec.quantizer.plain and not codec.quantizer.lossy and dtype in FLOATS and 0 < math.prod(shape) <= CHUNK:
             part = _few(tensor, codes)
         else:
@@ -277,11 +282,20 @@ def _part(tensor: Place, side: memoryview, codes: Codes, stored: int) -> Part:
             numbers = torch.from_numpy(np.frombuffer(side[tensor.seeds :], "<f4").copy())
             part = Part(codec, dtype, shape, _sides(tensor, numbers), seeds if tensor.seeds else None, codes, stored)
             part = part._replace(reach=part.largest() if tensor.total else 0.0)
+            if codec.by_user and tensor.total and part.reach <= _most(tensor):
+                part = _decoded(part)
         if not part.reach <= _most(tensor):
             raise ValueError(f"contains NaN, infinity or a number too large for {dtype}")
-    except ValueError as error:
-        raise WireError(f"{tensor.name}: {error}") from None
-    return part
+        return part
+
+
+def _decoded(part: Part) -> Part:
+    """Values of a user's codec, which may be wrong: they are decoded once, and checked, before any is used."""
+    if part.codec.quantizer.plain:
+        return part
+    values = part.codec.decode(Coded(list(part.rows()), part.seeds), 1, part.shape).flatten()
+    low, high = ends(values)
+    return part._replace(whole=values, reach=max(abs(low), abs(high)))
 
 
 def _most(tensor: Place) -> float:

@@ -170,6 +170,18 @@ class Faulty(Ends, number=215):
         raise RuntimeError("out of levels")
 
 
+def test_a_codec_that_cannot_be_sent_to_worker_processes_ends_the_run_in_a_sentence() -> None:
+    class Local(Ends):
+        number = 200  # of `Ends`
+
+    fed = federation()
+    fed = replace(fed, groups=[Group("local", Uplink(Codec(Local())))], group=torch.zeros_like(fed.group))
+    engine = processes(fed.task, 2)
+    with pytest.raises(TrainingError, match=r"cannot be sent to worker processes \(.*Local.*\); define its class at"):
+        train(fed, engine=engine)
+    engine.close()
+
+
 @pytest.mark.parametrize("engine", [Sequential, Batched])
 def test_an_exception_in_a_users_codec_stops_the_run_in_a_sentence(engine: type[Sequential | Batched]) -> None:
     fed = federation()

@@ -1,7 +1,10 @@
 """Properties of every codec. A codec joins them by being listed in CODECS."""
 
+import itertools
 import math
+import random
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,12 +35,13 @@ from fedshift.codecs import (
     Uniform,
     Zstd,
 )
-from fedshift.codecs.base import MOST_LEVELS, Quantizer, Side, kept
+from fedshift.codecs.base import CHUNK, MOST_LEVELS, Quantizer, Side, kept
 from fedshift.codecs.codec import Coded
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.paper.authors import EarlyKMeans
 from fedshift.wire.writer import pack, prepared, tensor_key, unpack
+from tests import fuzz
 
 FLOAT32 = torch.finfo(torch.float32).max
 
@@ -417,6 +421,23 @@ def test_what_is_lost_is_less_than_the_row(name: str) -> None:
                 if isinstance(quantizer, TopK | Ternary):
                     delta = kept(quantizer.keep, len(row)) / (2 * len(row))
                 assert (row - sent).square().sum() <= (1 - delta) * row.square().sum() * (1 + 1e-6)
+
+
+@all_codecs
+def test_a_long_row_is_decoded_as_the_codec_decodes_it(name: str) -> None:
+    codec, x = CODECS[name], torch.randn(1, CHUNK + 3, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(unpack(pack(codec, {"w": x}, key=KEY), {"w": x})["w"], decoded(codec, x, KEY))
+
+
+@all_codecs
+def test_changed_frames_are_refused_or_decode_to_finite_values(name: str) -> None:
+    """Bytes and fields are changed at random, also behind a right checksum."""
+    params = {name: x[:3] for name, x in model().items()}
+    frames = [pack(CODECS[name], params, key=KEY, described=described) for described in (False, True)]
+    seen = Counter(
+        fuzz.check(data, params) for data in itertools.islice(fuzz.mutations_of(frames, params, random.Random(0)), 1000)
+    )
+    assert seen["refused"] > 300
 
 
 def test_the_coders_are_covered() -> None:

@@ -36,3 +36,16 @@ def test_a_study_writes_the_published_columns(tmp_path: Path, command: list[str]
     )
     assert len(ours) >= rows
     assert ours[0].keys() == published[0].keys()
+
+
+def test_the_frontier_is_drawn_from_the_published_records(tmp_path: Path) -> None:
+    root = STUDIES.parent.parent
+    done = subprocess.run(
+        [sys.executable, "studies/frontier.py", "--out", str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")

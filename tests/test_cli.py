@@ -25,6 +25,13 @@ def test_version() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, fedshift.__version__)
 
 
+def test_the_package_runs_as_a_module_under_the_same_name() -> None:
+    command = [sys.executable, "-m", "fedshift", "run", "--preset", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, run("run", "--preset", "none").stderr)
+    assert done.stderr.startswith("fedshift: --preset none: ")
+
+
 def test_quick_bench_prints_the_table() -> None:
     done = run("bench", "codecs", "--quick")
     assert done.returncode == 0, done.stderr

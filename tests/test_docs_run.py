@@ -26,7 +26,7 @@ ONLY_PARSED = {
     "fedshift paper small --minutes 60": "an hour, by its own words",
     "fedshift paper publish runs/small --to results/small": "publishes those runs",
     "fedshift paper report small": "needs published records",
-    "fedshift frontier --task synthetic --brief --seeds 3": "18 runs of 200 rounds",
+    "fedshift frontier --task synthetic --brief --seeds 3": "24 runs of 200 rounds",
     "fedshift paper publish runs/frontier-synthetic-brief --to results/tasks/synthetic": "publishes those runs",
     "fedshift paper dadaquant --seeds 3": "33 runs of 500 rounds",
     "fedshift paper publish runs/dadaquant --to results/tasks/dadaquant": "publishes those runs",

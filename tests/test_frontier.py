@@ -8,6 +8,7 @@ import pytest
 from fedshift.experiment import frontier, grid
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.settings import Experiment, uplink_name
+from fedshift.paper import tasks
 from fedshift.runs import summary
 from fedshift.runs.record import finished, settings_of
 from tests.runs import fedshift, file_of, small
@@ -75,12 +76,14 @@ def test_a_brief_frontier_has_lean_and_exact_uploads_without_and_with_the_shift(
     out = tmp_path / "out"
     done = fedshift("frontier", "--task", mine, "--brief", "--out", out)
     assert done.exit_code == 0, done.stderr
-    assert f"{mine}: its uplink and shift are ignored; a frontier trains 6 others." in done.stderr
+    assert f"{mine}: its uplink and shift are ignored; a frontier trains 8 others." in done.stderr
     assert names(out) == {f"{name}_seed-0" for name in frontier.BRIEF}
     runs = {name: settings_of(out / f"{name}_seed-0") for name in frontier.BRIEF}
-    shifts = [(run.shift.on, run.shift.per) for run in runs.values()]
-    assert shifts == [(False, "filter")] * 2 + [(True, "filter")] * 3 + [(True, "layer")]
-    assert runs["lean"].uplink == runs["lean-no-shift"].uplink
+    shifts = [tasks.shift_of(run) for run in runs.values()]
+    layer = [("layer", "uploads"), ("layer", 0.5), ("layer", 0.5)]
+    assert shifts == [("no", 0.0)] * 2 + [("filter", 1.0)] * 3 + layer
+    for uplink in "exact", "lean":
+        assert runs[uplink].uplink == runs[f"{uplink}-no-shift"].uplink == runs[f"{uplink}-layer"].uplink
 
 
 def test_the_bandwidth_of_a_task_is_kept(tmp_path: Path) -> None:
@@ -127,6 +130,6 @@ def test_an_estimate_of_a_frontier_trains_nothing(tmp_path: Path) -> None:
     flags = ["--brief", "--seeds", "2", "--set", "train.rounds=3", "--out", str(tmp_path / "runs"), "--estimate"]
     done = fedshift("frontier", *flags)
     assert done.exit_code == 0, done.output
-    assert "12 of 12 runs are missing in" in done.stdout
+    assert "16 of 16 runs are missing in" in done.stdout
     assert "they take about " in done.stdout.replace("\n", " ")
     assert not (tmp_path / "runs").exists()

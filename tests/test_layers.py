@@ -29,7 +29,8 @@ def name_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
-MODULES = {name_of(file): file for file in ROOT.rglob("*.py")}
+# `python -m fedshift` is a script above all layers
+MODULES = {name_of(file): file for file in ROOT.rglob("*.py") if file.name != "__main__.py"}
 
 
 def imported(file: Path) -> set[str]:

@@ -156,7 +156,7 @@ def frontier(
     ] = "digits",
     brief: Annotated[
         bool,
-        typer.Option("--brief", help="Six runs: exact and lean without and with the shift, extreme, 32+4."),
+        typer.Option("--brief", help="Eight runs: exact and lean with each shift and without one, extreme, 32+4."),
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Train seeds 0 to N - 1.")] = 1,
     assignments: Set = None,

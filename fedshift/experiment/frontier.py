@@ -38,15 +38,18 @@ GRID: dict[str, dict[str, Any]] = {
     "ternary-0.02": {"quantizer": "ternary", "keep": 0.02} | FEEDBACK | ALL,
     "ternary-0.01": {"quantizer": "ternary", "keep": 0.01} | FEEDBACK | ALL,
 }
-# full precision, lean and extreme, without and with filter centring, and the paper's 32+4 with its shift per layer
-PLAIN, CENTRED = {"on": False}, {"on": True, "per": "filter"}
+# exact uploads and lean without a shift, with filter centring and with the shift per layer; extreme; the paper's 32+4.
+# The share of the shift per layer is that of 32+4, half of the mean: by default it is the share of coded uploads
+PLAIN, CENTRED, LAYER = {"on": False}, {"on": True, "per": "filter"}, {"on": True, "per": "layer"}
 BRIEF: dict[str, dict[str, Any]] = {
     "exact-no-shift": {"uplink": "exact", "shift": PLAIN},
     "lean-no-shift": {"uplink": "lean", "shift": PLAIN},
     "exact": {"uplink": "exact", "shift": CENTRED},
     "lean": {"uplink": "lean", "shift": CENTRED},
     "extreme": {"uplink": "extreme", "shift": CENTRED},
-    "paper": {"uplink": "paper", "shift": {"on": True, "per": "layer"}},
+    "paper": {"uplink": "paper", "shift": LAYER},
+    "exact-layer": {"uplink": "exact", "shift": LAYER | {"share": 0.5}},
+    "lean-layer": {"uplink": "lean", "shift": LAYER | {"share": 0.5}},
 }
 # not run, but compared where there are records
 EARLIER: dict[str, dict[str, Any]] = {
@@ -84,7 +87,7 @@ def task(name: str) -> dict[str, Any]:
 def settings(name: str, seeds: int, assignments: Sequence[str] = (), brief: bool = False) -> dict[str, Any]:
     """Settings of a sweep over the uplinks, seed by seed; the bandwidth of the task's uplink is kept.
 
-    `brief`: the six runs of BRIEF, which also differ in the shift.
+    `brief`: the runs of BRIEF, which also differ in the shift.
 
     >>> [run["name"] for run in settings("digits", 2)["sweep"]["runs"]][14:18]
     ['ternary-0.02_seed-0', 'ternary-0.01_seed-0', 'exact_seed-1', 'uniform-8_seed-1']

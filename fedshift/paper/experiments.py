@@ -336,7 +336,7 @@ def with_uplink(uplink: Mapping[str, Any], exact: Cell) -> Cell:
 def brief() -> dict[str, Cell]:
     """Cells of the paper's task with the settings of the runs of `fedshift frontier --brief`, and of earlier ones."""
     plain, (lean, extreme) = mixed("fedavg", 32, False), (expanded(name) for name in ("lean", "extreme"))
-    centred = filtered(plain)
+    centred, layer = filtered(plain), next(cell for cell in ablations() if cell.name == "fedavg_32+32_share-0.5")
     return {
         "exact-no-shift": plain,
         "lean-no-shift": with_uplink(lean, plain),
@@ -344,6 +344,8 @@ def brief() -> dict[str, Cell]:
         "lean": with_uplink(lean, centred),
         "extreme": with_uplink(extreme, centred),
         "paper": mixed("fedpaq", 4, True),
+        "exact-layer": layer,
+        "lean-layer": with_uplink(lean, layer),
         "nearest-no-shift": with_uplink(NEAREST, plain),
         "nearest": with_uplink(NEAREST, centred),
     }

@@ -125,8 +125,10 @@ def kind(experiment: Experiment) -> str | None:
     return None
 
 
-def shift_of(experiment: Experiment) -> str:
-    return experiment.shift.per if experiment.shift.on else "no"
+def shift_of(experiment: Experiment) -> tuple[str, float | str]:
+    """Rule and share of the shift; ("no", 0.0) without one."""
+    shift = experiment.shift
+    return (shift.per, shift.share) if shift.on else ("no", 0.0)
 
 
 def lean_lines(task: TaskRuns) -> list[tuple[str, ...]]:
@@ -177,10 +179,12 @@ def parts_line(task: TaskRuns) -> tuple[str, ...]:
 
 
 def shift_lines(task: TaskRuns) -> list[tuple[str, ...]]:
-    """Gains of filter centring with exact uploads and with lean; the shift per layer was not run without its codes."""
+    """Gains of each shift with exact uploads and with lean."""
     lines = list[tuple[str, ...]]()
-    for uploads, plain, centred in ("exact", "exact-no-shift", "exact"), ("lean", "lean-no-shift", "lean"):
-        figures = task.score(plain), NOT_RUN, task.gains(centred, plain).text or NOT_RUN
+    for uploads in "exact", "lean":
+        plain = f"{uploads}-no-shift"
+        gains = [task.gains(name, plain).text for name in (f"{uploads}-layer", uploads)]
+        figures = task.score(plain), *(text or NOT_RUN for text in gains)
         lines.append((task.name, CLIENTS[task.name], uploads, *figures))
     return lines
 

@@ -114,7 +114,7 @@ def test_the_paper_task_is_compared_from_the_papers_records(tmp_path: Path) -> N
     write(tmp_path, shifted.layer, 0.72)
     (task,) = tasks.published(tmp_path)
     assert {name: sorted(runs) for name, runs in task.results.records.items()} == {
-        name: [0] for name in ("exact-no-shift", "exact", "lean")
+        name: [0] for name in ("exact-no-shift", "exact", "lean", "exact-layer")
     }
     without, with_shift = tasks.lean_lines(task)
     assert without == ("cifar10", "2,155,872", "no", "70.0 (1)", "not run", "", "", "")

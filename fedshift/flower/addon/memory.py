@@ -82,7 +82,9 @@ class NodeMemory:
         """Store the memory that belongs to the upload of this round."""
         size = sum(x.nbytes for x in memory.values())
         self._remove(name, session, number)
-        if not self.chosen and 2 * size + self._others(name, session) <= IN_STATE:  # two: of this and the last round
+        stored, others = self._stored(name, session)
+        # the next memory will be stored beside this one: space for two at least
+        if not self.chosen and size + max(size, stored) + others <= IN_STATE:
             content = b"".join(serialized(memory))
             record = ArrayRecord({KEY: Array("uint8", (len(content),), "safetensors", content)})
             self.state[f"{PREFIX}/{name}/{session}/{number}"] = record
@@ -105,11 +107,12 @@ class NodeMemory:
                 if path.stat().st_mtime < time.time() - OUTDATED:
                     path.unlink()
 
-    def _others(self, name: str, session: str) -> int:
-        """Bytes of all other arrays in Flower's state."""
-        start = f"{PREFIX}/{name}/{session}/"
-        records = [record for key, record in self.state.array_records.items() if not key.startswith(start)]
-        return sum(len(array.data) for record in records for array in record.values())
+    def _stored(self, name: str, session: str) -> tuple[int, int]:
+        """Bytes of the memories of other rounds, and of all other arrays, in Flower's state."""
+        start, sizes = f"{PREFIX}/{name}/{session}/", [0, 0]
+        for key, record in self.state.array_records.items():
+            sizes[not key.startswith(start)] += sum(len(array.data) for array in record.values())
+        return sizes[0], sizes[1]
 
     def _rounds(self, name: str, session: str) -> list[int]:
         """Rounds for which there is a memory."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fedshift import QSGD, Codec, KMeans, Params, RandomStep, Range, Stochastic, Uniform, Uplink, header, unpack
+from fedshift import QSGD, Codec, KMeans, Params, RandomStep, Range, Stochastic, TopK, Uniform, Uplink, header, unpack
 from fedshift.codecs.base import Quantizer
 from fedshift.core import rng
 from fedshift.core.tree import same, take
@@ -128,7 +128,7 @@ def test_memory_is_split_and_joined_again() -> None:
     assert join_memory(rule, errors) == memory
 
 
-@pytest.mark.parametrize("quantizer", [RandomStep(), QSGD(1)])
+@pytest.mark.parametrize("quantizer", [RandomStep(), QSGD(1), Stochastic(1), TopK(QSGD(1, norm="max"))], ids=str)
 def test_feedback_of_codes_that_may_diverge_is_refused(quantizer: Quantizer) -> None:
     with pytest.raises(ValueError, match="may exceed the values and would grow from round to round"):
         Uplink(Codec(quantizer, Range()), update=True, feedback=True)

@@ -108,7 +108,7 @@ class Quantizer(Numbered, ABC):
     tabled: ClassVar[bool] = False  # True if `table` gives the values of all codes of a row
     lossy: ClassVar[bool] = True
     random: bool = False  # True if `encode` needs a key
-    expands: ClassVar[bool] = False  # True if errors may be larger than the values: error feedback would diverge
+    expands: bool = False  # True if errors may be larger than the values, so that error feedback would diverge
 
     @abstractmethod
     def width(self, n: int) -> int:

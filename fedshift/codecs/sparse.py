@@ -95,6 +95,12 @@ class TopK(Quantizer, number=12):
         return self.inner.random
 
     @property
+    def expands(self) -> bool:  # type: ignore[override]
+        """As the inner quantizer, except for Qsparse with s > 1: errors of QSGD are then at most max|x| / s."""
+        bounded = isinstance(self.inner, QSGD) and self.inner.norm == "max" and self.inner.s > 1
+        return self.inner.expands and not bounded
+
+    @property
     def most(self) -> float:
         return self.inner.most
 

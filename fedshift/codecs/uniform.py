@@ -14,6 +14,11 @@ from fedshift.core import rng
 class Grid(FixedWidth):
     """2^bits evenly spaced levels between the minimum and the maximum of a row."""
 
+    @property
+    def expands(self) -> bool:  # type: ignore[override]
+        """With one bit: an error is up to a whole range (Uniform: half of it), which grows by it at both ends."""
+        return self.bits == 1
+
     def width(self, n: int) -> int:
         return 2
 

@@ -47,7 +47,7 @@ class Uplink:
         if self.feedback and self.codec.quantizer.expands:
             raise ValueError(
                 f"feedback = true: errors of {self.codec.quantizer} may exceed the values and would grow from round "
-                "to round; its codes are unbiased and need no feedback"
+                "to round; send them without feedback, or use another codec"
             )
 
     @property

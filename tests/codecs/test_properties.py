@@ -403,6 +403,42 @@ def test_the_mean_of_many_decoded_rows_is_the_row(name: str) -> None:
     assert abs(total.mean() - x.double().sum()) <= 4 * total.std() / math.sqrt(draws) + 1e-4
 
 
+@pytest.mark.parametrize("name", [name for name, codec in CODECS.items() if not codec.quantizer.expands])
+def test_what_error_feedback_keeps_does_not_grow(name: str) -> None:
+    """u_t = x_t + e_t, e_(t+1) = u_t - Q(u_t): after 100 rounds at most 1.2 times the largest after 50.
+
+    What top-k with k = n / 20 keeps grows for some 20 rounds, until each value has been sent.
+    """
+    codec, n, rounds = CODECS[name], 512, 100
+    draws = torch.Generator().manual_seed(4)
+    error, sizes = torch.zeros(1, 1, n), list[float]()
+    for number in range(rounds):
+        u = torch.randn(1, 1, n, generator=draws) + error
+        scale = codec.prepare([u]) if codec.quantizer.prepares else None
+        error = u - codec.decode(codec.encode(u, rng.key(4, "draws", torch.tensor([number])), scale), 1, (n,))[None]
+        sizes.append(float(error.norm()))
+    assert max(sizes[rounds // 2 :]) <= 1.2 * max(sizes[: rounds // 2])
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        *(Uniform(1), Stochastic(1), KMeans(1, random=True), RandomStep(), QSGD(1), QSGD(1, norm="max")),
+        *(TopK(QSGD(1), 0.5), TopK(Stochastic(1), 0.5), TopK(RandomStep(), 0.5)),
+    ],
+    ids=str,
+)
+def test_quantizers_with_which_error_feedback_diverges_say_so(quantizer: Quantizer) -> None:
+    assert quantizer.expands
+    error, draws = torch.zeros(1, 4096), torch.Generator().manual_seed(4)
+    sizes = list[float]()
+    for number in range(60):
+        u = torch.randn(1, 4096, generator=draws) + error
+        error = u - quantizer.decode(*quantizer.encode(u, rng.key(4, "draws", torch.tensor([number]))))
+        sizes.append(float(error.norm()))
+    assert sizes[-1] > 3 * sizes[0]
+
+
 @pytest.mark.parametrize("name", CONTRACTIONS)
 def test_what_is_lost_is_less_than_the_row(name: str) -> None:
     """|x - Q(x)|^2 <= (1 - delta) |x|^2 for each row.

@@ -33,6 +33,11 @@ class KMeans(FixedWidth, number=2):
     def encoders(self) -> tuple["KMeans", ...]:
         return replace(self, random=True), replace(self, random=False)
 
+    @property
+    def expands(self) -> bool:  # type: ignore[override]
+        """Random codes of one bit are the minimum and the maximum."""
+        return self.random and self.bits == 1
+
     def width(self, n: int) -> int:
         return self.levels(n)
 

@@ -53,6 +53,31 @@ def confused(outputs: Tensor, targets: Tensor) -> Tensor:
 confused.result = lambda counts: float((counts[:, 0] == counts[:, 1]).double().mean())  # type: ignore[attr-defined]
 
 
+def spoiling(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Accuracy on all labels but 3, which are set to 0 in place."""
+    targets[targets == 3] = 0
+    found = outputs.argmax(-1) == targets
+    outputs.zero_()
+    return found
+
+
+def spoiling_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of two groups of labels, which are made in place."""
+    return F.cross_entropy(outputs, targets.sub_(targets // 2 * 2))
+
+
+class Inplace(nn.Module):
+    """A model that changes its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.mul_(0.5))  # type: ignore[no-any-return]
+
+
 def f1(outputs: Tensor, targets: Tensor) -> Tensor:
     """A metric with the name of one of fedshift."""
     return torch.full((len(targets),), 2.5)
@@ -426,3 +451,23 @@ def test_a_federation_has_the_metrics_of_the_settings() -> None:
     task = federation(train={"metrics": ["accuracy", "f1"]}).task
     assert task.metrics == (METRICS["accuracy"], METRICS["f1"])
     assert isinstance(task.model, nn.Module)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes", "batched"])
+def test_functions_that_change_their_arguments_change_no_data_and_no_other_score(engine: str) -> None:
+    data, untouched = points(), points()
+    named = ["tests.test_metrics:spoiling", "accuracy", "f1"]
+    names = {"metric": named[0], "metrics": named, "goal": "max", "loss": "tests.test_metrics:spoiling_loss"}
+    fed = federation(Inplace(), data, train=names, engine={"name": "sequential"})
+    made = {"sequential": Sequential, "batched": lambda task: Batched(task, "fp32")}.get(engine)
+    trained = made(fed.task) if made else processes(fed.task, 2)
+    first, again = trained.evaluate(fed.task.params), trained.evaluate(fed.task.params)
+    trained.close()
+    assert all(torch.equal(getattr(data, name), getattr(untouched, name)) for name in ("x", "y", "test_x", "test_y"))
+    outputs = Inplace()(data.test_x.clone()).detach()
+    guesses, group = outputs.argmax(-1), data.test_y.where(data.test_y != 3, 0)
+    assert first == again
+    assert first.metric == (guesses == group).sum()
+    assert first.others[0] == pytest.approx(float((guesses == data.test_y).float().mean()))
+    assert first.loss / first.examples == pytest.approx(float(F.cross_entropy(outputs, data.test_y % 2)), rel=1e-5)
+    assert first.predicted == tuple(guesses.bincount(minlength=4).tolist())

@@ -109,8 +109,8 @@ class Client:
         try:
             with self._drawing() as generator:
                 generator.manual_seed(0)
-                outputs = self.task.model(data.inputs(data.x[:batch]))
-                loss = self.task.loss(outputs, data.targets(data.y[:batch]))
+                outputs = self.task.model(data.inputs(data.x[:batch].clone()))
+                loss = self.task.loss(outputs, data.targets(data.y[:batch].clone()))
                 torch.autograd.grad(loss, self.weights, allow_unused=True)
         except Exception as problem:
             raise TrainingError(f"training: {describe(problem)}") from problem

@@ -1,5 +1,6 @@
 """Evaluation of a model on the test set, and on held-out examples of each client."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -141,7 +142,7 @@ def client_chunks(data: Dataset, held: Held, size: int | None = None) -> list[Cl
 def score(model: nn.Module, data: Dataset, part: slice, loss: Loss, metrics: Sequence[AnyMetric]) -> Part:
     """Score one chunk of the test set; the model must be in evaluation mode."""
     with torch.no_grad():
-        outputs = model(data.inputs(data.test_x[part]))
+        outputs = model(_own(data.inputs(data.test_x[part]), data.test_x))
         return judge(outputs, data.targets(data.test_y[part]), data.classes, loss, metrics)
 
 
@@ -196,9 +197,31 @@ def judge_clients(
     ]
 
 
+def apart(function: Callable[[Any, Tensor], Any], outputs: Any, targets: Tensor) -> Any:
+    """Result of a loss or metric, which gets copies unless it is known to leave its arguments unchanged."""
+    if pure(function):
+        return function(outputs, targets)
+    return function(outputs.clone() if isinstance(outputs, Tensor) else copy.deepcopy(outputs), targets.clone())
+
+
+def pure(function: object) -> bool:
+    """True for losses and metrics of this package and of torch, which do not change their arguments.
+
+    >>> pure(accuracy), pure(torch.nn.functional.mse_loss), pure(math.dist)
+    (True, True, False)
+    """
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] in ("fedshift", "torch")
+
+
+def _own(x: Tensor, data: Tensor) -> Tensor:
+    """Inputs in memory of their own, because a model may change them in place."""
+    return x.clone() if x.untyped_storage().data_ptr() == data.untyped_storage().data_ptr() else x
+
+
 def _mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Loss of a batch as a float64 tensor."""
-    mean = torch.as_tensor(loss(outputs, targets), dtype=torch.float64, device=targets.device)
+    mean = torch.as_tensor(apart(loss, outputs, targets), dtype=torch.float64, device=targets.device)
     if mean.ndim:
         raise ValueError(f"a loss must return one number, the mean over the batch, not shape {tuple(mean.shape)}")
     return mean
@@ -216,7 +239,7 @@ def _name(metric: object) -> str:
 
 def _rows(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """Rows of a metric: (n,) for a mean, (n, ...) for a metric with a `result`."""
-    rows, n = metric(outputs, targets), len(targets)
+    rows, n = apart(metric, outputs, targets), len(targets)
     shape = tuple(rows.shape) if isinstance(rows, Tensor) else None
     if has_result(metric):
         if shape is None or shape[:1] != (n,):

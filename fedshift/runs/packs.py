@@ -123,7 +123,7 @@ def activations(task: Task) -> int:
 
     hooks = [module.register_forward_hook(count) for module in task.model.modules()]
     with torch.no_grad():
-        task.model(task.data.inputs(task.data.x[:1]))
+        task.model(task.data.inputs(task.data.x[:1].clone()))
     for hook in hooks:
         hook.remove()
     return sum(found) + max(patches)

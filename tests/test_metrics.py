@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
 
 from fedshift import Experiment, run
-from fedshift.engines import Batched, Sequential
+from fedshift.engines import Batched, Engine, Sequential, Task
 from fedshift.experiment.build import build
 from fedshift.experiment.settings import run_number
 from fedshift.experiment.toml import SettingsError
@@ -64,6 +64,10 @@ def spoiling(outputs: Tensor, targets: Tensor) -> Tensor:
 def spoiling_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of two groups of labels, which are made in place."""
     return F.cross_entropy(outputs, targets.sub_(targets // 2 * 2))
+
+
+def two_processes(task: Task) -> Engine:
+    return processes(task, 2)
 
 
 class Inplace(nn.Module):
@@ -459,8 +463,8 @@ def test_functions_that_change_their_arguments_change_no_data_and_no_other_score
     named = ["tests.test_metrics:spoiling", "accuracy", "f1"]
     names = {"metric": named[0], "metrics": named, "goal": "max", "loss": "tests.test_metrics:spoiling_loss"}
     fed = federation(Inplace(), data, train=names, engine={"name": "sequential"})
-    made = {"sequential": Sequential, "batched": lambda task: Batched(task, "fp32")}.get(engine)
-    trained = made(fed.task) if made else processes(fed.task, 2)
+    made = {"sequential": Sequential, "batched": lambda task: Batched(task, "fp32"), "processes": two_processes}
+    trained: Engine = made[engine](fed.task)  # type: ignore[operator]
     first, again = trained.evaluate(fed.task.params), trained.evaluate(fed.task.params)
     trained.close()
     assert all(torch.equal(getattr(data, name), getattr(untouched, name)) for name in ("x", "y", "test_x", "test_y"))

@@ -186,7 +186,7 @@ ORDER, START = torch.arange(4), torch.tensor([0, 2, 4])
         (ORDER, [0, 2, 9], "start must ascend from 0 to 4, the number of indices"),
         (ORDER, [0, 3, 2, 4], "start must ascend from 0 to 4"),
         (ORDER[:0], [0], "start must ascend from 0 to 0"),
-        (ORDER[:0], [0, 0, 0], "2 clients without examples"),
+        (ORDER[:0], [0, 0, 0], "none of the 2 clients has examples"),
         (ORDER.float(), START, r"order has torch.float32 of shape \(4,\); needs a tensor of whole numbers"),
         (ORDER, START.numpy(), "start has ndarray; needs a tensor of whole numbers"),
     ],

@@ -99,6 +99,14 @@ def sentences() -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except SystemExit as problem:
+        from fedshift.rounds.engine import describe, raised_here
+        from fedshift.runs.progress import echo
+
+        if raised_here(problem):
+            raise
+        echo(f"fedshift: a function of yours ended: {describe(problem)}", err=True)
+        sys.exit(1)
     except Exception as problem:
         from fedshift.core.files import RunError
         from fedshift.data import DataError

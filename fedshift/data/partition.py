@@ -229,14 +229,25 @@ def listed(parts: Sequence[Any], examples: int) -> Partition:
     >>> listed([[0, 2], [1]], 3).sizes.tolist()
     [2, 1]
     """
-    indices = [torch.as_tensor(part) for part in parts]
+    if isinstance(parts, str | bytes) or not isinstance(parts, Sequence | Tensor | np.ndarray):
+        raise ValueError(
+            f"returns {type(parts).__name__}; must be a Partition, or a list with the indices of each client's examples"
+        )
+    if not len(parts):
+        raise ValueError("there are no clients; must be one or more")
+    indices = []
+    for i, part in enumerate(parts):
+        try:
+            indices.append(torch.as_tensor(part))
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"client {i} has {type(part).__name__}; needs a list of indices") from None
     for i, part in enumerate(indices):
         if part.dim() != 1 or (len(part) and part.dtype not in INTEGERS):
             raise ValueError(f"client {i} has {part.dtype} of shape {tuple(part.shape)}; needs a list of indices")
         if wrong := [x for x in (part.min().item(), part.max().item()) if not 0 <= x < examples] if len(part) else []:
             raise ValueError(f"client {i} has example {wrong[0]}; examples are 0 to {examples - 1}")
     if not any(map(len, indices)):
-        raise ValueError(f"{len(indices)} clients without examples; at least one client must have some")
+        raise ValueError(f"none of the {len(indices)} clients has examples; at least one client must have some")
     order = torch.cat([part.long().cpu() for part in indices])
     return Partition(order, _starts(torch.tensor([len(part) for part in indices])))
 
@@ -255,7 +266,7 @@ def checked(partition: Partition, examples: int) -> Partition:
     if len(start) < 2 or start[0] != 0 or start[-1] != len(order) or bool((start.diff() < 0).any()):
         raise ValueError(f"start must ascend from 0 to {len(order)}, the number of indices")
     if not len(order):
-        raise ValueError(f"{len(start) - 1} clients without examples; at least one client must have some")
+        raise ValueError(f"none of the {len(start) - 1} clients has examples; at least one client must have some")
     if wrong := [x for x in (int(order.min()), int(order.max())) if not 0 <= x < examples]:
         client = int(torch.searchsorted(start, int((order == wrong[0]).nonzero()[0]), right=True)) - 1
         raise ValueError(f"client {client} has example {wrong[0]}; examples are 0 to {examples - 1}")

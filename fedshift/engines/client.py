@@ -17,7 +17,7 @@ from fedshift.core.types import Broadcast, Params
 from fedshift.data.augment import cropped
 from fedshift.data.cohorts import ROUNDING, Plan, moves, travel
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, describe, evaluation
+from fedshift.rounds.engine import RAISED, Job, Task, TrainingError, Upload, describe, evaluation
 from fedshift.rounds.evaluate import ClientChunk, Part
 from fedshift.rounds.optimizers import Stepper
 from fedshift.rounds.policy import sent_loss
@@ -112,7 +112,7 @@ class Client:
                 outputs = self.task.model(data.inputs(data.x[:batch].clone()))
                 loss = self.task.loss(outputs, data.targets(data.y[:batch].clone()))
                 torch.autograd.grad(loss, self.weights, allow_unused=True)
-        except Exception as problem:
+        except RAISED as problem:
             raise TrainingError(f"training: {describe(problem)}") from problem
         self._check_unsent()
         self.load(self.task.params)
@@ -161,7 +161,7 @@ class Client:
             return Upload(client, b"", b"", memory, [], 0.0, (middle - begin, 0.0), str(problem))
         except TrainingError:
             raise
-        except Exception as problem:  # of a user's codec
+        except RAISED as problem:  # of a user's codec
             raise TrainingError(
                 f"round {job.number}, client {client}: {uplink.codec}: {describe(problem)}"
             ) from problem
@@ -262,7 +262,7 @@ def training(job: Job, client: int) -> Iterator[None]:
     """Name round and client in exceptions of the user's model, loss or rule."""
     try:
         yield
-    except Exception as problem:
+    except RAISED as problem:
         raise TrainingError(f"round {job.number}, client {client}: {describe(problem)}") from problem
 
 

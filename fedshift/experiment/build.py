@@ -30,7 +30,7 @@ from fedshift.experiment.links import bandwidth, downlink, links, policy_of
 from fedshift.experiment.settings import OPTIMIZERS, AdamSettings, Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
-from fedshift.rounds.engine import describe, duplicate, evaluation
+from fedshift.rounds.engine import RAISED, describe, duplicate, evaluation, raised_here
 from fedshift.rounds.evaluate import AnyMetric, Held, Loss, Metric, soft_labels, total
 from fedshift.rounds.federation import Federation, shift_of
 from fedshift.rounds.metrics import METRICS
@@ -54,12 +54,8 @@ def build(
     policy: Policy | None = None,
 ) -> Federation:
     """Build the federation that the settings describe; objects replace what is named in the settings."""
-    try:
+    with users_code(f"data.name = {experiment.data.name!r}", experiment.data.name):
         data = data or datasets.load(experiment.data.name, experiment.data.args)
-    except (ValueError, ImportError, OSError) as problem:
-        raise SettingsError(f"data.name = {experiment.data.name!r}: {problem}") from None
-    except Exception as problem:  # raised by the user's function
-        raise SettingsError(f"data.name = {experiment.data.name!r}: {describe(problem)}") from problem
     train, device = experiment.train, device_of(experiment)
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("engine.device = 'cuda': no CUDA device was found; set engine.device = 'cpu'")
@@ -154,6 +150,23 @@ def setting(name: str) -> Iterator[None]:
         raise SettingsError(f"{name}: {problem}") from None
 
 
+@contextmanager
+def users_code(where: str, name: str) -> Iterator[None]:
+    """Report exceptions as a SettingsError; those of a user's `module:function` with their type, file and line.
+
+    The sentences of this package, about the result of a user's function as well, are reported as they are.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except RAISED as problem:
+        ours = isinstance(problem, ValueError | OSError | ImportError) and (":" not in name or raised_here(problem))
+        ours = ours or (isinstance(problem, TypeError) and ":" not in name)
+        why = " ".join(str(problem).split()) if ours else describe(problem)
+        raise SettingsError(f"{where}: {why}") from (None if ours else problem)
+
+
 def check_labels(data: Dataset) -> None:
     """Refuse floating point targets that are not probabilities, which cross-entropy would accept."""
     if data.y.is_floating_point() and not (soft_labels(data.y) and soft_labels(data.test_y)):
@@ -171,10 +184,8 @@ def named_metric(name: str, setting: str = "train.metric") -> AnyMetric:
     if ":" not in name:
         raise SettingsError(f"{setting} = {name!r}: no such metric; {suggest(name, METRICS)} (or module:function)")
     found: Any = function(setting, name)
-    try:
+    with users_code(f"{setting} = {name!r}", name):
         metric: Metric = found() if isinstance(found, type) else found
-    except Exception as problem:
-        raise SettingsError(f"{setting} = {name!r}: {describe(problem)}") from problem
     return metric
 
 
@@ -239,9 +250,9 @@ def try_policy(fed: Federation) -> None:
     assert fed.policy is not None
     try:
         begin(fed.policy, fed.partition.clients, fed.rounds)
-    except ValueError:
-        raise
-    except Exception as problem:
+    except RAISED as problem:
+        if isinstance(problem, ValueError):
+            raise
         raise ValueError(f"{fed.policy}: {describe(problem)}") from problem
 
 
@@ -308,12 +319,8 @@ def named_algorithm(experiment: Experiment) -> Algorithm:
     args = {name: value for name, value in config.args.items() if name in names}
     if config.name not in ALGORITHMS:
         args |= {name: value for name, value in (config.model_extra or {}).items() if free or name not in names}
-    try:
+    with users_code(f"algorithm = {config.name!r} with {args}", config.name):
         made = make(**args)
-    except (TypeError, ValueError) as problem:
-        raise SettingsError(f"algorithm = {config.name!r} with {args}: {' '.join(str(problem).split())}") from None
-    except Exception as problem:
-        raise SettingsError(f"algorithm = {config.name!r} with {args}: {describe(problem)}") from problem
     check_algorithm(made, f"algorithm.name = {config.name!r}: returns {type(made).__name__}")
     return made
 
@@ -341,12 +348,9 @@ def named_optimizer(experiment: Experiment) -> MakeOptimizer | None:
 def try_optimizer(experiment: Experiment, optimizer: MakeOptimizer, task: Task) -> None:
     """Raise SettingsError if a user's optimizer cannot take a step with the model's parameters."""
     config = experiment.train.optimizer
-    try:
+    args = f" with {config.args}" if config.args else ""
+    with users_code(f"train.optimizer = {config.name!r}{args}", config.name):
         check_optimizer(optimizer, task.weights)
-    except Exception as problem:
-        why = " ".join(str(problem).split()) if isinstance(problem, TypeError | ValueError) else describe(problem)
-        args = f" with {config.args}" if config.args else ""
-        raise SettingsError(f"train.optimizer = {config.name!r}{args}: {why}") from problem
 
 
 def depends_on_travel(fed: Federation) -> str:
@@ -399,7 +403,7 @@ def named_rate(experiment: Experiment) -> cohorts.Rate:
         where = f"train.schedule = {name!r}: round {number}, step {step}"
         try:
             value = float(schedule(number, step))
-        except Exception as problem:
+        except RAISED as problem:
             raise TrainingError(f"{where}: {describe(problem)}") from problem
         if not 0 <= value < math.inf:
             raise TrainingError(f"{where}: returns {value}; a learning rate must be 0 or more, and finite")
@@ -449,14 +453,10 @@ def own_partition(experiment: Experiment, data: Dataset, key: Tensor) -> Partiti
     config = experiment.data
     where = f"data.partition = {config.partition!r}"
     make = function("data.partition", config.partition)
-    try:
+    with users_code(where, config.partition):
         made = make(data, config.clients, key, **config.partition_args)
         count = len(data.y)
         made = partitions.checked(made, count) if isinstance(made, Partition) else partitions.listed(made, count)
-    except (TypeError, ValueError) as problem:
-        raise SettingsError(f"{where}: {' '.join(str(problem).split())}") from problem
-    except Exception as problem:
-        raise SettingsError(f"{where}: {describe(problem)}") from problem
     if config.clients not in (0, made.clients):
         raise SettingsError(f"{where}: returns {made.clients} clients; data.clients is {config.clients}")
     return made
@@ -473,14 +473,8 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # they are refused below
         torch.default_generator.manual_seed(int(rng.key(experiment.seed, "model")))
-        try:
+        with users_code(f"model = {config.name!r} with {config.args}", config.name):
             model = make(**(fit | config.args))
-        except (TypeError, ValueError) as problem:
-            raise SettingsError(
-                f"model = {config.name!r} with {config.args}: {' '.join(str(problem).split())}"
-            ) from None
-        except Exception as problem:
-            raise SettingsError(f"model = {config.name!r} with {config.args}: {describe(problem)}") from problem
     if not isinstance(model, nn.Module):
         raise SettingsError(
             f"model.name = {config.name!r}: returns {type(model).__name__}; it must return a torch.nn.Module"
@@ -493,9 +487,5 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
 
 def function(setting: str, name: str) -> Callable[..., Any]:
     """Function of the user that a setting names."""
-    try:
+    with users_code(f"{setting} = {name!r}", name):
         return named(name)
-    except ValueError as problem:
-        raise SettingsError(f"{setting} = {name!r}: {problem}") from None
-    except Exception as problem:  # raised while the user's module was imported
-        raise SettingsError(f"{setting} = {name!r}: {describe(problem)}") from problem

@@ -6,12 +6,15 @@ of the cohort. It also evaluates models, because it has the model and the data.
 
 import copy
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -30,6 +33,12 @@ from fedshift.wire.registry import DTYPES
 
 # magnitudes up to which uploads can be averaged: neither a base plus an update nor a sum over many clients overflows
 MAX_MAGNITUDE = {torch.float32: 1e30, torch.float64: 1e300, torch.float16: 3e4, torch.bfloat16: 1e30}
+
+# what calls of users' code raise: it may also call sys.exit(), which must not end the process
+RAISED = (Exception, SystemExit)
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(np.__file__).parent}{os.sep}")
+INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +178,28 @@ def duplicate(model: nn.Module) -> nn.Module:
 
 
 def describe(problem: BaseException) -> str:
-    """Exception as one line: its type and message, and the file and line that raised it."""
+    """Exception as one line: its type and message, and the last line of the user's code that led to it."""
+    text = f"{type(problem).__name__}: {' '.join(str(problem).split())}".removesuffix(": ")
+    if isinstance(problem, SystemExit):
+        text = f"SystemExit({problem.code!r}): it must not end the process"
+    return printable(text + _place(problem))
+
+
+def raised_here(problem: BaseException) -> bool:
+    """True if this package raised the exception, or called a function with arguments that it does not take."""
     frames = traceback.extract_tb(problem.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return printable(f"{type(problem).__name__}: {' '.join(str(problem).split())}{where}")
+    return not frames or frames[-1].filename.startswith(PACKAGE)
+
+
+def _place(problem: BaseException) -> str:
+    """Last file and line outside of this package, torch and Python's own import; '' without one."""
+    frames = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(problem.__traceback__)
+        if not frame.filename.startswith((PACKAGE, *LIBRARIES, "<frozen"))
+    ]
+    own = [place for place in frames if not place[0].startswith(INSTALLED)]
+    return " ({}:{})".format(*(own or frames)[-1]) if frames else ""
 
 
 class Job(NamedTuple):
@@ -257,7 +284,7 @@ def evaluation() -> Iterator[None]:
         yield
     except TrainingError:
         raise
-    except Exception as problem:
+    except RAISED as problem:
         raise TrainingError(f"evaluation: {describe(problem)}") from problem
 
 

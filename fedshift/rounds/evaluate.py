@@ -239,7 +239,8 @@ def _name(metric: object) -> str:
 
 def _rows(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
     """Rows of a metric: (n,) for a mean, (n, ...) for a metric with a `result`."""
-    rows, n = apart(metric, outputs, targets), len(targets)
+    n = len(targets)
+    rows: Tensor = apart(metric, outputs, targets)
     shape = tuple(rows.shape) if isinstance(rows, Tensor) else None
     if has_result(metric):
         if shape is None or shape[:1] != (n,):

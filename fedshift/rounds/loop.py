@@ -10,7 +10,7 @@ import torch
 from fedshift.core.types import CPU, Broadcast, Params
 from fedshift.data.cohorts import Plan, draw_plan
 from fedshift.rounds.downlink import broadcast
-from fedshift.rounds.engine import Engine, Job, TrainingError, Upload, describe, one_thread
+from fedshift.rounds.engine import RAISED, Engine, Job, TrainingError, Upload, describe, one_thread
 from fedshift.rounds.evaluate import ClientScores, Score
 from fedshift.rounds.federation import Federation, Layer, Outcome, State
 from fedshift.rounds.policy import choose, reported
@@ -83,7 +83,7 @@ def choose_uplinks(fed: Federation, state: State, clients: Sequence[int]) -> tup
     stats = fed.stats(state.policy, [uplinks[i] for i in places])
     try:
         chosen, after = choose(fed.policy, state.policy, number, [clients[i] for i in places], stats)
-    except Exception as problem:  # of a user's policy
+    except RAISED as problem:  # of a user's policy
         raise TrainingError(f"round {number}, uplink policy {fed.policy}: {describe(problem)}") from problem
     for i, uplink in zip(places, chosen, strict=True):
         uplinks[i] = fed.sendable(uplink)

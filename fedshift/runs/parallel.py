@@ -10,6 +10,7 @@ from typing import Any
 from fedshift.engines import workers
 from fedshift.experiment.grid import GridRun
 from fedshift.experiment.settings import Experiment
+from fedshift.rounds.engine import describe
 from fedshift.runs.events import Event
 from fedshift.runs.record import begun
 from fedshift.runs.run import Run
@@ -82,6 +83,8 @@ def _train(
         server.send(Event("done", place=place))
     except BrokenPipeError:
         raise
+    except SystemExit as problem:  # of a user's function
+        server.send(Event("failed", f"{planned.name}: {describe(problem)}", place=place))
     except Exception as problem:
         server.send(Event("failed", f"{planned.name}: {problem}", place=place))
 

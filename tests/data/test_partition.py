@@ -271,8 +271,8 @@ def test_the_examples_that_a_limit_keeps_do_not_depend_on_other_clients() -> Non
         ([[0, -1]], "client 0 has example -1"),
         ([[0.5]], "client 0 has torch.float32 of shape"),
         ([[[0]]], "client 0 has torch.int64 of shape \\(1, 1\\)"),
-        ([[], []], "2 clients without examples"),
-        ([], "0 clients without examples"),
+        ([[], []], "none of the 2 clients has examples"),
+        ([], "there are no clients"),
     ],
 )
 def test_invalid_lists_of_examples_are_refused(parts: list[list[float]], message: str) -> None:

@@ -20,7 +20,7 @@ from fedshift.engines.gpu.coding import TrainedJob, trained_job, uploads
 from fedshift.engines.gpu.stacked import StackError, each_loss, stacked
 from fedshift.engines.gpu.steps import Steps
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import Job, Task, TrainingError, Upload, arithmetic, describe, evaluation
+from fedshift.rounds.engine import RAISED, Job, Task, TrainingError, Upload, arithmetic, describe, evaluation
 from fedshift.rounds.evaluate import ClientChunk, ClientScores, Held, Part, Score
 from fedshift.rounds.optimizers import Adam
 from fedshift.rounds.policy import sent_loss
@@ -75,7 +75,7 @@ class Batched:
         try:
             with torch.enable_grad():
                 weights = self.steps.train(jobs, rule_memories)
-        except Exception as problem:
+        except RAISED as problem:
             raise TrainingError(f"round {jobs[0].number}: {describe(problem)}") from problem
         return [trained_job(*job) for job in zip(jobs, weights, memories, rule_memories, distances, strict=True)]
 
@@ -84,7 +84,7 @@ class Batched:
         middle, clients = time.perf_counter(), sum(len(stack.job.clients) for stack in trained)
         try:
             made = uploads(self.task, trained)
-        except Exception as problem:  # of a user's codec
+        except RAISED as problem:  # of a user's codec
             raise TrainingError(f"round {trained[0].job.number}: {describe(problem)}") from problem
         self._wait()
         seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)

@@ -10,7 +10,7 @@ from fedshift.algorithms.base import ClientRule, adjusted, defines, is_affine
 from fedshift.core.tree import take, tmap
 from fedshift.core.types import Broadcast, Params
 from fedshift.engines.gpu.stacked import StackError
-from fedshift.rounds.engine import Task, describe
+from fedshift.rounds.engine import RAISED, Task, describe
 
 CLIENTS = 2
 METHODS = "adjust", "affine", "sends", "message", "second", "remember"
@@ -48,7 +48,7 @@ def check_stackable(rule: ClientRule, task: Task, control: Params) -> None:
         try:
             together = calls[method](lambda x: x, distance, stacked_sent if method == "adjust" else sent)
             alone = [calls[method](partial(_row, k), distance[k], sent) for k in range(CLIENTS)]
-        except Exception as problem:
+        except RAISED as problem:
             raise StackError(f"{kind}.{method} fails for stacked clients: {describe(problem)}") from problem
         for k, single in enumerate(alone):
             if not _equal(together, single, k):

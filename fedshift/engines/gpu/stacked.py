@@ -15,7 +15,7 @@ from fedshift.data.augment import cropped
 from fedshift.engines.gpu.convolution import Products
 from fedshift.engines.gpu.kernels import Held, Product
 from fedshift.engines.gpu.nets import KERNELS, Kernels, Net
-from fedshift.rounds.engine import Task, arithmetic, describe, duplicate
+from fedshift.rounds.engine import RAISED, Task, arithmetic, describe, duplicate
 from fedshift.rounds.evaluate import Loss
 
 BATCH_STATISTICS = nn.modules.batchnorm._BatchNorm
@@ -78,7 +78,7 @@ def stacked(task: Task, precision: str, kernels: Sequence[Kernels] = KERNELS) ->
                 data = replace(task.data, dtype=torch.float64)
                 with suppress(Exception):  # of models and losses that do not support float64
                     problem = _different(replace(task, model=duplicate(task.unused).double(), data=data))
-    except Exception as raised:
+    except RAISED as raised:
         raise StackError(_refusal(task, describe(raised))) from raised
     if problem:
         raise StackError(_refusal(task, problem))

@@ -1,0 +1,110 @@
+"""Functions of users that fail: a sentence with the setting, the type, and the line of the user's file."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs import fedshift
+
+PLAIN = """
+[data]
+name = "digits"
+clients = 12
+
+[train]
+rounds = 1
+epochs = 1
+cohort = 4
+
+[engine]
+name = "sequential"
+"""
+
+EXITS = """
+import sys
+
+
+def ends(*args, **kwargs):
+    sys.exit()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Current folder with settings; modules that are imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def started(*assignments: str) -> tuple[int, str]:
+    """Exit code and error output of a run with these settings."""
+    done = fedshift("run", "plain.toml", *(x for each in assignments for x in ("--set", each)), "--out", "out", "-q")
+    return done.exit_code, done.stderr
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("train.loss", "train.metric", "data.name", "model.name", "data.partition", "train.schedule"),
+        *("train.optimizer", "algorithm.name", "uplink.codec", "uplink.policy"),
+    ],
+)
+def test_a_function_that_ends_the_process_is_an_error(folder: Path, key: str) -> None:
+    (folder / "exiting.py").write_text(EXITS)
+    code, text = started(f"{key}=exiting:ends", *(["train.goal=max"] if key == "train.metric" else []))
+    assert code > 0
+    assert len(text.splitlines()) == 1
+    assert f"SystemExit(None): it must not end the process ({folder}/exiting.py:6)" in text
+
+
+def test_a_module_that_ends_the_process_is_an_error(folder: Path) -> None:
+    (folder / "exiting_module.py").write_text("raise SystemExit(0)\n")
+    code, text = started("model.name=exiting_module:make")
+    assert code > 0
+    assert text == (
+        "fedshift: --set: model.name = 'exiting_module:make': SystemExit(0): it must not end the process "
+        f"({folder}/exiting_module.py:1)\n"
+    )
+
+
+@pytest.mark.parametrize("key", ["train.loss", "data.name", "model.name", "train.optimizer", "algorithm.name"])
+def test_a_missing_import_is_named_with_the_line_that_needs_it(folder: Path, key: str) -> None:
+    (folder / "importing.py").write_text("\nimport nothere\n")
+    code, text = started(f"{key}=importing:f")
+    assert code == 2
+    assert text == (
+        f"fedshift: --set: {key} = 'importing:f': ModuleNotFoundError: No module named 'nothere' "
+        f"({folder}/importing.py:2)\n"
+    )
+
+
+@pytest.mark.parametrize("key", ["data.name", "data.partition", "model.name", "train.optimizer", "algorithm.name"])
+def test_a_wrong_signature_cites_no_line_of_fedshift(folder: Path, key: str) -> None:
+    (folder / "signature.py").write_text("def f(a, b, c, d, e): ...\n")
+    code, text = started(f"{key}=signature:f")
+    assert code == 2
+    assert "TypeError: f() missing" in text
+    assert ".py:" not in text
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ("None", "returns NoneType; must be a Partition, or a list with the indices of each client's examples"),
+        ("'text'", "returns str; must be a Partition, or a list with the indices of each client's examples"),
+        ("[]", "there are no clients; must be one or more"),
+        ("['a', 'b']", "client 0 has str; needs a list of indices"),
+        ("1 / 0", "ZeroDivisionError: division by zero ({folder}/parts.py:2)"),
+        ("int('x')", "ValueError: invalid literal for int() with base 10: 'x' ({folder}/parts.py:2)"),
+    ],
+)
+def test_a_wrong_partition_is_explained(folder: Path, result: str, problem: str) -> None:
+    (folder / "parts.py").write_text(f"def f(*args):\n    return {result}\n")
+    code, text = started("data.partition=parts:f")
+    assert (code, text) == (2, f"fedshift: --set: data.partition = 'parts:f': {problem.format(folder=folder)}\n")

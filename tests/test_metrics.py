@@ -277,7 +277,7 @@ class Wrong:
 def test_a_wrong_metric_is_reported_before_anything_is_written(metric: Any, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as problem:
         run(settings(train={"goal": "max"}), tmp_path / "run", data=points(), metric=metric)
-    assert str(problem.value).startswith("MLP on examples of shape (6,) with 4 classes: ")
+    assert str(problem.value).startswith("train.metric = 'tests.test_metrics:Wrong': ")
     assert sentence in str(problem.value)
     assert "\n" not in str(problem.value)
     assert not (tmp_path / "run").exists()

@@ -592,7 +592,7 @@ BUILT: list[tuple[dict[str, Any], str]] = [
         "shift.tensors = ('fc1.bias',): there is no such tensor among the trained tensors with filters of two "
         "inputs or more: fc1.weight, fc2.weight",
     ),
-    ({"train": {"loss": "tests.test_settings:broken"}}, "MLP on examples of shape (6,) with 4 classes: KeyError: 'no'"),
+    ({"train": {"loss": "tests.test_settings:broken"}}, "train.loss = 'tests.test_settings:broken': KeyError: 'no'"),
     (
         {"train": {"metric": "tests.test_settings:single"}},
         "single: a metric must return a tensor with one number for each of 60 examples",

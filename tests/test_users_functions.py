@@ -108,3 +108,64 @@ def test_a_wrong_partition_is_explained(folder: Path, result: str, problem: str)
     (folder / "parts.py").write_text(f"def f(*args):\n    return {result}\n")
     code, text = started("data.partition=parts:f")
     assert (code, text) == (2, f"fedshift: --set: data.partition = 'parts:f': {problem.format(folder=folder)}\n")
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ("None", "must return one number, the mean over the batch, not NoneType"),
+        ("'1'", "must return one number, the mean over the batch, not str"),
+        ("(outputs.sum(1) - targets).abs()", "must return one number, the mean over the batch, not shape (64,)"),
+        ("1.5", "must return a tensor with one number that depends on the outputs, not float"),
+        (
+            "float(outputs.detach().sum())",
+            "must return a tensor with one number that depends on the outputs, not float",
+        ),
+        (
+            "outputs.detach().sum()",
+            "must return a tensor with one number that depends on the outputs, not a tensor without a gradient",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_refused(folder: Path, result: str, problem: str) -> None:
+    (folder / "losses.py").write_text(f"def f(outputs, targets):\n    return {result}\n")
+    code, text = started("train.loss=losses:f")
+    assert (code, text) == (2, f"fedshift: --set: train.loss = 'losses:f': a loss {problem}\n")
+    assert not (folder / "out").exists()
+
+
+def test_a_wrong_metric_is_named_with_its_setting(folder: Path) -> None:
+    (folder / "metrics.py").write_text("def f(outputs, targets):\n    return 1.0\n")
+    problem = "f: a metric must return a tensor with one number for each of 64 examples, not float"
+    code, text = started("train.metric=metrics:f", "train.goal=max")
+    assert (code, text) == (2, f"fedshift: --set: train.metric = 'metrics:f': {problem}\n")
+    code, text = started("train.metrics={ accuracy = 'max', 'metrics:f' = 'max' }")
+    assert (code, text) == (2, f"fedshift: --set: train.metrics = 'metrics:f': {problem}\n")
+
+
+def test_outputs_that_are_no_tensor_are_for_users_functions_only(folder: Path) -> None:
+    (folder / "named_outputs.py").write_text("""
+import torch
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs["logits"], targets)
+
+
+def right(outputs, targets):
+    return outputs["logits"].argmax(1) == targets
+""")
+    model = "model={ name = 'named_outputs:Net', args = { in_features = 64, out_features = 10 } }"
+    code, text = started(model)
+    assert (code, text) == (
+        2,
+        "fedshift: plain.toml: Net on examples of shape (64,) with 10 classes: returns dict; it must return a tensor "
+        "with one row of outputs per example, unless train.loss and all metrics are your own functions\n",
+    )
+    code, text = started(model, "train.loss=named_outputs:loss", "train.metric=named_outputs:right", "train.goal=max")
+    assert not code, text

@@ -30,14 +30,16 @@ from fedshift.experiment.links import bandwidth, downlink, links, policy_of
 from fedshift.experiment.settings import OPTIMIZERS, AdamSettings, Experiment, run_number
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
-from fedshift.rounds.engine import RAISED, describe, duplicate, evaluation, raised_here
-from fedshift.rounds.evaluate import AnyMetric, Held, Loss, Metric, soft_labels, total
+from fedshift.rounds import evaluate
+from fedshift.rounds.engine import RAISED, describe, duplicate, raised_here
+from fedshift.rounds.evaluate import AnyMetric, Held, Loss, Metric, soft_labels
 from fedshift.rounds.federation import Federation, shift_of
 from fedshift.rounds.metrics import METRICS
 from fedshift.rounds.optimizers import Adam, MakeOptimizer, check_optimizer
 from fedshift.rounds.policy import Policy, begin
 from fedshift.rounds.uplink import Uplink
 
+TRIED_EXAMPLES = 64  # that are scored before training
 TRIED = 10_000  # rounds for which a user's schedule is called before training
 
 
@@ -76,7 +78,7 @@ def build(
             clip=train.clip,
             augment=experiment.data.augment,
         )
-    try_out(task, train.batch)
+    try_out(experiment, task)
     if task.optimizer is not None and not isinstance(task.optimizer, Adam):
         try_optimizer(experiment, task.optimizer, task)
     if experiment.engine.name == "batched":
@@ -223,26 +225,50 @@ def require_goal(experiment: Experiment) -> None:
         )
 
 
-def try_out(task: Task, batch: int) -> None:
-    """Score a few examples, so that a model that does not fit the data fails before training.
+def try_out(experiment: Experiment, task: Task) -> None:
+    """Score a few examples, so that a model, loss or metric that does not fit the data fails before training.
 
     A model with buffers that must not change, or with weights that are not float32, also takes a training step.
     """
-    client = Client(task)
+    client, train, seen = Client(task), experiment.train, tuple(task.data.x.shape[1:])
+    classes = f" with {task.data.classes} classes" if task.data.classes else ""
+    model = f"{type(task.model).__name__} on examples of shape {seen}{classes}"
+    usual = task.loss is F.cross_entropy  # then it is the model that does not fit
+    loss = (model, "") if usual else (f"train.loss = {train.loss!r}", train.loss)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # torch would broadcast
+        with users_code(model, ":"):
+            outputs, targets = client.outputs(TRIED_EXAMPLES)
+            check_outputs(experiment, task, outputs)
+        with users_code(*loss), torch.no_grad():
+            evaluate.loss_mean(task.loss, outputs, targets)
+        for place, (name, metric) in enumerate(zip(train.directions, task.metrics, strict=True)):
+            where = f"train.{'metrics' if place else 'metric'} = {name!r}" if ":" in name else model
+            with users_code(where, ":"), torch.no_grad():
+                evaluate.try_metric(metric, outputs, targets)
+        with users_code(model, ":"):
+            outputs, targets = client.outputs(min(train.batch, TRIED_EXAMPLES), learning=True)
+            if isinstance(outputs, Tensor) and not outputs.requires_grad:
+                raise ValueError("its outputs do not depend on its parameters, so that it cannot be trained")
+        with users_code(*loss):
+            evaluate.try_loss(task.loss, outputs, targets)
     try:
-        with warnings.catch_warnings(), evaluation():
-            warnings.filterwarnings("error", message="Using a target size")  # torch would broadcast
-            total([client.score(task.params, slice(0, 64))], task.metrics)
         if task.unsent or task.data.dtype != torch.float32:
-            client.try_step(batch)
+            client.try_step(train.batch)
     except TrainingError as problem:
-        seen, classes = tuple(task.data.x.shape[1:]), task.data.classes
-        subject = f"{type(task.model).__name__} on examples of shape {seen}" + (
-            f" with {classes} classes" if classes else ""
-        )
-        raise SettingsError(f"{subject}: {str(problem).removeprefix('evaluation: ')}") from problem
+        raise SettingsError(f"{model}: {problem}") from problem
     except ValueError as problem:  # training changes a buffer
         raise SettingsError(f"model: {problem}") from None
+
+
+def check_outputs(experiment: Experiment, task: Task, outputs: object) -> None:
+    """Refuse outputs that are not a tensor, unless only the user's own functions use them."""
+    own = not any(evaluate.pure(function) for function in (task.loss, *task.metrics) if function is not None)
+    if not isinstance(outputs, Tensor) and not (own and not experiment.evaluate.per_client):
+        raise ValueError(
+            f"returns {type(outputs).__name__}; it must return a tensor with one row of outputs per example, unless "
+            "train.loss and all metrics are your own functions"
+        )
 
 
 def try_policy(fed: Federation) -> None:

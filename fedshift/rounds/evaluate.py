@@ -169,7 +169,7 @@ def judge(outputs: Tensor, targets: Tensor, classes: int, loss: Loss, metrics: S
         else:
             means.append(place)
             sums.append(_rows(metric, outputs, targets).double().sum())
-    sums.append(_mean(loss, outputs, targets))
+    sums.append(loss_mean(loss, outputs, targets))
     if classes and isinstance(outputs, Tensor) and outputs.ndim == 2:  # other labels are not counted
         sums += (outputs.argmax(-1)[:, None] == torch.arange(classes, device=device)).sum(0).double()
     values = torch.stack(sums).tolist()  # one transfer, because each synchronizes with the GPU
@@ -189,7 +189,7 @@ def judge_clients(
     of_loss = torch.empty(0)
     if any(metric is None or isinstance(metric, OfLoss) for metric in metrics):
         pairs = zip(torch.split(outputs, list(sizes)), torch.split(targets, list(sizes)), strict=True)
-        means = torch.stack([_mean(loss, *pair) for pair in pairs]).cpu()
+        means = torch.stack([loss_mean(loss, *pair) for pair in pairs]).cpu()
         of_loss = means.repeat_interleave(torch.tensor(sizes))
     return [
         of_loss if metric is None or isinstance(metric, OfLoss) else _rows(metric, outputs, targets).cpu()
@@ -219,12 +219,38 @@ def _own(x: Tensor, data: Tensor) -> Tensor:
     return x.clone() if x.untyped_storage().data_ptr() == data.untyped_storage().data_ptr() else x
 
 
-def _mean(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def loss_mean(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
     """Loss of a batch as a float64 tensor."""
-    mean = torch.as_tensor(apart(loss, outputs, targets), dtype=torch.float64, device=targets.device)
-    if mean.ndim:
-        raise ValueError(f"a loss must return one number, the mean over the batch, not shape {tuple(mean.shape)}")
-    return mean
+    return _number(apart(loss, outputs, targets), targets.device)
+
+
+def _number(found: object, device: torch.device) -> Tensor:
+    if isinstance(found, Tensor) and found.ndim:
+        raise ValueError(f"a loss must return one number, the mean over the batch, not shape {tuple(found.shape)}")
+    try:
+        return torch.as_tensor(found, dtype=torch.float64, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"a loss must return one number, the mean over the batch, not {type(found).__name__}"
+        ) from None
+
+
+def try_loss(loss: Loss, outputs: Any, targets: Tensor) -> None:
+    """Raise ValueError unless the loss is one number with a gradient."""
+    found: object = loss(outputs, targets)
+    _number(found, targets.device)
+    if not isinstance(found, Tensor) or not found.requires_grad:
+        seen = "a tensor without a gradient" if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"a loss must return a tensor with one number that depends on the outputs, not {seen}")
+
+
+def try_metric(metric: AnyMetric, outputs: Any, targets: Tensor) -> None:
+    """Raise ValueError unless a metric returns one row per example, and its `result` one number."""
+    if metric is None or isinstance(metric, OfLoss):
+        return
+    rows = _rows(metric, outputs, targets).cpu()
+    if has_result(metric):
+        _result(metric, rows)
 
 
 def has_result(metric: AnyMetric) -> bool:

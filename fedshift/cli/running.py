@@ -18,7 +18,7 @@ from fedshift.core.units import rough_time
 from fedshift.data import fetch as fetch_data
 from fedshift.data.datasets import INCLUDED, Dataset
 from fedshift.experiment import frontier as frontiers
-from fedshift.experiment.build import build, require_goal
+from fedshift.experiment.build import build, packable, require_goal
 from fedshift.experiment.grid import GridRun
 from fedshift.experiment.overrides import named_uplinks, placed
 from fedshift.experiment.settings import Experiment
@@ -202,7 +202,9 @@ def estimate(planned: Sequence[GridRun], out: Path, as_json: bool) -> None:
     if as_json:
         echo(strict_json({"runs": len(planned), "missing": len(missing), "seconds": seconds}))
         return
-    takes = f"; they take about {rough_time(seconds)} on this device" if missing else ""
+    cores = min(cores_here(), len(missing))
+    on = "this device" if not missing or packable(missing[0]) else f"{cores} core{'s' * (cores > 1)} of this device"
+    takes = f"; they take about {rough_time(seconds)} on {on}" if missing else ""
     echo(f"{len(missing)} of {len(planned)} runs are missing in {out}{takes}.")
 
 

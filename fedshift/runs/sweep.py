@@ -215,27 +215,24 @@ def _same_settings(planned: GridRun) -> None:
     require_settings(planned.folder, planned.experiment)
 
 
-TIMED_ROUNDS, TIMED_SECONDS = 20, 5.0  # of an estimate: at most this many rounds; none is started after this time
+# of an estimate: at most this many rounds per kind of run; none is started after its part of this time
+TIMED_ROUNDS, TIMED_SECONDS = 20, 10.0
 
 
 def training_time(experiments: Sequence[Experiment], cores: int) -> float:
-    """Estimated seconds to train the experiments of a grid on this machine, from a few rounds of the first run or pack.
+    """Estimated seconds to train the experiments of a grid on this machine, from a few rounds of some of them.
 
-    On a CPU, rounds with a single epoch or step are timed, and their training time is scaled. Nothing is written.
+    On a CPU, a few rounds of each kind of run are timed, with a single epoch or step, whose training time is scaled. On
+    a GPU, those of the first pack are. Nothing is written.
     """
     first = experiments[0]
     if not packable(first):
-        steps = first.train.steps
-        length = "train.epochs" if steps is None else "train.steps"
-        short = Run(first.changed(**{length: 1, "train.rounds": TIMED_ROUNDS, "engine.name": "sequential"}))
-        times, begin = [], time.perf_counter()
-        for outcome in short:
-            train = outcome.seconds["train"]
-            times.append(outcome.seconds["round"] - train + train * (steps or first.train.epochs))
-            if len(times) > 1 and time.perf_counter() - begin > TIMED_SECONDS:
-                break
-        each = statistics.median(times[1:])  # the first round is slower
-        return each * sum(experiment.train.rounds for experiment in experiments) / min(cores, len(experiments))
+        counted = kinds_of_cost(experiments)
+        seconds = [_time_of(group[0], TIMED_SECONDS / len(counted)) for group in counted]
+        total = 0.0
+        for group, (begin, each) in zip(counted, seconds, strict=True):
+            total += sum(begin + each * experiment.train.rounds for experiment in group)
+        return total / min(cores, len(experiments))
     similar = [
         experiment.changed(**{"train.rounds": 3}) for experiment in experiments if kind(experiment) == kind(first)
     ]
@@ -245,12 +242,41 @@ def training_time(experiments: Sequence[Experiment], cores: int) -> float:
         Run(experiment, like=runs[0], on=lambda run: Seat(shared))
         for experiment in similar[1 : fitting(similar, runs[0].fed.task)]
     ]
-    seconds: list[float] = []
+    passed: list[float] = []
     begin = time.perf_counter()
     for at, _ in run_rounds(runs, shared):
         if at == len(runs) - 1:
-            seconds.append(time.perf_counter() - begin)
+            passed.append(time.perf_counter() - begin)
             begin = time.perf_counter()
     shared.close()
-    each = min(seconds) / len(runs)  # the first round also prepares the device
+    each = min(passed) / len(runs)  # the first round also prepares the device
     return each * sum(experiment.train.rounds for experiment in experiments)
+
+
+def kinds_of_cost(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """Experiments whose rounds take equally long: those that differ in seed, rounds or shift only.
+
+    >>> grid = [Experiment(seed=seed, uplink=uplink) for uplink in ("exact", "lean") for seed in (0, 1)]
+    >>> [[(run.uplink.bits, run.seed) for run in runs] for runs in kinds_of_cost(grid)]
+    [[(32, 0), (32, 1)], [(8, 0), (8, 1)]]
+    """
+    kinds: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        parts = experiment.model_dump(exclude={"name": True, "seed": True, "shift": True, "train": {"rounds"}})
+        kinds.setdefault(repr(parts), []).append(experiment)
+    return list(kinds.values())
+
+
+def _time_of(experiment: Experiment, limit: float) -> tuple[float, float]:
+    """Seconds until a run starts, and of each round; after two rounds, none is started after `limit` seconds."""
+    begin, steps = time.perf_counter(), experiment.train.steps
+    length = "train.epochs" if steps is None else "train.steps"
+    run = Run(experiment.changed(**{length: 1, "train.rounds": TIMED_ROUNDS, "engine.name": "sequential"}))
+    built, times = time.perf_counter() - begin, list[float]()
+    for outcome in run:
+        train = outcome.seconds["train"]
+        times.append(outcome.seconds["round"] - train + train * (steps or experiment.train.epochs))
+        if len(times) > 1 and time.perf_counter() - begin > limit:
+            break
+    run.close()
+    return built, statistics.median(times[1:])  # the first round is slower

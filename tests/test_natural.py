@@ -67,12 +67,17 @@ def test_all_owners_with_enough_examples_are_clients() -> None:
 
 
 def test_the_cohort_is_checked_when_the_clients_are_known() -> None:
-    with pytest.raises(SettingsError, match=r"train.cohort = 8: there are only 7 clients \(data.clients\)"):
+    with pytest.raises(
+        SettingsError,
+        match=r"train.cohort = 8: there are only 7 clients: 3 others have fewer than 10 examples \(data.least\)",
+    ):
         build(settings(train={"cohort": 8}), data=owned())
     with pytest.raises(SettingsError, match=r"uplink.bits: 2 values; must be one per client \(data.clients = 7\)"):
         build(settings(uplink={"bits": [4, 4]}), data=owned())
     with pytest.raises(SettingsError, match=r"data.partition: natural\(clients=8, least=10\): 7 of 10 owners have 10"):
         build(settings(data={"clients": 8}), data=owned())
+    with pytest.raises(SettingsError, match=r"0 of 10 owners have 1000 examples or more; lower data.least$"):
+        build(settings(data={"least": 1000}), data=owned())
     with pytest.raises(SettingsError, match=r"data.partition = 'natural': points has no owners"):
         build(settings(), data=points())
 

@@ -316,24 +316,33 @@ def _folder(path: Path) -> Dataset:
     if double := [stem for stem, count in Counter(stems).items() if count > 1]:
         raise DataError(f"{path}: two files are named {double[0]}; each client must have one file")
     parts: dict[str, list[Tensor]] = {key: [] for key in (*ARRAYS, *OWNERS)}
+    first = ""  # name of the first file with examples
     for number, file in enumerate(files):
         arrays = _file(file, ARRAYS[:2])
         given = [key for key in ARRAYS if arrays.get(key) is not None]
         if given not in ([*ARRAYS[:2]], [*ARRAYS]):
             raise DataError(f"{file}: needs arrays x and y, and optionally test_x and test_y, got {', '.join(arrays)}")
-        for key in given:
-            parts[key].append(_tensor(str(file), key, arrays[key]))
-            seen, first = parts[key][-1], parts[key.removeprefix("test_")][0]
-            if _kind(seen) != _kind(first):
-                raise DataError(f"{file}: {key} has {_kind(seen)}; in {files[0].name} it is {_kind(first)}")
-        for key, inputs, targets in zip(OWNERS, ARRAYS[::2], ARRAYS[1::2], strict=True):
-            if inputs not in given:
+        if named_owners := [key for key in OWNERS if key in arrays]:
+            raise DataError(
+                f"{file}: contains {named_owners[0]}; in a folder, each file is one client. Put the examples of "
+                f"several owners into one file with {OWNERS[0]}, and use its path as data.name"
+            )
+        for whose, *pair in zip(OWNERS, ARRAYS[::2], ARRAYS[1::2], strict=True):
+            if pair[0] not in given or all(np.shape(arrays[key])[:1] == (0,) for key in pair):  # no examples
                 continue
-            n, labels = len(parts[inputs][-1]), len(parts[targets][-1])
+            first = first or file.name
+            for key in pair:
+                parts[key].append(_tensor(str(file), key, arrays[key]))
+                seen, like = parts[key][-1], (parts[key.removeprefix("test_")] or parts[key])[0]
+                if _kind(seen) != _kind(like):
+                    raise DataError(f"{file}: {key} has {_kind(seen)}; in {first} it is {_kind(like)}")
+            n, labels = (len(parts[key][-1]) for key in pair)
             if n != labels:
-                counts = f"{inputs} has {n} examples and {targets} has {labels}"
+                counts = f"{pair[0]} has {n} examples and {pair[1]} has {labels}"
                 raise DataError(f"{file}: {counts}; the numbers must be equal")
-            parts[key].append(torch.full((n,), number))
+            parts[whose].append(torch.full((n,), number))
+    if not parts["y"]:
+        raise DataError(f"{path}: none of {len(files)} files has training examples")
     if not parts["test_y"]:
         raise DataError(f"{path}: no file has test_x and test_y; at least one of {len(files)} files must have them")
     x, y, test_x, test_y, owner, test_owner = (torch.cat(parts[key]) for key in (*ARRAYS, *OWNERS))

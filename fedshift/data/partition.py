@@ -182,10 +182,11 @@ def labels(y: Tensor, clients: int, per_client: int, key: Tensor) -> Partition:
     return _deal(label, counts, key)
 
 
-def natural(owner: Tensor, clients: int, key: Tensor, least: int = 1) -> Partition:
+def natural(owner: Tensor, clients: int, key: Tensor, least: int = 1, owners: int = 0) -> Partition:
     """One client per owner with at least `least` examples; of these, `clients` drawn at random, or all with 0.
 
-    Clients are in the order of their owners, and examples of a client keep their order.
+    Clients are in the order of their owners, and examples of a client keep their order. There are at least `owners`
+    owners: those without examples are counted among those that are left out.
 
     >>> p = natural(torch.tensor([2, 0, 2, 1, 2, 0]), 0, rng.key(0, "partition"), least=2)
     >>> p.owners.tolist(), p.left_out, [p.of(i).tolist() for i in range(p.clients)]
@@ -193,16 +194,17 @@ def natural(owner: Tensor, clients: int, key: Tensor, least: int = 1) -> Partiti
     """
     if owner.dim() != 1 or owner.dtype not in INTEGERS or (len(owner) and int(owner.min()) < 0):
         raise ValueError(f"owner has {owner.dtype} of shape {tuple(owner.shape)}; needs whole numbers from 0")
-    sizes = owner.bincount()
-    owners = torch.nonzero(sizes >= max(least, 1))[:, 0]
-    if clients > len(owners) or not len(owners):
-        have = f"{len(owners)} of {len(sizes)} owners have {max(least, 1)} examples or more"
-        raise ValueError(f"natural(clients={clients}, least={least}): {have}")
-    left_out = len(sizes) - len(owners)
+    sizes = owner.bincount(minlength=owners)
+    enough = torch.nonzero(sizes >= max(least, 1))[:, 0]
+    if clients > len(enough) or not len(enough):
+        have = f"{len(enough)} of {len(sizes)} owners have {max(least, 1)} examples or more"
+        lower = "data.least or data.clients" if clients and len(enough) else "data.least"
+        raise ValueError(f"natural(clients={clients}, least={least}): {have}; lower {lower}")
+    left_out = len(sizes) - len(enough)
     if clients:
-        owners = owners[_shuffle(len(owners), key)[:clients]].sort().values
-    order = owner.argsort(stable=True)[_ranges(_starts(sizes)[owners], sizes[owners])]
-    return Partition(order, _starts(sizes[owners]), owners, left_out)
+        enough = enough[_shuffle(len(enough), key)[:clients]].sort().values
+    order = owner.argsort(stable=True)[_ranges(_starts(sizes)[enough], sizes[enough])]
+    return Partition(order, _starts(sizes[enough]), enough, left_out)
 
 
 def limited(partition: Partition, most: int, key: Tensor) -> Partition:

@@ -86,6 +86,13 @@ def build(
     with setting("data.partition"):
         clients = split(experiment, data) if partition is None else partitions.checked(partition, len(data.y))
     if not experiment.data.clients:
+        if train.cohort > clients.clients:
+            least = max(experiment.data.least, 1)
+            few = (
+                f": {clients.left_out} others have fewer than {least} examples (data.least)" if clients.left_out else ""
+            )
+            only = "is only 1 client" if clients.clients == 1 else f"are only {clients.clients} clients"
+            raise SettingsError(f"train.cohort = {train.cohort}: there {only}{few}")
         experiment = experiment.changed(**{"data.clients": clients.clients})
     clients, held = held_out(experiment, data, clients)
     groups, group = links(experiment, uplink)
@@ -465,7 +472,7 @@ def split(experiment: Experiment, data: Dataset) -> Partition:
             if len(data.owner) != len(data.y):
                 counts = f"{len(data.owner)} owners for {len(data.y)} examples"
                 raise SettingsError(f"data.partition = 'natural': {data.name} has {counts}; needs one per example")
-            made = partitions.natural(data.owner, config.clients, key, config.least)
+            made = partitions.natural(data.owner, config.clients, key, config.least, len(data.owners))
         case _:
             made = own_partition(experiment, data, key)
     return partitions.limited(made, config.most, rng.key(experiment.seed, "most")) if config.most else made

@@ -425,7 +425,7 @@ def left_out(count: int, least: int) -> str:
     '136 clients with fewer than 10 examples were left out'
     """
     which = "1 client" if count == 1 else f"{count:,} clients"
-    return f"{which} with fewer than {least} examples {'was' if count == 1 else 'were'} left out"
+    return f"{which} with fewer than {max(least, 1)} examples {'was' if count == 1 else 'were'} left out"
 
 
 def nothing_to_resume(folder: Path) -> str:

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedshift.data import DataError, Dataset, dataset, load
+from fedshift.experiment.build import build
+from tests.federations import settings
 
 X = np.arange(2 * 3 * 2 * 2, dtype=np.uint8).reshape(2, 3, 2, 2)
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
@@ -326,6 +328,31 @@ def test_a_folder_has_one_client_per_file_in_the_order_of_names(tmp_path: Path) 
     assert data.test_owner.tolist() == [0, 0, 0, 2]
     assert data.x[:, 0].tolist() == [2, 2, 4, 4, 4, 4, 1]
     assert data.test_x[:, 0].tolist() == [-2, -2, -2, -1]
+
+
+def test_a_client_of_a_folder_may_have_no_examples(tmp_path: Path) -> None:
+    client(tmp_path / "bart.npz", 0, x=np.zeros((0, 3)), y=np.zeros(0))
+    client(tmp_path / "lisa.npz", 4, tests=2)
+    client(tmp_path / "maggie.npz", 0, tests=1)
+    data = load(str(tmp_path))
+    assert data.owner is not None
+    assert data.test_owner is not None
+    assert data.owners == ("bart", "lisa", "maggie")
+    assert (data.owner.tolist(), data.test_owner.tolist()) == ([1, 1, 1, 1], [1, 1, 2])
+    natural = {"clients": 0, "partition": "natural", "least": 0}
+    fed = build(settings(data=natural, train={"cohort": 1}), data=data)
+    assert fed.partition.owners is not None
+    assert (fed.partition.owners.tolist(), fed.partition.left_out) == ([1], 2)
+    client(tmp_path / "lisa.npz", 0)
+    with pytest.raises(DataError, match="none of 3 files has training examples"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+def test_owners_in_a_file_of_a_folder_are_refused(tmp_path: Path, name: str) -> None:
+    client(tmp_path / name, 2, tests=1, owner=np.arange(2))
+    with pytest.raises(DataError, match=rf"{name}: contains owner; in a folder, each file is one client"):
+        load(str(tmp_path))
 
 
 def test_clients_of_a_folder_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

@@ -169,3 +169,36 @@ def right(outputs, targets):
     )
     code, text = started(model, "train.loss=named_outputs:loss", "train.metric=named_outputs:right", "train.goal=max")
     assert not code, text
+
+
+def test_an_optimizer_must_change_a_parameter_in_its_first_steps(folder: Path) -> None:
+    (folder / "optimizers.py").write_text("""
+import torch
+
+
+class Still(torch.optim.SGD):
+    def step(self):
+        pass
+
+
+class Fourth(torch.optim.SGD):
+    calls = 0
+
+    def step(self):
+        self.calls += 1
+        if self.calls % 4 == 0:
+            super().step()
+
+
+def last_only(parameters, lr):
+    return torch.optim.SGD(parameters[-1:], lr)
+""")
+    code, text = started("train.optimizer=optimizers:Still")
+    assert (code, text) == (
+        2,
+        "fedshift: --set: train.optimizer = 'optimizers:Still': it changed no parameter in 8 steps; step() must change "
+        "the parameters in place\n",
+    )
+    for name in ("Fourth", "last_only"):
+        assert started(f"train.optimizer=optimizers:{name}", f"name={name}")[0] == 0
+        (folder / "out").rename(folder / name)

@@ -101,17 +101,16 @@ class Client:
         self.writers[uplink] = found
         return found
 
-    def outputs(self, examples: int, learning: bool = False) -> tuple[Any, Tensor]:
-        """Outputs and targets of the first test examples or, in training mode with gradients, of training examples."""
+    def outputs(self, examples: int) -> tuple[Any, Tensor]:
+        """Outputs and targets of the first test examples, in evaluation mode; with gradients if they are enabled."""
         data = self.task.data
-        x, y = (data.x, data.y) if learning else (data.test_x, data.test_y)
-        self.load(self.task.params)
-        self._mode(learning)
-        with torch.set_grad_enabled(learning), self._drawing() as generator:
+        with torch.no_grad():
+            self.load(self.task.params)
+        self._mode(False)
+        with self._drawing() as generator:
             generator.manual_seed(0)
-            outputs = self.task.model(data.inputs(x[:examples].clone()))
-        self.load(self.task.params)
-        return outputs, data.targets(y[:examples].clone())
+            outputs = self.task.model(data.inputs(data.test_x[:examples].clone()))
+        return outputs, data.targets(data.test_y[:examples].clone())
 
     def try_step(self, batch: int) -> None:
         """Compute the gradients of one batch, and restore the model."""

@@ -244,7 +244,7 @@ def try_out(experiment: Experiment, task: Task) -> None:
     loss = (model, "") if usual else (f"train.loss = {train.loss!r}", train.loss)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("error", message="Using a target size")  # torch would broadcast
-        with users_code(model, ":"):
+        with users_code(model, ":"), torch.no_grad():
             outputs, targets = client.outputs(TRIED_EXAMPLES)
             check_outputs(experiment, task, outputs)
         with users_code(*loss), torch.no_grad():
@@ -253,12 +253,11 @@ def try_out(experiment: Experiment, task: Task) -> None:
             where = f"train.{'metrics' if place else 'metric'} = {name!r}" if ":" in name else model
             with users_code(where, ":"), torch.no_grad():
                 evaluate.try_metric(metric, outputs, targets)
-        with users_code(model, ":"):
-            outputs, targets = client.outputs(min(train.batch, TRIED_EXAMPLES), learning=True)
-            if isinstance(outputs, Tensor) and not outputs.requires_grad:
-                raise ValueError("its outputs do not depend on its parameters, so that it cannot be trained")
-        with users_code(*loss):
-            evaluate.try_loss(task.loss, outputs, targets)
+        with users_code(model, ":"), torch.enable_grad():
+            outputs, targets = client.outputs(TRIED_EXAMPLES)
+        if not isinstance(outputs, Tensor) or outputs.requires_grad:  # some models have no gradients in evaluation mode
+            with users_code(*loss), torch.enable_grad():
+                evaluate.try_loss(task.loss, outputs, targets)
     try:
         if task.unsent or task.data.dtype != torch.float32:
             client.try_step(train.batch)

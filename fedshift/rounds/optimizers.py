@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 # a class of torch.optim, `Adam` below, or a user's function
 MakeOptimizer = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+TRIED = 8  # steps of a user's optimizer before training, of which one must change a parameter
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ class Stepper:
 
 
 def check_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter]) -> None:
-    """Take a step with copies of the parameters; TypeError or ValueError if the optimizer does not fit."""
+    """Take steps with copies of the parameters; TypeError or ValueError if the optimizer does not fit.
+
+    An optimizer may collect the gradients of several steps, and need not change every parameter.
+    """
     trial = [nn.Parameter(p.detach().clone()) for p in parameters]
     with torch.random.fork_rng(devices=[]):
         made = make(trial, 0.1)
@@ -64,6 +68,13 @@ def check_optimizer(make: MakeOptimizer, parameters: list[nn.Parameter]) -> None
         if not all("lr" in group for group in made.param_groups):
             raise ValueError("its groups of parameters must have a learning rate 'lr', which the schedule sets")
         before = [p.data_ptr() for p in trial]
-        Stepper(lambda *_: made, trial, 0.1).step([torch.ones_like(p) for p in trial], 0.1)
+        stepper = Stepper(lambda *_: made, trial, 0.1)
+        for _ in range(TRIED):
+            stepper.step([torch.ones_like(p) for p in trial], 0.1)
+            changed = not all(torch.equal(p, trained) for p, trained in zip(trial, parameters, strict=True))
+            if changed:
+                break
     if [p.data_ptr() for p in trial] != before:
         raise ValueError("it must change parameters in place, but replaced the memory of one")
+    if not changed:
+        raise ValueError(f"it changed no parameter in {TRIED} steps; step() must change the parameters in place")

@@ -100,7 +100,7 @@ def test_all_engines_give_a_large_test_set_the_same_score() -> None:
 
 def failing(problem: Exception) -> Federation:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if torch.is_grad_enabled():  # only in training
+        if torch.is_grad_enabled() and len(targets) < 60:  # only in training
             raise problem
         return outputs.mean()
 

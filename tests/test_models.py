@@ -8,10 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedshift import Codec, Range, Step, pack, unpack
+from fedshift import Codec, Dataset, Range, Step, dataset, pack, unpack
 from fedshift.algorithms.centring import wide
 from fedshift.algorithms.weights import filters, likely, likely_filters, weights
+from fedshift.experiment.build import build
+from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS, CharTransformer
+from tests.federations import points, settings
 
 SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {  # shape of an example, classes, parameters
     "mlp": ((64,), 10, 9_610),
@@ -197,3 +200,44 @@ def test_lean_updates_of_a_model_are_packed_near_their_rate_and_unpacked(name: s
     assert len(frame) < count * 0.8 / 8 * 1.1 + 200
     error = sum(float((found[key] - w).square().sum()) for key, w in update.items())
     assert error < sum(float(w.square().sum()) for w in update.values())
+
+
+def windows(most: int, positions: int = 1, classes: int = 5) -> Dataset:
+    """Windows of six characters from 0 to `most`, with `positions` targets each."""
+    x, y = torch.arange(48).view(8, 6) % (most + 1), torch.arange(8 * positions).view(8, positions) % classes
+    y = y[:, 0] if positions == 1 else y
+    return dataset(x, y, x, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "data", "problem"),
+    [
+        ("mlp", {}, windows(4), "model.name = 'mlp': the examples are whole numbers, like characters; it needs images"),
+        ("logistic", {}, windows(4), "model.name = 'logistic': the examples are whole numbers, like characters"),
+        ("char-lstm", {}, windows(7), "found character 7; with 5 classes, characters must be 0 to 4"),
+        (
+            "char-transformer",
+            {"classes": 7},
+            windows(7),
+            "found character 7; with 7 classes, characters must be 0 to 6",
+        ),
+        ("char-lstm", {"positions": 3}, windows(4), "model.args.positions = 3: must be 1, the number of targets"),
+        ("char-lstm", {"classes": 5}, windows(4, 2), "model.args.positions = 1: must be 2, the number of targets"),
+        ("char-lstm", {}, points(), "model.name = 'char-lstm': needs windows of characters, whole numbers of shape"),
+    ],
+)
+def test_examples_that_do_not_fit_a_model_are_named(
+    name: str, args: dict[str, int], data: Dataset, problem: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build(settings(model={"name": name, "args": args}), data=data)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "data"), [({}, windows(4)), ({"classes": 8}, windows(7)), ({"classes": 5, "positions": 2}, windows(4, 2))]
+)
+def test_a_text_model_takes_characters_below_its_vocabulary(args: dict[str, int], data: Dataset) -> None:
+    experiment = settings(model={"name": "char-lstm", "args": args})
+    experiment = experiment.changed(**{"data.clients": 2, "train.cohort": 2})
+    assert build(experiment, data=data).task.data is data

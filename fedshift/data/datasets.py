@@ -28,6 +28,7 @@ ARRAYS = ("x", "y", "test_x", "test_y")
 OWNERS = ("owner", "test_owner")
 FILES = (".npz", ".safetensors")
 INCLUDED = ("digits", "synthetic")  # data sets that are not fetched
+MOST_CLASSES = 1_000_000  # as many as the largest label plus one
 HEADER = 1 << 20  # maximum bytes of the header of a safetensors file
 
 
@@ -214,6 +215,11 @@ def _classes(name: str, t: dict[str, Tensor], classes: int | None) -> int:
         raise ValueError(f"{name}: found label {least}; labels must be 0 or more")
     if classes is not None and most >= classes:
         raise ValueError(f"{name}: found label {most}; with {classes} classes labels must be below {classes}")
+    if classes is None and most >= MOST_CLASSES:
+        raise ValueError(
+            f"{name}: found label {most:,}; labels are the classes 0 to C - 1, of which there may be {MOST_CLASSES:,}. "
+            "Number the classes consecutively; targets of a regression must be floating point numbers"
+        )
     return most + 1 if classes is None else classes
 
 

@@ -39,6 +39,7 @@ from fedshift.rounds.optimizers import Adam, MakeOptimizer, check_optimizer
 from fedshift.rounds.policy import Policy, begin
 from fedshift.rounds.uplink import Uplink
 
+TEXT_MODELS = ("char-lstm", "char-transformer")
 TRIED_EXAMPLES = 64  # that are scored before training
 TRIED = 10_000  # rounds for which a user's schedule is called before training
 
@@ -500,6 +501,7 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
     if config.name not in MODELS and ":" not in config.name:
         known = ", ".join(MODELS)
         raise SettingsError(f"model.name = {config.name!r}: no such model; known are {known}, and module:function")
+    check_inputs(experiment, data)
     make = MODELS.get(config.name) or function("model.name", config.name)
     fit = {"shape": data.shape, "classes": data.classes} if config.name in MODELS else {}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -515,6 +517,36 @@ def named_model(experiment: Experiment, data: Dataset) -> nn.Module:
     if empty and data.classes and config.name in MODELS:
         raise SettingsError(f"model = {config.name!r} with {config.args}: {empty[0]} is empty; sizes must be 1 or more")
     return model
+
+
+def check_inputs(experiment: Experiment, data: Dataset) -> None:
+    """Refuse examples that a model of this package does not support: characters or numbers, and their values."""
+    name, args = experiment.model.name, experiment.model.args
+    if name not in MODELS:
+        return
+    where, windows = f"model.name = {name!r}", not data.x.is_floating_point() and data.x.dtype != torch.uint8
+    if name not in TEXT_MODELS:
+        if windows:
+            raise SettingsError(
+                f"{where}: the examples are whole numbers, like characters; it needs images (uint8) or floating point "
+                f"numbers. Models of characters are {' and '.join(TEXT_MODELS)}"
+            )
+        return
+    if not windows:
+        raise SettingsError(f"{where}: needs windows of characters, whole numbers of shape (length,)")
+    known = args.get("classes", data.classes)
+    low, high = (int(end) for end in torch.stack([*data.x.aminmax(), *data.test_x.aminmax()]).aminmax())
+    if known and isinstance(known, int) and not 0 <= low <= high < known:
+        wrong = low if low < 0 else high
+        raise SettingsError(
+            f"{where}: found character {wrong}; with {known} classes, characters must be 0 to {known - 1}. "
+            "model.args.classes sets the size of the vocabulary"
+        )
+    positions, targets = args.get("positions", 1), data.y[0].numel()
+    if experiment.train.loss == "cross-entropy" and not data.y.is_floating_point() and positions != targets:
+        raise SettingsError(
+            f"model.args.positions = {positions}: must be {targets}, the number of targets of each example"
+        )
 
 
 def function(setting: str, name: str) -> Callable[..., Any]:

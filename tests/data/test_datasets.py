@@ -389,3 +389,10 @@ def test_tokens_of_any_integer_type_become_int64() -> None:
     data = dataset(*four(X.astype(np.int64)))
     assert data.inputs(data.x.to(torch.int8)).dtype == torch.int64
     assert data.inputs(data.x) is data.x
+
+
+def test_a_label_that_would_mean_millions_of_classes_is_refused() -> None:
+    x, y = np.zeros((2, 3)), np.array([0, 3_000_000_000])
+    with pytest.raises(ValueError, match=r"found label 3,000,000,000; .* may be 1,000,000\. Number the classes"):
+        dataset(x, y, x, y)
+    assert dataset(x, [0, 999_999], x, [0, 1]).classes == 1_000_000

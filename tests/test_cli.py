@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedshift
+from tests.runs import fedshift as invoke
 
 COMMAND = str(Path(sys.executable).with_name("fedshift"))
 
@@ -166,7 +167,9 @@ def test_a_sweep_reports_a_run_that_diverges_and_continues(tmp_path: Path) -> No
         ),
         (["run", "--preset", "smoke", "--set", "data.name=nodata"], 2, "--set: data.name = 'nodata': unknown"),
         (["resume", "nowhere"], 2, "nowhere: there is no such folder"),
-        (["data", "nodata"], 2, "unknown data set 'nodata'"),
+        (["data", "nodata"], 2, "unknown data set 'nodata'; known are cifar10, cifar100, mnist, fashion-mnist"),
+        (["data", "nodata"], 2, "digits, synthetic (digits and synthetic need not be fetched)"),
+        (["run", "--set", "train.lr=nan"], 2, "train.lr = nan: must be a finite number"),
         (["data", "digits", "--from", "bad.toml"], 2, "unknown data set 'digits'"),
         (["data", "mnist", "--from", "bad.toml"], 2, "bad.toml"),
     ],
@@ -191,6 +194,17 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], code: int, sentence
     assert len(errors) == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["rounds.csv"]
     assert (tmp_path / "mine" / "rounds.csv").read_text() == "MINE"
+
+
+@pytest.mark.parametrize("command", [["run"], ["frontier"], ["report", "a"], ["paper", "table1"]])
+def test_an_empty_path_is_not_the_current_folder(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke(*command, "--out", "")
+    assert done.exit_code == 2
+    assert "the path is empty" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedshift.cli.terminal import examples, sentences
+from fedshift.cli.terminal import examples, path, sentences
 from fedshift.core.extras import needs
 
 bench = typer.Typer(
@@ -62,7 +62,7 @@ def torch_has_gpu() -> bool:
 )
 def rates(
     folder: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Use the next round of this recorded run.")
+        Path | None, typer.Option("--run", parser=path, metavar="DIR", help="Use the next round of this recorded run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 from fedshift import __version__
 from fedshift.cli.bench import bench
 from fedshift.cli.paper import paper, plan
-from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, Uplink, among, display, examples, sentences
+from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, Uplink, among, display, examples, path, sentences
 from fedshift.experiment.presets import PRESETS
 
 ENGINES = ("auto", "sequential", "processes", "batched", "flower")
@@ -35,7 +35,9 @@ EngineName = Annotated[
         help="Engine: auto, sequential, processes, batched or flower.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder (default: a folder in runs/).")]
+Out = Annotated[
+    Path | None, typer.Option(parser=path, metavar="DIR", help="Output folder (default: a folder in runs/).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per round, then the result.")]
 
 
@@ -162,7 +164,7 @@ def frontier(
     assignments: Set = None,
     engine: EngineName = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the runs (default: runs/frontier-NAME).")
+        Path | None, typer.Option(parser=path, metavar="DIR", help="Folder of the runs (default: runs/frontier-NAME).")
     ] = None,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Only estimate the time of the missing runs on this device.")
@@ -214,9 +216,12 @@ def report(
         list[Path], typer.Argument(metavar="DIR...", help="Runs, sweeps, or folders that contain them.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Output page (default: report.html in the first folder).")
+        Path | None,
+        typer.Option(parser=path, metavar="FILE.html", help="Output page (default: report.html in the first folder)."),
     ] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write every figure to this folder.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(parser=path, metavar="DIR", help="Also write every figure to this folder.")
+    ] = None,
     formats: Formats = None,
     uplink: Annotated[
         str, typer.Option(metavar="RATE", help="Rate of the shared link: 1MB/s, 10Mbit/s, or bytes per second.")
@@ -243,7 +248,7 @@ def data(
         typer.Argument(metavar="NAME", autocompletion=among(*DATA), help=f"{', '.join(DATA[:-1])} or {DATA[-1]}."),
     ],
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="PATH", help="Local copy: an archive or a folder.")
+        Path | None, typer.Option("--from", parser=path, metavar="PATH", help="Local copy: an archive or a folder.")
     ] = None,
 ) -> None:
     """Fetch a data set, verify it, and store it in a cache folder.

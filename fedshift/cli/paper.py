@@ -8,7 +8,7 @@ import typer
 from click import Context
 from typer.core import TyperCommand
 
-from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, among, display, examples, sentences
+from fedshift.cli.terminal import Formats, Minutes, Quiet, Set, Track, among, display, examples, path, sentences
 
 ALGORITHMS = ("fedavg", "fedpaq", "fedef", "fedprox", "scaffold")
 BITS = ("4", "5", "6", "7", "8")
@@ -92,6 +92,7 @@ Shift = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
+        parser=path,
         metavar="DIR",
         help="Folder of the runs; finished ones are skipped (default: runs/paper, runs/small or runs/dadaquant).",
     ),
@@ -102,9 +103,10 @@ Estimate = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Uplink = Annotated[str, typer.Option(metavar="RATE", help="Rate of the link: 1MB/s, 10Mbit/s, or bytes per second.")]
 Skip = Annotated[
-    Path | None, typer.Option("--records", metavar="DIR", help="Published records; runs with a record are skipped.")
+    Path | None,
+    typer.Option("--records", parser=path, metavar="DIR", help="Published records; runs with a record are skipped."),
 ]
-Records = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the published records.")]
+Records = Annotated[Path, typer.Option(parser=path, metavar="DIR", help="Folder of the published records.")]
 
 
 def grid(
@@ -194,9 +196,11 @@ def figures(
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Finished runs or published records (default: results/, if it exists)."),
+        typer.Option(
+            parser=path, metavar="DIR", help="Finished runs or published records (default: results/, if it exists)."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(parser=path, metavar="DIR", help="Output folder.")] = Path("figures"),
     formats: Formats = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Train a small run on digits instead of reading records.")
@@ -216,7 +220,9 @@ def figures(
 @paper.command(epilog=examples("fedshift paper table3 --uplink 500kB/s"))
 def table3(
     uplink: Uplink = "1MB/s",
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Also publish the result in this folder.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(parser=path, metavar="DIR", help="Also publish the result in this folder.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats per median.")] = 3,
     as_json: AsJson = False,
 ) -> None:
@@ -253,12 +259,15 @@ def report(
         ),
     ] = "paper",
     results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the published records (default: under results).")
+        Path | None,
+        typer.Option(parser=path, metavar="DIR", help="Folder of the published records (default: under results)."),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Rewrite the generated part of the page in --page.")
     ] = False,
-    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Page to rewrite (default: under docs).")] = None,
+    page: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="Page to rewrite (default: under docs).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print tables and claims from published records."""

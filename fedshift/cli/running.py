@@ -13,9 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from fedshift.cli.interrupts import interrupts
 from fedshift.core.extras import needs
 from fedshift.core.files import RunError
-from fedshift.core.names import printable
+from fedshift.core.names import printable, suggest
 from fedshift.core.units import rough_time
 from fedshift.data import fetch as fetch_data
+from fedshift.data.catalog import CATALOG, DataError
 from fedshift.data.datasets import INCLUDED, Dataset
 from fedshift.experiment import frontier as frontiers
 from fedshift.experiment.build import build, packable, require_goal
@@ -292,6 +293,9 @@ def fetch(name: str, source: Path | None) -> None:
     if name in INCLUDED and source is None:
         echo(f"{name}: is included in fedshift, nothing to fetch")
         return
+    if name not in (*CATALOG, *INCLUDED):
+        known = suggest(name, (*CATALOG, *INCLUDED))
+        raise DataError(f"unknown data set {name!r}; {known} ({' and '.join(INCLUDED)} need not be fetched)")
     columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +33,13 @@ def among(*names: str) -> Callable[[str], list[str]]:
         return [name for name in names if name.startswith(incomplete)]
 
     return matches
+
+
+def path(text: str) -> Path:
+    """Path of an option; an empty one would mean the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty.")
+    return Path(text)
 
 
 def _finite(minutes: float | None) -> float | None:

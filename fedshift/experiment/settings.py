@@ -97,7 +97,7 @@ def _by_metric(value: Any) -> Any:
 
 
 class SettingsTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSettings(SettingsTable):
@@ -146,7 +146,7 @@ class ModelSettings(SettingsTable):
 class AlgorithmSettings(SettingsTable):
     """Name of the algorithm, the weights of clients, and as further settings the arguments of the algorithm."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     name: str = "fedavg"  # one of `fedshift methods`, or module:function
     mu: NotNegative = 0.01  # for fedprox
@@ -215,7 +215,7 @@ class AdamSettings(SettingsTable):
 class NamedSettings(SettingsTable):
     """Name of one of several known things, or module:function; further settings are its arguments."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     known: ClassVar[Collection[str]]  # names
     name: str

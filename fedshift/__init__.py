@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         Zstd,
     )
     from fedshift.core.types import Broadcast, DecodedUpload, GroupMean, Params, Round
-    from fedshift.data import Dataset, dataset
+    from fedshift.data import Dataset, Partition, dataset
     from fedshift.experiment.settings import Experiment
     from fedshift.rounds.federation import Outcome
     from fedshift.rounds.policy import Policy, PolicyStats
@@ -80,6 +80,7 @@ __all__ = [
     "Normal",
     "Outcome",
     "Params",
+    "Partition",
     "PerBlock",
     "PerChannel",
     "PerTensor",
@@ -125,7 +126,7 @@ _NAMES = {
     "fedshift.algorithms": "Algorithm ClientRule ServerRule centre centred chain fedavg fedprox scaffold shift shifted",
     "fedshift.codecs": "BitPack Cast Codec Coder FixedCode Hadamard Identity KMeans Lookup Normal PerBlock PerChannel "
     "PerTensor QSGD Quantizer RandomStep Range Sign Step Stochastic Ternary TopK Transform Uniform Zstd",
-    "fedshift.data": "Dataset dataset",
+    "fedshift.data": "Dataset Partition dataset",
     "fedshift.wire.frame": "Header WireError",
     "fedshift.rounds.federation": "Outcome",
     "fedshift.rounds.policy": "Policy PolicyStats",

@@ -28,6 +28,8 @@ Progress = Callable[[str, int, int], None]  # source, bytes so far, total bytes 
 STALLED = 10  # seconds without an answer or a byte
 PATIENCE = 1800  # seconds for npm, which prints nothing until it is done
 CHUNK = 1 << 20
+# what pip prints about an index that does not answer: the type of an error, and its arguments with a text
+BROKEN = re.compile(r"connection broken by '\w+\(.*?(?:: |[\"'])([^\"']+)")
 
 
 def silent(source: str, done: int, total: int) -> None:
@@ -152,6 +154,8 @@ def from_pip(entry: Entry, progress: Progress) -> tuple[Arrays, str]:
         done = _run([sys.executable, "-m", "pip", "download", entry.python, *options], title, folder)
     found = {PurePosixPath(urlsplit(url).path).name: url for url in re.findall(r"\w+://[^\s#]+", done.stdout)}
     if not (urls := [found[name] for name in entry.archives if name in found]):
+        if broken := BROKEN.search(done.stderr):
+            raise DataError(f"{title} failed ({broken[1]})")
         raise DataError(f"{title} lists none of {', '.join(entry.archives)}")
     where = urlsplit(urls[0]).netloc or urls[0]
     if result := verified(entry, unpack(_get(urls[0], progress), where)):

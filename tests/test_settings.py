@@ -262,10 +262,10 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         ("settings_codecs:god", "uplink.codec = 'settings_codecs:god': no function 'god' in settings_codecs; did you"),
         ("settings_codecs:other", "uplink.codec = 'settings_codecs:other': returns Uniform, but must return a Codec"),
-        ("settings_codecs:failing", "uplink.codec = 'settings_codecs:failing': 'no table'"),
+        ("settings_codecs:failing", "uplink.codec = 'settings_codecs:failing': KeyError: 'no table'"),
         (
             {"name": "settings_codecs:good", "bit": 3},
-            "with {'bit': 3}: good() got an unexpected keyword argument 'bit'",
+            "with {'bit': 3}: TypeError: good() got an unexpected keyword argument 'bit'",
         ),
         (
             {"name": "settings_codecs:good", "bits": 9},

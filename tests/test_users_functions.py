@@ -73,7 +73,13 @@ def test_a_module_that_ends_the_process_is_an_error(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["train.loss", "data.name", "model.name", "train.optimizer", "algorithm.name"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("train.loss", "data.name", "model.name", "train.optimizer", "algorithm.name"),
+        *("uplink.codec", "uplink.policy"),
+    ],
+)
 def test_a_missing_import_is_named_with_the_line_that_needs_it(folder: Path, key: str) -> None:
     (folder / "importing.py").write_text("\nimport nothere\n")
     code, text = started(f"{key}=importing:f")
@@ -84,7 +90,13 @@ def test_a_missing_import_is_named_with_the_line_that_needs_it(folder: Path, key
     )
 
 
-@pytest.mark.parametrize("key", ["data.name", "data.partition", "model.name", "train.optimizer", "algorithm.name"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("data.name", "data.partition", "model.name", "train.optimizer", "algorithm.name"),
+        *("uplink.codec", "uplink.policy"),
+    ],
+)
 def test_a_wrong_signature_cites_no_line_of_fedshift(folder: Path, key: str) -> None:
     (folder / "signature.py").write_text("def f(a, b, c, d, e): ...\n")
     code, text = started(f"{key}=signature:f")

@@ -185,6 +185,14 @@ def describe(problem: BaseException) -> str:
     return printable(text + _place(problem))
 
 
+def reason(problem: BaseException, name: str) -> str:
+    """Sentence of this package as it is; other exceptions of a user's `module:function` with type, file and line."""
+    user = ":" in name
+    ours = isinstance(problem, ValueError | OSError | ImportError) and (not user or raised_here(problem))
+    ours = ours or (isinstance(problem, TypeError) and not user)
+    return " ".join(str(problem).split()) if ours else describe(problem)
+
+
 def raised_here(problem: BaseException) -> bool:
     """True if this package raised the exception, or called a function with arguments that it does not take."""
     frames = traceback.extract_tb(problem.__traceback__)

@@ -1,5 +1,6 @@
 """Sweeps: train a grid of runs, on a GPU as many at once as fit, otherwise one per core; stopped runs are resumed."""
 
+import math
 import statistics
 import time
 import tomllib
@@ -217,21 +218,25 @@ def _same_settings(planned: GridRun) -> None:
 
 # of an estimate: at most this many rounds per kind of run; none is started after its part of this time
 TIMED_ROUNDS, TIMED_SECONDS = 20, 10.0
+TIMED_KINDS = 16  # as many as a frontier has
 
 
 def training_time(experiments: Sequence[Experiment], cores: int) -> float:
     """Estimated seconds to train the experiments of a grid on this machine, from a few rounds of some of them.
 
-    On a CPU, a few rounds of each kind of run are timed, with a single epoch or step, whose training time is scaled. On
+    On a CPU, up to 16 kinds of runs are timed for a few rounds with a single epoch or step, whose time is scaled. On
     a GPU, those of the first pack are. Nothing is written.
     """
     first = experiments[0]
     if not packable(first):
-        counted = kinds_of_cost(experiments)
-        seconds = [_time_of(group[0], TIMED_SECONDS / len(counted)) for group in counted]
-        total = 0.0
-        for group, (begin, each) in zip(counted, seconds, strict=True):
-            total += sum(begin + each * experiment.train.rounds for experiment in group)
+        kinds = kinds_of_cost(experiments)
+        stride = math.ceil(len(kinds) / TIMED_KINDS)
+        loaded: dict[str, Run] = {}  # data sets are loaded once
+        total, limit = 0.0, TIMED_SECONDS * stride / len(kinds)
+        for place in range(0, len(kinds), stride):  # a kind that is not timed is like the one before
+            begin, each = _time_of(kinds[place][0], limit, loaded)
+            similar = [experiment for group in kinds[place : place + stride] for experiment in group]
+            total += sum(begin + each * experiment.train.rounds for experiment in similar)
         return total / min(cores, len(experiments))
     similar = [
         experiment.changed(**{"train.rounds": 3}) for experiment in experiments if kind(experiment) == kind(first)
@@ -267,11 +272,17 @@ def kinds_of_cost(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     return list(kinds.values())
 
 
-def _time_of(experiment: Experiment, limit: float) -> tuple[float, float]:
-    """Seconds until a run starts, and of each round; after two rounds, none is started after `limit` seconds."""
+def _time_of(experiment: Experiment, limit: float, loaded: dict[str, Run]) -> tuple[float, float]:
+    """Seconds until a run starts, and of each round; after two rounds, none is started after `limit` seconds.
+
+    `loaded`: a run for each data set, whose data later ones share.
+    """
     begin, steps = time.perf_counter(), experiment.train.steps
     length = "train.epochs" if steps is None else "train.steps"
-    run = Run(experiment.changed(**{length: 1, "train.rounds": TIMED_ROUNDS, "engine.name": "sequential"}))
+    short = experiment.changed(**{length: 1, "train.rounds": TIMED_ROUNDS, "engine.name": "sequential"})
+    source = f"{experiment.data.name} {experiment.data.args}"
+    run = Run(short, like=loaded.get(source))
+    loaded.setdefault(source, run)
     built, times = time.perf_counter() - begin, list[float]()
     for outcome in run:
         train = outcome.seconds["train"]

@@ -87,6 +87,13 @@ class Deadline(Policy):
         counts = {"late": state["late"] + late, "beyond": state["beyond"] + int(beyond)}
         return [uplink(rate) for rate in rates], counts | {"planned": planned, "excess": excess}
 
+    def warnings(self, state: Params) -> Sequence[str]:
+        """Limits that could not be met."""
+        lowest = f"even with least = {self.least:g} bits per value"
+        late = f"some uploads take longer than the deadline of {self.deadline} s {lowest}: their links are too slow"
+        beyond = f"the uploads of a round exceed the budget of {self.budget} bytes {lowest}"
+        return [why for name, why in (("late", late), ("beyond", beyond)) if state[name] > 0]
+
 
 def energies(stats: PolicyStats, cohort: Sequence[int]) -> list[float]:
     """c_k: the squared norm of the last update of each client; the mean of all known ones for a client without one."""

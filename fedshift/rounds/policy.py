@@ -102,6 +102,15 @@ class Policy(ABC):
     ) -> tuple[Sequence[Uplink], Params]:
         """Uplink of each client of the cohort in round `number`, and the new state."""
 
+    def warnings(self, state: Params) -> Sequence[str]:
+        """Sentences for the user after a round; a run prints each once."""
+        return ()
+
+
+def warnings(policy: Policy | None, before: Params) -> Sequence[str]:
+    """Warnings of a run's policy, if it has one, from its part of the run's state."""
+    return policy.warnings(part(STATE, before)) if policy else ()
+
 
 def begin(policy: Policy, clients: int, rounds: int) -> Params:
     """State of a run's policy before the first round: that of the policy, and no reports."""

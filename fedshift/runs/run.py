@@ -24,7 +24,7 @@ from fedshift.rounds.evaluate import ClientScores, Loss, Metric
 from fedshift.rounds.federation import Federation, Outcome
 from fedshift.rounds.loop import Clock, DivergedError, DrawnRound, Ended, OpenRound, Ram, Training, run_rounds
 from fedshift.rounds.optimizers import MakeOptimizer
-from fedshift.rounds.policy import Policy
+from fedshift.rounds.policy import Policy, warnings
 from fedshift.rounds.uplink import Uplink
 from fedshift.runs.journal import Journal, require
 from fedshift.runs.record import SETTINGS, begun, finished, leftover, settings_of
@@ -212,6 +212,7 @@ class Run(Training):
         self._outcomes = run_rounds([self], chosen)
         self._spent = 0.0  # seconds of saving the previous round
         self._undefined: set[str] = set()  # metrics whose NaN has been reported
+        self._warned: set[str] = set()  # warnings of the policy that have been reported
 
     @property
     def params(self) -> Params:
@@ -257,6 +258,10 @@ class Run(Training):
         due = opened.number == rounds or opened.number % every == 0
         self.state, outcome = opened.end(self.engine.evaluate if due else None, self._score_clients(opened.number))
         self._warn(outcome)
+        for why in warnings(self.fed.policy, self.state.policy):
+            if why not in self._warned:
+                self._warned.add(why)
+                self.tell(f"uplink.policy: {why}")
         for client, why in outcome.failed.items():
             self.tell(f"round {opened.number}: client {client} is left out: {why}")
         outcome.seconds["save"] = self._spent  # of the previous round: a line is written before its checkpoint

@@ -12,6 +12,7 @@ from fedshift.codecs import Step
 from fedshift.experiment.build import build
 from fedshift.policies import Deadline
 from fedshift.policies.deadline import plan
+from fedshift.runs.run import Run
 from tests.federations import points, settings, train
 from tests.policies.stats import doubles, known
 
@@ -117,3 +118,16 @@ def test_wrong_arguments_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=rf"^Deadline\(.*{why}"):
             Deadline(**arguments)
+
+
+def test_limits_that_cannot_be_met_are_reported_once() -> None:
+    # 10 bytes per second and 25 bytes per round are less than the header of any upload
+    for limits, expected in (
+        ({"deadline": 1.0}, ["uplink.policy: some uploads take longer than the deadline of 1.0 s"]),
+        ({"budget": 25.0}, ["uplink.policy: the uploads of a round exceed the budget of 25.0 bytes"]),
+        ({"deadline": 1e6, "budget": 1e9}, []),
+    ):
+        found: list[str] = []
+        uplink = {"bits": 8, "bandwidth": 10.0, "policy": {"name": "deadline"} | limits}
+        list(Run(settings(uplink=uplink), data=points(), tell=found.append))
+        assert [text.partition(" even with least = 0.1 bits per value")[0] for text in found] == expected

@@ -31,7 +31,7 @@ from fedshift.experiment.settings import OPTIMIZERS, AdamSettings, Experiment, r
 from fedshift.experiment.toml import SettingsError
 from fedshift.models import MODELS
 from fedshift.rounds import evaluate
-from fedshift.rounds.engine import RAISED, describe, duplicate, reason
+from fedshift.rounds.engine import RAISED, describe, duplicate, explained
 from fedshift.rounds.evaluate import AnyMetric, Held, Loss, Metric, soft_labels
 from fedshift.rounds.federation import Federation, shift_of
 from fedshift.rounds.metrics import METRICS
@@ -171,7 +171,7 @@ def users_code(where: str, name: str) -> Iterator[None]:
     except SettingsError:
         raise
     except RAISED as problem:
-        raise SettingsError(f"{where}: {reason(problem, name)}") from problem
+        raise SettingsError(f"{where}: {explained(problem, name)}") from problem
 
 
 def check_labels(data: Dataset) -> None:

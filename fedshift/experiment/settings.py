@@ -33,7 +33,7 @@ from fedshift.data.datasets import is_path
 from fedshift.experiment.rates import parse
 from fedshift.experiment.toml import SettingsError, dotted, plain, put
 from fedshift.policies.table import POLICIES
-from fedshift.rounds.engine import RAISED, reason
+from fedshift.rounds.engine import RAISED, explained
 from fedshift.rounds.metrics import METRICS
 from fedshift.rounds.policy import Policy
 from fedshift.rounds.uplinks import DOWNLINKS, REPLACED, UPLINKS, expanded, expanded_down
@@ -405,7 +405,7 @@ def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], 
             raise ValueError(f"{kind}.{key} = {wrong['input']!r}: {name} has no such argument; {hint}") from None
         raise ValueError(f"{kind}.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None
     except RAISED as problem:  # of a user's function
-        why = reason(problem, name)
+        why = explained(problem, name)
         raise ValueError(f"{kind} = {name!r}{f' with {args}' if args else ''}: {why}") from problem
     if not isinstance(made, of):
         raise ValueError(f"{kind} = {name!r}: returns {type(made).__name__}, but must return a {of.__name__}")

@@ -185,7 +185,7 @@ def describe(problem: BaseException) -> str:
     return printable(text + _place(problem))
 
 
-def reason(problem: BaseException, name: str) -> str:
+def explained(problem: BaseException, name: str) -> str:
     """Sentence of this package as it is; other exceptions of a user's `module:function` with type, file and line."""
     user = ":" in name
     ours = isinstance(problem, ValueError | OSError | ImportError) and (not user or raised_here(problem))

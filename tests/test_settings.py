@@ -211,11 +211,37 @@ def test_a_later_codec_replaces_an_earlier_quantizer_and_coder() -> None:
     (found,) = expand(later)
     assert found.uplink.codec == CodecSettings(name="sign")
     assert found.uplink.send == "updates"
-    (back,) = expand(given(None, "smoke", ["uplink.codec=sign", "uplink.quantizer=step", "uplink.bits=8"]))
+    (back,) = expand(merge({"uplink": {"codec": "sign"}}, {"uplink": {"quantizer": "step", "bits": 8}}))
     assert back.uplink.codec is None
     assert back.uplink.quantizer == "step"
     swept = {"uplink": {"coder": "zstd"}, "sweep": {"uplink.codec": ["sign", {"name": "topk", "keep": 0.1}]}}
     assert [run.uplink.codec and run.uplink.codec.name for run in expand(swept)] == ["sign", "topk"]
+
+
+@pytest.mark.parametrize("setting", ["uplink.per=channel", "uplink.coder=zstd"])
+def test_groups_and_coder_do_not_replace_an_earlier_codec(setting: str, tmp_path: Path) -> None:
+    name, _, value = setting.rpartition("=")
+    file = tmp_path / "mine.toml"
+    file.write_text('[uplink]\ncodec = "sign"\n')
+    with pytest.raises(SettingsError, match=f"{name}: has no effect with codec = 'sign', which replaces it"):
+        given(file, None, [setting])
+    swept = {"uplink": {"codec": "sign"}, "sweep": {name: [value]}}
+    with pytest.raises(SettingsError, match=f"{name}: has no effect with codec = 'sign', which replaces it"):
+        expand(swept)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("uplink.codec=sign", "uplink.rate=0.5"),
+        ("uplink.step=2", "uplink.codec=sign"),
+        ("train.steps=5", "train.epochs=2"),
+    ],
+)
+def test_a_setting_that_a_later_one_of_the_same_command_replaces_is_refused(first: str, second: str) -> None:
+    name = first.partition("=")[0]
+    with pytest.raises(SettingsError, match=f"--set {name}: has no effect, because a later --set replaces it"):
+        given(None, "smoke", [first, second])
 
 
 def test_a_codec_in_the_settings_is_that_of_quantized_clients() -> None:
@@ -697,8 +723,8 @@ def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name
 
 def test_a_later_codec_of_a_group_replaces_its_quantizer_and_vice_versa() -> None:
     raw = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4, "quantizer": "uniform"}, "b": {"codec": "sign"}}}}
-    later = merge(raw, {"uplink": {"group": {"a": {"codec": "sign"}, "b": {"coder": "zstd"}}}})
-    assert later["uplink"]["group"] == {"a": {"share": 0.5, "bits": 4, "codec": "sign"}, "b": {"coder": "zstd"}}
+    later = merge(raw, {"uplink": {"group": {"a": {"codec": "sign"}, "b": {"rate": 0.5}}}})
+    assert later["uplink"]["group"] == {"a": {"share": 0.5, "bits": 4, "codec": "sign"}, "b": {"rate": 0.5}}
     assign(later, "uplink.group.a.quantizer=kmeans")
     assert later["uplink"]["group"]["a"] == {"share": 0.5, "bits": 4, "quantizer": "kmeans"}
     assert merge(later, {"uplink": {"group": {"c": {"bits": 8}}}})["uplink"]["group"].keys() == {"a", "b", "c"}

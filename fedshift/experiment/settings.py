@@ -27,6 +27,7 @@ from pydantic import (
 from fedshift.algorithms.bounds import BOUND, CAP
 from fedshift.algorithms.table import ALGORITHMS, arguments
 from fedshift.codecs import Codec, RandomStep, Step, Ternary
+from fedshift.codecs.base import reason
 from fedshift.codecs.named import CODECS, WIDTH, make_codec
 from fedshift.core.names import named, suggest
 from fedshift.data.datasets import is_path
@@ -404,8 +405,9 @@ def _made(kind: str, name: str, args: dict[str, Any], table: Mapping[str, Any], 
             raise ValueError(f"{kind}.{key} = {wrong['input']!r}: {name} has no such argument; {hint}") from None
         raise ValueError(f"{kind}.{'.'.join(map(str, wrong['loc']))} = {wrong['input']!r}: {wrong['msg']}") from None
     except Exception as problem:  # of a user's function
-        why = " ".join(str(problem).split()) or type(problem).__name__
-        raise ValueError(f"{kind} = {name!r}{f' with {args}' if args else ''}: {why}") from problem
+        what = f"{kind} = {name!r}{f' with {args}' if args else ''}"
+        why = str(problem) if isinstance(problem, TypeError) else reason(problem)  # a wrong argument, most often
+        raise ValueError(f"{what}: {why}") from problem
     if not isinstance(made, of):
         raise ValueError(f"{kind} = {name!r}: returns {type(made).__name__}, but must return a {of.__name__}")
     return made

@@ -21,7 +21,7 @@ from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.wire.frame import CRC, DIGEST, Header, build, describe, head, parse
-from fedshift.wire.plan import Buffer, FramePlan, Place, layout, plan
+from fedshift.wire.plan import Buffer, FramePlan, Place, check_sizes, layout, plan
 from fedshift.wire.reader import LARGEST, Reader, as_dtype
 from fedshift.wire.registry import codec_bytes
 
@@ -212,6 +212,9 @@ class FrameSize:
         self.overhead = DIGEST + len(varint(len(coding))) + len(coding) + CRC.size
         self.fixed = self.overhead + self.side + sum(buffer.size or 0 for buffer in self.plan.buffers)
         variable = [buffer for buffer in self.plan.buffers if buffer.size is None]
+        for buffer in variable:
+            if buffer.codec.coder.by_user:  # an error now instead of when a frame is read
+                check_sizes(buffer.codec.coder, buffer.total, buffer.levels)
         # tensors of each buffer whose size depends on the values, and the levels of their codes
         self.variable = [[self.plan.places[i].name for i in buffer.places] for buffer in variable]
         self.levels = [buffer.levels for buffer in variable]

@@ -288,7 +288,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         ("settings_codecs:god", "uplink.codec = 'settings_codecs:god': no function 'god' in settings_codecs; did you"),
         ("settings_codecs:other", "uplink.codec = 'settings_codecs:other': returns Uniform, but must return a Codec"),
-        ("settings_codecs:failing", "uplink.codec = 'settings_codecs:failing': 'no table'"),
+        ("settings_codecs:failing", "uplink.codec = 'settings_codecs:failing': KeyError: 'no table'"),
         (
             {"name": "settings_codecs:good", "bit": 3},
             "with {'bit': 3}: good() got an unexpected keyword argument 'bit'",
@@ -367,15 +367,24 @@ def test_a_run_with_a_codec_in_its_settings_is_resumed(own_module: Path) -> None
         assert record(own_module / f"stopped-{i}") == expected
 
 
-def test_a_run_is_not_resumed_with_another_codec(own_module: Path) -> None:
+@pytest.mark.parametrize(("then", "now"), [("bits=3", "bits=2 + 2"), ("Uniform(bits))", "Uniform(bits), min_axes=1)")])
+def test_a_run_is_not_resumed_with_another_codec(then: str, now: str, own_module: Path) -> None:
     experiment = small({"train": {"rounds": 2}, "uplink": {"codec": "settings_codecs:good"}})
     with Run(experiment, own_module / "run", data=digits()) as stopped:
         next(stopped)
     sys.modules.pop("settings_codecs")
     source = (own_module / "settings_codecs.py").read_text()
-    (own_module / "settings_codecs.py").write_text(source.replace("bits=3", "bits=2 + 2"))
+    (own_module / "settings_codecs.py").write_text(source.replace(then, now))
     with pytest.raises(RunError, match="run: the codecs are not those the run was started with"):
         go(experiment, own_module / "run")
+
+
+def test_a_codec_alone_is_sent_as_the_settings_say() -> None:
+    experiment = small({"uplink": {"bits": 4, "send": "updates", "feedback": True, "biases": True}})
+    link = Run(experiment, data=digits(), uplink=Codec(Uniform(3))).fed.uplinks[0]
+    assert link == Uplink(Codec(Uniform(3), min_axes=1), update=True, feedback=True)
+    link = Run(experiment, data=digits(), uplink=Uplink(Codec(Uniform(3)))).fed.uplinks[0]
+    assert link == Uplink(Codec(Uniform(3), min_axes=1))
 
 
 def test_the_default_quantizer_rounds_at_random_unless_errors_are_fed_back() -> None:

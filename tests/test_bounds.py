@@ -75,4 +75,5 @@ def test_a_refusal_names_the_norm_the_reference_and_the_bound() -> None:
     assert refusal("update", 60.0, 2.0, 20) == (
         "update norm 60 is 30 times the round's typical norm 2; at most 20 times is allowed"
     )
-    assert "norm inf is inf times" in refusal("update", math.inf, 0.0, 20)
+    assert "norm 5 is inf times" in refusal("update", 5.0, 0.0, 20)
+    assert refusal("message", math.inf, 2.0, 20) == "message contains NaN, infinity or numbers too large to be squared"

@@ -1,20 +1,23 @@
 """Lossy broadcasts: hand-worked bytes, the same bits on every engine, and models that stay apart."""
 
 import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fedshift import Experiment, resume, run
+from fedshift import Codec, Experiment, Uplink, resume, run
 from fedshift.codecs.exact import EXACT
-from fedshift.engines import Batched
+from fedshift.engines import Batched, TrainingError
 from fedshift.experiment.toml import SettingsError
 from fedshift.rounds.downlink import broadcast
 from fedshift.rounds.federation import SEEN, TOTAL
 from fedshift.wire.writer import size, unpack
 from tests.federations import federation, points, processes, same, settings, train
+from tests.own_codecs import Ends
 
 LINKS: dict[str, dict[str, Any]] = {
     "8 bits": {"bits": 8, "quantizer": "uniform"},
@@ -37,6 +40,37 @@ def test_clients_start_from_the_decoded_frame(name: str) -> None:
         assert torch.equal(x, update)
     assert not same(sending.sent.params, state.out.params)
     assert len(sending.frame) < size(EXACT, fed.task.params)
+
+
+@dataclass(frozen=True)
+class Failing(Ends, number=222):
+    """Fails, or decodes NaN."""
+
+    how: str = "nan"
+
+    def decode(self, codes: Tensor, side: Tensor) -> Tensor:
+        values = super().decode(codes, side)
+        if self.how == "raise":
+            raise KeyError("side")
+        if self.how == "refuse":
+            raise ValueError("odd side data")
+        return values if self.how == "" else values * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("nan", "decoded NaN or infinity for "),
+        ("raise", "KeyError: 'side'"),
+        ("refuse", "odd side data"),
+    ],
+)
+@pytest.mark.parametrize("update", [False, True])
+def test_errors_of_the_codec_of_the_broadcast_are_sentences(how: str, sentence: str, update: bool) -> None:
+    fed = replace(federation(), downlink=Uplink(Codec(Failing(how=how)), update=update))
+    with pytest.raises(TrainingError, match=rf"^round 1, downlink: .*Failing.*{sentence}") as caught:
+        broadcast(fed, fed.start(), [0])
+    assert "\n" not in str(caught.value)
 
 
 def test_hand_worked_bytes_of_clients_that_missed_rounds() -> None:

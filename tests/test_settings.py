@@ -211,11 +211,37 @@ def test_a_later_codec_replaces_an_earlier_quantizer_and_coder() -> None:
     (found,) = expand(later)
     assert found.uplink.codec == CodecSettings(name="sign")
     assert found.uplink.send == "updates"
-    (back,) = expand(given(None, "smoke", ["uplink.codec=sign", "uplink.quantizer=step", "uplink.bits=8"]))
+    (back,) = expand(merge({"uplink": {"codec": "sign"}}, {"uplink": {"quantizer": "step", "bits": 8}}))
     assert back.uplink.codec is None
     assert back.uplink.quantizer == "step"
     swept = {"uplink": {"coder": "zstd"}, "sweep": {"uplink.codec": ["sign", {"name": "topk", "keep": 0.1}]}}
     assert [run.uplink.codec and run.uplink.codec.name for run in expand(swept)] == ["sign", "topk"]
+
+
+@pytest.mark.parametrize("setting", ["uplink.per=channel", "uplink.coder=zstd"])
+def test_groups_and_coder_do_not_replace_an_earlier_codec(setting: str, tmp_path: Path) -> None:
+    name, _, value = setting.rpartition("=")
+    file = tmp_path / "mine.toml"
+    file.write_text('[uplink]\ncodec = "sign"\n')
+    with pytest.raises(SettingsError, match=f"{name}: has no effect with codec = 'sign', which replaces it"):
+        given(file, None, [setting])
+    swept = {"uplink": {"codec": "sign"}, "sweep": {name: [value]}}
+    with pytest.raises(SettingsError, match=f"{name}: has no effect with codec = 'sign', which replaces it"):
+        expand(swept)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("uplink.codec=sign", "uplink.rate=0.5"),
+        ("uplink.step=2", "uplink.codec=sign"),
+        ("train.steps=5", "train.epochs=2"),
+    ],
+)
+def test_a_setting_that_a_later_one_of_the_same_command_replaces_is_refused(first: str, second: str) -> None:
+    name = first.partition("=")[0]
+    with pytest.raises(SettingsError, match=f"--set {name}: has no effect, because a later --set replaces it"):
+        given(None, "smoke", [first, second])
 
 
 def test_a_codec_in_the_settings_is_that_of_quantized_clients() -> None:
@@ -341,15 +367,24 @@ def test_a_run_with_a_codec_in_its_settings_is_resumed(own_module: Path) -> None
         assert record(own_module / f"stopped-{i}") == expected
 
 
-def test_a_run_is_not_resumed_with_another_codec(own_module: Path) -> None:
+@pytest.mark.parametrize(("then", "now"), [("bits=3", "bits=2 + 2"), ("Uniform(bits))", "Uniform(bits), min_axes=1)")])
+def test_a_run_is_not_resumed_with_another_codec(then: str, now: str, own_module: Path) -> None:
     experiment = small({"train": {"rounds": 2}, "uplink": {"codec": "settings_codecs:good"}})
     with Run(experiment, own_module / "run", data=digits()) as stopped:
         next(stopped)
     sys.modules.pop("settings_codecs")
     source = (own_module / "settings_codecs.py").read_text()
-    (own_module / "settings_codecs.py").write_text(source.replace("bits=3", "bits=2 + 2"))
+    (own_module / "settings_codecs.py").write_text(source.replace(then, now))
     with pytest.raises(RunError, match="run: the codecs are not those the run was started with"):
         go(experiment, own_module / "run")
+
+
+def test_a_codec_alone_is_sent_as_the_settings_say() -> None:
+    experiment = small({"uplink": {"bits": 4, "send": "updates", "feedback": True, "biases": True}})
+    link = Run(experiment, data=digits(), uplink=Codec(Uniform(3))).fed.uplinks[0]
+    assert link == Uplink(Codec(Uniform(3), min_axes=1), update=True, feedback=True)
+    link = Run(experiment, data=digits(), uplink=Uplink(Codec(Uniform(3)))).fed.uplinks[0]
+    assert link == Uplink(Codec(Uniform(3), min_axes=1))
 
 
 def test_the_default_quantizer_rounds_at_random_unless_errors_are_fed_back() -> None:
@@ -697,8 +732,8 @@ def test_an_argument_can_be_added_to_an_optimizer_or_codec_that_is_given_by_name
 
 def test_a_later_codec_of_a_group_replaces_its_quantizer_and_vice_versa() -> None:
     raw = {"uplink": {"group": {"a": {"share": 0.5, "bits": 4, "quantizer": "uniform"}, "b": {"codec": "sign"}}}}
-    later = merge(raw, {"uplink": {"group": {"a": {"codec": "sign"}, "b": {"coder": "zstd"}}}})
-    assert later["uplink"]["group"] == {"a": {"share": 0.5, "bits": 4, "codec": "sign"}, "b": {"coder": "zstd"}}
+    later = merge(raw, {"uplink": {"group": {"a": {"codec": "sign"}, "b": {"rate": 0.5}}}})
+    assert later["uplink"]["group"] == {"a": {"share": 0.5, "bits": 4, "codec": "sign"}, "b": {"rate": 0.5}}
     assign(later, "uplink.group.a.quantizer=kmeans")
     assert later["uplink"]["group"]["a"] == {"share": 0.5, "bits": 4, "quantizer": "kmeans"}
     assert merge(later, {"uplink": {"group": {"c": {"bits": 8}}}})["uplink"]["group"].keys() == {"a", "b", "c"}

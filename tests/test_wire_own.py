@@ -31,10 +31,13 @@ from fedshift import (
     size,
     unpack,
 )
-from fedshift.codecs import TopK
+from fedshift.codecs import QSGD, Step, Ternary, TopK
 from fedshift.codecs.base import Coder, Groups, Lookup, Quantizer, Shape, Side, Transform
 from fedshift.core import rng
+from fedshift.rounds.uplink import Uplink
+from fedshift.wire.frame import Header
 from fedshift.wire.registry import codec_bytes
+from fedshift.wire.writer import Writer
 from tests.fuzz import mend
 from tests.own_codecs import Ends, Mirror, Pairs, Plain, Whole
 
@@ -557,3 +560,132 @@ def test_what_is_not_a_codec_is_named(make: Callable[[], object], sentence: str)
 def test_a_number_is_an_integer(number: Any) -> None:
     with pytest.raises(ValueError, match=f"Mine: number {number!r} must be an integer"):
         type("Mine", (Lookup,), {"__module__": __name__}, number=number)
+
+
+class InPlace(Ends, number=220):
+    """Works in its arguments instead of in copies."""
+
+    def encode(self, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, Side]:
+        made = super().encode(x)
+        x.zero_()
+        return made
+
+    def decode(self, codes: Tensor, side: Side) -> Tensor:
+        values = super().decode(codes, side)
+        codes.zero_()
+        side.zero_()
+        return values
+
+    def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
+        for x in tensors:
+            x.zero_()
+        return torch.zeros(len(tensors[0]), dtype=torch.float64)
+
+
+class MirrorInPlace(Mirror, number=220):
+    def encode(self, x: Tensor, seeds: Tensor) -> Tensor:
+        made = super().encode(x, seeds)
+        x.zero_()
+        return made
+
+
+@pytest.mark.parametrize("transform", [None, MirrorInPlace()])
+def test_a_part_may_change_its_arguments(transform: Transform | None) -> None:
+    own = Codec(InPlace(), Plain(), transform=transform)
+    usual = Codec(Ends(), Plain(), transform=transform and Mirror())
+    sent = {name: x.clone() for name, x in W.items()}
+    decoded: Params = {}
+    writer = Writer(own, sent)
+    frame = writer.pack(sent, Header(), KEY, lambda name, x, q: decoded.update({name: q}))
+    assert torch.equal(sent["w"], W["w"])
+    expected = unpack(pack(usual, W, key=KEY), W)
+    assert torch.equal(unpack(frame, W)["w"], expected["w"])
+    assert torch.equal(decoded["w"], expected["w"])
+
+
+@dataclass(frozen=True)
+class Sized(Plain, number=220):
+    """States wrong sizes, or makes another number of bytes."""
+
+    bytes_made: Any = None
+    stated: Any = None
+    at_most: Any = 12
+
+    def encode(self, codes: Tensor, levels: int) -> Any:
+        made = super().encode(codes, levels)
+        return made if self.bytes_made is None else self.bytes_made
+
+    def size(self, n: int, levels: int) -> Any:
+        return self.stated
+
+    def most(self, n: int, levels: int) -> Any:
+        return self.at_most
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"stated": -1}, "size(1, 1) is -1, which is not a number of bytes"),
+        ({"stated": 1.5}, "size(1, 1) is 1.5, which is not a number of bytes"),
+        ({"at_most": "x"}, "most(1, 1) is 'x', which is not a number of bytes"),
+        ({"at_most": None}, "most(1, 1) is None, which is not a number of bytes"),
+        ({"stated": 13}, "size(1, 1) is 13, more than most(1, 1), which is 12"),
+    ],
+)
+def test_a_coder_that_states_wrong_sizes_makes_no_codec(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Codec(Ends(), Sized(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"bytes_made": bytes(13)}, "made 13 bytes instead of at most 12, as its sizes say"),
+        ({"bytes_made": bytes(3), "stated": 4}, "made 3 bytes instead of 4, as its sizes say"),
+        ({"bytes_made": "text"}, "made a str, which must be bytes"),
+    ],
+)
+def test_a_coder_whose_bytes_a_reader_would_refuse_sends_nothing(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=rf"w: Sized\(.*\) {sentence}"):
+        pack(Codec(Ends(), Sized(**wrong)), W)
+
+
+class UnevenCoder(Plain, number=221):
+    """States a size that is not a number of bytes, but only for the number of codes of one tensor."""
+
+    def size(self, n: int, levels: int) -> Any:
+        return -n if n == 12 else None
+
+
+class Torn(Groups, number=220):
+    def segments(self, shape: Shape) -> Any:
+        return None if shape else []
+
+
+def test_parts_that_do_not_fit_a_model_are_named_before_its_first_frame() -> None:
+    with pytest.raises(ValueError, match=r"w: .*UnevenCoder.*: size\(12, 2\) is -12, which is not a number of bytes"):
+        Writer(Codec(Ends(), UnevenCoder()), W)
+    with pytest.raises(ValueError, match=r"w: .*Torn.*: TypeError: 'NoneType' object is not iterable"):
+        Writer(Codec(Ends(), groups=Torn()), W)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: KMeans(2.5), "KMeans(bits=2.5): bits must be an integer"),  # type: ignore[arg-type]
+        (lambda: Uniform("4"), "Uniform(bits='4'): bits must be an integer"),  # type: ignore[arg-type]
+        (lambda: QSGD(True), "QSGD(s=True): s must be an integer"),
+        (lambda: PerBlock(2.0), "PerBlock(n=2.0): n must be an integer"),  # type: ignore[arg-type]
+        (lambda: Zstd(level=2.5), "Zstd(level=2.5): level must be an integer"),  # type: ignore[arg-type]
+        (lambda: Step(rate="a"), "Step(rate='a'): rate must be a number"),  # type: ignore[arg-type]
+        (lambda: Step(step="a"), "Step(step='a'): step must be a number"),  # type: ignore[arg-type]
+        (lambda: Ternary(keep="a"), "Ternary(keep='a'): keep must be a number"),  # type: ignore[arg-type]
+        (lambda: TopK(KMeans(2), keep="a"), "TopK(keep='a'): keep must be a number"),  # type: ignore[arg-type]
+        (lambda: pack(KMeans(4), W), "codec=KMeans(bits=4"),  # type: ignore[arg-type]
+        (lambda: Uplink(KMeans(4)), "Uplink(codec=KMeans(bits=4"),  # type: ignore[arg-type]
+        (lambda: Uplink("lean"), "Uplink(codec='lean'): codec must be a Codec"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_wrong_types_are_refused_in_a_sentence(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        make()

@@ -97,7 +97,11 @@ def refusal(kind: str, norm: float, typical: float, bound: float) -> str:
 
     >>> refusal("update", 1.2e38, 3.0, 20)
     "update norm 1.2e+38 is 4e+37 times the round's typical norm 3; at most 20 times is allowed"
+    >>> refusal("update", math.nan, 3.0, 20)
+    'update contains NaN, infinity or numbers too large to be squared'
     """
+    if not math.isfinite(norm):
+        return f"{kind} contains NaN, infinity or numbers too large to be squared"
     times = norm / typical if typical else math.inf
     seen = f"{kind} norm {norm:.3g} is {times:.3g} times the round's typical norm {typical:.3g}"
     return f"{seen}; at most {bound:g} times is allowed"

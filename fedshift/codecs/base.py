@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any, ClassVar, Self
 
 import torch
@@ -217,6 +218,7 @@ class FixedWidth(Lookup):
     bits: int
 
     def __post_init__(self) -> None:
+        require_integer(self, bits=self.bits)
         if not 1 <= self.bits <= 8:
             raise ValueError(f"{type(self).__name__}(bits={self.bits}): bits must be between 1 and 8")
 
@@ -277,6 +279,16 @@ class Coder(Numbered, ABC):
     def most(self, n: int, levels: int) -> int:
         """Upper bound on len(encode(...)) for any n codes."""
 
+    def check_sizes(self, n: int, levels: int) -> None:
+        """Raise ValueError if `size` or `most` of n codes are not numbers of bytes, or contradict each other."""
+        size, most = self.size(n, levels), self.most(n, levels)
+        for name, found in (("size", size), ("most", most)):
+            absent = name == "size" and found is None
+            if not absent and (not isinstance(found, int) or isinstance(found, bool) or found < 0):
+                raise ValueError(f"{name}({n}, {levels}) is {found!r}, which is not a number of bytes")
+        if size is not None and size > most:
+            raise ValueError(f"size({n}, {levels}) is {size}, more than most({n}, {levels}), which is {most}")
+
     def estimate(self, counts: Tensor) -> Tensor | None:
         """Expected len(encode(...)) of codes with counts[..., q] occurrences of code q; None if unknown.
 
@@ -330,9 +342,9 @@ def quantized(
     quantizer: Quantizer, x: Tensor, key: Tensor | None = None, scale: Tensor | None = None
 ) -> tuple[Tensor, Side]:
     """Codes and side data of x (rows, n); ValueError if a user's quantizer made what a decoder would read otherwise."""
-    made = quantizer.encode(x, key, scale)
     if not quantizer.by_user:
-        return made
+        return quantizer.encode(x, key, scale)
+    made = quantizer.encode(x.clone(), key, scale)  # a copy, which it may change
     if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Tensor) for part in made)):
         raise ValueError(f"{quantizer}: encode must return two tensors, codes and side data")
     (codes, side), (rows, n) = made, x.shape
@@ -351,18 +363,51 @@ def dequantized(quantizer: Quantizer, codes: Tensor, side: Side) -> Tensor:
     if quantizer.by_user and quantizer.tabled:
         table, wanted = quantizer.table(side), (len(codes), quantizer.levels(codes.shape[1]))
         require(table, torch.float32, wanted, f"{quantizer} has a table")
-    values = quantizer.decode(codes, side)
-    if quantizer.by_user:
-        require(values, torch.float32, tuple(codes.shape), f"{quantizer} decoded values")
+    if not quantizer.by_user:
+        return quantizer.decode(codes, side)
+    values = quantizer.decode(codes.clone(), side.clone())  # copies, which it may change
+    require(values, torch.float32, tuple(codes.shape), f"{quantizer} decoded values")
     return values
 
 
 def require(x: object, dtype: torch.dtype, shape: Shape, what: str) -> None:
     """Raise ValueError unless x is a tensor of this dtype and shape."""
     if not isinstance(x, Tensor):
-        raise ValueError(f"{what} {x!r}, which is not a tensor")
+        raise ValueError(f"{what} {shorten(repr(x), 60)}, which is not a tensor")
     if x.dtype != dtype or tuple(x.shape) != tuple(shape):
         raise ValueError(f"{what} {str(x.dtype)[6:]} {tuple(x.shape)} instead of {str(dtype)[6:]} {tuple(shape)}")
+
+
+def require_integer(part: object, **settings: object) -> None:
+    """Raise ValueError for a setting of a part of a codec that is not an integer.
+
+    >>> from fedshift import KMeans
+    >>> KMeans(2.5)
+    Traceback (most recent call last):
+    ValueError: KMeans(bits=2.5): bits must be an integer
+    """
+    for name, value in settings.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{type(part).__name__}({name}={value!r}): {name} must be an integer")
+
+
+def require_number(part: object, **settings: object) -> None:
+    """Raise ValueError for a setting of a part of a codec that is not a number."""
+    for name, value in settings.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"{type(part).__name__}({name}={value!r}): {name} must be a number")
+
+
+def reason(problem: Exception) -> str:
+    """Exception of a user's part in one line: its message, after its type unless it is a ValueError with a message.
+
+    >>> reason(ValueError("odd side data")), reason(ValueError()), reason(KeyError("k"))
+    ('odd side data', 'ValueError', "KeyError: 'k'")
+    """
+    message = " ".join(str(problem).split())
+    if type(problem) is ValueError and message:
+        return message
+    return f"{type(problem).__name__}: {message}" if message else type(problem).__name__
 
 
 def chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:

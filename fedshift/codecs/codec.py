@@ -22,7 +22,9 @@ from fedshift.codecs.base import (
     any_order,
     dequantized,
     quantized,
+    reason,
     require,
+    require_integer,
 )
 from fedshift.codecs.bitpack import BitPack, bits_for
 from fedshift.core import rng
@@ -67,6 +69,7 @@ class PerBlock(Groups, number=2):
     n: int
 
     def __post_init__(self) -> None:
+        require_integer(self, n=self.n)
         if not 1 <= self.n < 1 << 32:
             raise ValueError(f"PerBlock(n={self.n}): n must be between 1 and 2^32 - 1")
 
@@ -170,7 +173,8 @@ class Codec:
                 raise ValueError(f"{self.transform} is random and needs a key, for example rng.key(seed, 'upload')")
             seeds = rng.fold(key.to(x.device), SEEDS) % SEEDS
             wanted = stack, self.transform.length(flat.shape[1])
-            flat = self.transform.encode(flat, seeds)
+            # a user's part gets a copy, which it may change
+            flat = self.transform.encode(flat.clone() if self.transform.by_user else flat, seeds)
             require(flat, torch.float32, wanted, f"{self.transform} made values")
         parts, start, first = [], 0, 0
         for rows, n in self.segments(x.shape[1:]):
@@ -193,8 +197,9 @@ class Codec:
 
     def prepare(self, tensors: Sequence[Tensor]) -> Tensor:
         """Result of the quantizer's `prepare` for the tensors (K, ...) that this codec encodes."""
-        found = self.quantizer.prepare([x.detach().reshape(len(x), -1).float() for x in tensors])
-        if self.by_user:
+        matrices = [x.detach().reshape(len(x), -1).float() for x in tensors]
+        found = self.quantizer.prepare([x.clone() for x in matrices] if self.quantizer.by_user else matrices)
+        if self.quantizer.by_user:
             require(found, torch.float64, (len(tensors[0]),), f"{self.quantizer} prepared")
         return found
 
@@ -212,8 +217,11 @@ def _check_part(part: Numbered) -> None:
     try:
         parameters = part.parameters()
         sizes = [(part.levels(n), part.width(n)) for n in (1, LONG)] if isinstance(part, Quantizer) else []
+        if isinstance(part, Coder):
+            part.check_sizes(1, 1)
+            part.check_sizes(LONG, MOST_LEVELS)
     except Exception as problem:
-        raise ValueError(f"{part}: {type(problem).__name__}: {problem}") from problem
+        raise ValueError(f"{part}: {reason(problem)}") from problem
     if not isinstance(parameters, bytes):
         raise ValueError(f"{part} has parameters {parameters!r}, which are not bytes")
     for levels, width in sizes:

@@ -17,7 +17,7 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import Coder, read_varint, varint
+from fedshift.codecs.base import Coder, read_varint, require_integer, varint
 from fedshift.codecs.bitpack import BitPack, below, bits_for
 
 Counts = NDArray[np.int64]
@@ -47,6 +47,7 @@ class Zstd(Coder, number=1):
     level: int = 3
 
     def __post_init__(self) -> None:
+        require_integer(self, level=self.level)
         if not 1 <= self.level <= 22:
             raise ValueError(f"Zstd(level={self.level}): level must be between 1 and 22")
 

@@ -15,7 +15,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks, finite
+from fedshift.codecs.base import NOT_FINITE, Lookup, Side, chunks, finite, require_integer
 from fedshift.codecs.codec import Codec, PerBlock, PerTensor
 from fedshift.codecs.entropy import Range
 from fedshift.core import rng
@@ -42,6 +42,7 @@ class QSGD(Lookup, number=8):
     expands = True
 
     def __post_init__(self) -> None:
+        require_integer(self, s=self.s)
         if not 1 <= self.s <= MOST:
             raise ValueError(f"QSGD(s={self.s}): s, the levels per sign, must be between 1 and {MOST}")
         if self.norm not in ("l2", "max"):

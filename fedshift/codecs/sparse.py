@@ -28,6 +28,7 @@ from fedshift.codecs.base import (
     kept,
     kth_largest,
     quantized,
+    require_number,
 )
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.entropy import Range
@@ -63,6 +64,7 @@ class TopK(Quantizer, number=12):
                 f"TopK(inner={self.inner}): inner has {self.inner.levels(LONG)} levels; at most {MOST_LEVELS - 1} are "
                 "allowed, because zero is another one"
             )
+        require_number(self, keep=self.keep)
         if not 0 < self.keep <= 1:
             raise ValueError(f"TopK(keep={self.keep}): keep must be above 0 and at most 1")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.codecs import magnitudes
-from fedshift.codecs.base import FixedWidth, Side, chunks
+from fedshift.codecs.base import FixedWidth, Side, chunks, require_number
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.entropy import Range
 from fedshift.codecs.magnitudes import ROWS, Counts, Doubles, Floats, largest, one_by_one
@@ -63,6 +63,8 @@ class StepLevels(FixedWidth):
         name = type(self).__name__
         if self.bits < 2:
             raise ValueError(f"{name}(bits={self.bits}): bits must be between 2 and 8")
+        if rate is not None:
+            require_number(self, rate=rate)
         if rate is not None and not 0.001 <= rate <= self.bits - 1:
             raise ValueError(f"{name}(rate={rate}): rate must be between 0.001 and {self.bits - 1} bits per value")
 
@@ -89,6 +91,7 @@ class Step(StepLevels, number=6):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_number(self, step=self.step)
         if not 0.01 <= self.step <= 1000:
             raise ValueError(f"Step(step={self.step}): step must be between 0.01 and 1000 times the root mean square")
         self._check(self.rate)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, kept, kth_largest
+from fedshift.codecs.base import NOT_FINITE, FixedWidth, Side, kept, kth_largest, require_number
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.entropy import Range
 
@@ -32,6 +32,7 @@ class Ternary(FixedWidth, number=7):
     def __post_init__(self) -> None:
         if self.bits != 2:
             raise ValueError(f"Ternary(bits={self.bits}): bits must be 2")
+        require_number(self, keep=self.keep)
         if not 0 < self.keep <= 1:
             raise ValueError(f"Ternary(keep={self.keep}): keep must be above 0 and at most 1")
 

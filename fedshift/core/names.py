@@ -33,14 +33,20 @@ def suggest(name: str, names: Iterable[str], most: int | None = None) -> str:
     known = list(names)
     by_lower = {key.lower(): key for key in known}
     close = get_close_matches(name.lower(), by_lower, 1)
-    return f"did you mean {by_lower[close[0]]!r}?" if close else f"known are {', '.join(known[:most])}"
+    more = ", ..." if most and len(known) > most else ""
+    return f"did you mean {by_lower[close[0]]!r}?" if close else f"known are {', '.join(known[:most])}{more}"
+
+
+def _defined_in(module: str, x: object) -> bool:
+    """True if a function or class is defined in this module or in a part of this package, not imported from another."""
+    return f"{getattr(x, '__module__', module)}.".startswith(f"{module}.")
 
 
 def named(name: str) -> Callable[..., Any]:
     """Import the function named by `module:function`; the current folder is searched as well."""
     module, _, function = name.partition(":")
-    if not module or not function:
-        raise ValueError("must be module:function")
+    if not function or not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError("must be module:function, where module is a name such as mine or package.mine")
     before = list(sys.path)
     sys.path.insert(0, "")  # the current folder
     try:
@@ -53,6 +59,7 @@ def named(name: str) -> Callable[..., Any]:
         sys.path[:] = before
     target = getattr(loaded, function, None)
     if not callable(target):
-        functions = [key for key, value in vars(loaded).items() if callable(value)]
-        raise ValueError(f"no function {function!r} in {module}; {suggest(function, functions, 8)}")
+        own = [key for key, x in vars(loaded).items() if callable(x) and _defined_in(module, x)]
+        hint = suggest(function, own, 8) if own else "it defines none"
+        raise ValueError(f"no function {function!r} in {module}; {hint}")
     return target  # type: ignore[no-any-return]

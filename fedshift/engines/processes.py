@@ -113,13 +113,13 @@ class Processes:
         try:
             worker.send_bytes(message)
         except OSError:
-            raise RuntimeError(DIED) from None
+            raise TrainingError(DIED) from None
 
     def _receive(self, worker: "Connection[bytes, bytes]") -> Any:
         try:
             answer = pickle.loads(worker.recv_bytes())
         except (EOFError, OSError):
-            raise RuntimeError(DIED) from None
+            raise TrainingError(DIED) from None
         if isinstance(answer, Failure):
             raise answer.problem from RuntimeError(f"in a worker process:\n{answer.trace}")
         return answer
@@ -131,7 +131,7 @@ class Processes:
 
 READY = "ready"
 FORKED = "worker processes cannot train after this process has trained with a GPU present; use the sequential engine"
-DIED = "a worker process ended unexpectedly; if memory was short, use fewer workers"
+DIED = "engine processes: a worker process ended unexpectedly; if memory was short, set fewer engine.workers"
 
 
 class ForkError(RuntimeError):

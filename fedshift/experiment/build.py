@@ -37,7 +37,8 @@ from fedshift.rounds.federation import Federation, shift_of
 from fedshift.rounds.metrics import METRICS
 from fedshift.rounds.optimizers import Adam, MakeOptimizer, check_optimizer
 from fedshift.rounds.policy import Policy, begin
-from fedshift.rounds.uplink import Uplink
+from fedshift.rounds.uplink import Uplink, quantized
+from fedshift.wire.writer import FrameSize
 
 TEXT_MODELS = ("char-lstm", "char-transformer")
 TRIED_EXAMPLES = 64  # that are scored before training
@@ -125,6 +126,7 @@ def build(
         policy=policy_of(experiment, policy),
         rounds=train.rounds,
     )
+    check_frames(fed)
     if fed.policy is not None:
         with setting("uplink.policy"):
             try_policy(fed)
@@ -172,6 +174,15 @@ def users_code(where: str, name: str) -> Iterator[None]:
         raise
     except RAISED as problem:
         raise SettingsError(f"{where}: {explained(problem, name)}") from problem
+
+
+def check_frames(fed: Federation) -> None:
+    """Raise SettingsError if a codec cannot encode the model: its parts divide or describe a tensor wrongly."""
+    links = {"downlink": {fed.downlink}, "uplink": {group.uplink for group in fed.groups}}
+    for table, uplinks in links.items():
+        for uplink in uplinks:
+            with setting(f"{table}.codec"):
+                FrameSize(quantized(uplink, fed.task.trained), fed.task.params)
 
 
 def check_labels(data: Dataset) -> None:

@@ -40,6 +40,9 @@ def changed(raw: Mapping[str, Any], where: str, assignments: Sequence[str]) -> d
             hint = f"change it with --set 'sweep.{swept[0] if swept[0] in grids.axes(base) else 'runs'}=[...]'"
             subject = "it" if f"{key}.".startswith(f"{swept[0]}.") else swept[0]
             raise SettingsError(f"--set {key}: the sweep sets {subject} for each run; {hint}")
+    for key in given:
+        if not any(overlap(key, kept) for kept in dotted(raw)):
+            raise SettingsError(f"--set {key}: has no effect, because a later --set replaces it; leave one of them out")
     with placed("--set"):
         experiments = grids.expand(raw)
         check_quantized(given, experiments)

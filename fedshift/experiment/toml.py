@@ -7,7 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from fedshift.core.names import printable
-from fedshift.rounds.uplinks import REPLACED, expanded, expanded_down
+from fedshift.rounds.uplinks import QUANTIZERS, REPLACED, expanded, expanded_down
 
 VALUES = ("bits", "bandwidth", "metrics")  # settings whose value may be a table
 LINKS: dict[str, Callable[[str], dict[str, Any]]] = {"uplink": expanded, "downlink": expanded_down}  # by name
@@ -129,8 +129,8 @@ def _kept(link: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(link: Mapping[str, Any]) -> tuple[str, ...]:
-    """Earlier settings of an uplink that these replace: a codec replaces a quantizer and coder, and vice versa."""
-    return REPLACED if "codec" in link else ("codec",) if any(name in link for name in REPLACED) else ()
+    """Earlier settings of an uplink that these replace: a codec replaces quantizer and coder, a quantizer a codec."""
+    return REPLACED if "codec" in link else ("codec",) if any(name in link for name in QUANTIZERS) else ()
 
 
 def _table(key: str, name: str) -> Any:

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from fedshift.codecs.base import finite, reason
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.tree import part, prefixed, tmap
 from fedshift.core.types import CPU, Broadcast, Params
+from fedshift.rounds.engine import TrainingError, describe
 from fedshift.rounds.federation import FEEDBACK, HELD, SEEN, TOTAL, Federation, State
-from fedshift.rounds.uplink import send
+from fedshift.rounds.uplink import Sent, send
 from fedshift.wire.frame import Header
 from fedshift.wire.writer import size
 
@@ -43,7 +46,7 @@ def broadcast(fed: Federation, state: State, clients: Sequence[int]) -> Sending:
     down = tmap(lambda x: x.to(CPU), state.down)
     w, held, error = tmap(lambda x: x.to(CPU), model), part(HELD, down), part(FEEDBACK, down)
     key = rng.key(fed.seed, "downlink", number) if link.codec.random else None
-    made = send(link, w, held or w, error, fed.task.trained, header, key)
+    made = _encoded(fed, number, w, held, error, header, key)
     sent = Broadcast(tmap(lambda x: x.to(home), made.decoded), control)
     if not link.update:
         kept = prefixed(FEEDBACK, made.error) if link.feedback else {}
@@ -54,3 +57,20 @@ def broadcast(fed: Federation, state: State, clients: Sequence[int]) -> Sending:
     seen[cohort] = total
     kept = prefixed(HELD, made.decoded) | {TOTAL: torch.tensor(total), SEEN: seen}
     return Sending(sent, tmap(lambda x: x.to(home), kept), int(needed.sum()) + extra, made.frame)
+
+
+def _encoded(
+    fed: Federation, number: int, w: Params, held: Params, error: Params, header: Header, key: Tensor | None
+) -> Sent:
+    """The encoded model; an exception of the codec, or decoded values that are not finite, are a TrainingError."""
+    codec = fed.downlink.codec
+    try:
+        made = send(fed.downlink, w, held or w, error, fed.task.trained, header, key)
+    except ValueError as problem:
+        raise TrainingError(f"round {number}, downlink: {codec}: {reason(problem)}") from problem
+    except Exception as problem:  # of a user's codec
+        raise TrainingError(f"round {number}, downlink: {codec}: {describe(problem)}") from problem
+    for name, x in made.decoded.items() if codec.by_user else ():
+        if not finite(x):
+            raise TrainingError(f"round {number}, downlink: {codec}: decoded NaN or infinity for {name}")
+    return made

@@ -44,6 +44,8 @@ class Uplink:
     feedback: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec):
+            raise ValueError(f"Uplink(codec={self.codec!r}): codec must be a Codec, for example Codec(KMeans(4))")
         if self.feedback and self.codec.quantizer.expands:
             raise ValueError(
                 f"feedback = true: errors of {self.codec.quantizer} may exceed the values and would grow from round "

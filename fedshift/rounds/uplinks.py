@@ -18,7 +18,8 @@ UPLINKS: dict[str, dict[str, Any]] = {
     "extreme": {"quantizer": "step-random", "rate": 0.3} | UPDATES,
 }
 
-REPLACED = "quantizer", "step", "rate", "keep", "coder", "per"  # settings that a codec replaces
+QUANTIZERS = "quantizer", "step", "rate", "keep"  # settings that choose a quantizer
+REPLACED = *QUANTIZERS, "coder", "per"  # settings that a codec replaces
 DOWNLINKS = "exact", "lean", "extreme"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedshift.codecs import Codec
 from fedshift.core.files import RunError, digest_of, hash_of, write
 from fedshift.data.datasets import Dataset
 from fedshift.experiment.settings import Experiment
@@ -41,7 +42,7 @@ class RunIdentity(NamedTuple):
     given: tuple[str, ...]  # arguments of `run` that cannot be rebuilt from the settings: 'model', 'data', ...
     model: str = ""  # digest of the final model, or ''
     partition: str = ""  # digest of the training examples of each client; '' in records of earlier versions
-    codecs: str = ""  # bytes of the codecs of all uplinks and the downlink, in hexadecimal digits; '' as above
+    codecs: str = ""  # the codecs of all uplinks and the downlink; '' as above
 
     @classmethod
     def of(cls, experiment: Experiment, fed: Federation, given: Sequence[str]) -> "RunIdentity":
@@ -50,7 +51,7 @@ class RunIdentity(NamedTuple):
         made = cls(secrets.token_hex(8), experiment.toml(), data_id(fed.task.data), start, fixed, tuple(given))
         partition = digest_of({"order": fed.partition.order, "start": fed.partition.start})
         links = [*(group.uplink for group in fed.groups), fed.downlink]
-        return made._replace(partition=partition, codecs=" ".join(codec_bytes(link.codec).hex() for link in links))
+        return made._replace(partition=partition, codecs=" ".join(_codec(link.codec) for link in links))
 
     @classmethod
     def parse(cls, raw: Any) -> "RunIdentity":
@@ -100,7 +101,8 @@ class RunIdentity(NamedTuple):
             )
         if self.codecs and self.codecs != now.codecs:
             raise RunError(
-                f"{folder}: the codecs are not those the run was started with: their numbers or parameters differ; "
+                f"{folder}: the codecs are not those the run was started with: their numbers, parameters or "
+                "the tensors that they encode differ; "
                 "restore your codec to resume it, or start a new run in another folder"
             )
         if self.fixed != now.fixed:
@@ -116,6 +118,11 @@ def _with_defaults(settings: str) -> str:
         return Experiment(**tomllib.loads(settings)).toml()
     except SettingsError:  # not valid in this version: compared as text
         return settings
+
+
+def _codec(codec: Codec) -> str:
+    """What a resumed run must have again: numbers and parameters of the parts, and which tensors are encoded."""
+    return f"{codec_bytes(codec).hex()}-{codec.min_axes}-{int(codec.integers)}"
 
 
 def data_id(data: Dataset) -> str:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -120,6 +121,13 @@ def _rebuilt(experiment: Experiment, name: str, value: object) -> bool:
         return False
 
 
+def _uplink(experiment: Experiment, given: Uplink | Codec) -> Uplink:
+    """The given uplink; a codec alone is used as `send` and `feedback` of the settings say, both as `biases` says."""
+    config = experiment.uplink
+    link = given if isinstance(given, Uplink) else Uplink(given, config.send == "updates", config.feedback)
+    return replace(link, codec=replace(link.codec, min_axes=1)) if config.biases else link
+
+
 def cores_here() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -164,7 +172,7 @@ class Run(Training):
         _check_types(experiment, model, data, uplink, optimizer, policy, loss, metric)
         if out is not None and "\0" in str(out):
             raise RunError(f"{str(out)!r}: a folder's name cannot contain a NUL character")
-        link = Uplink(uplink) if isinstance(uplink, Codec) else uplink
+        link = None if uplink is None else _uplink(experiment, uplink)
         objects = {
             "model": model,
             "data": data,
@@ -342,8 +350,9 @@ def run(
 
     `model`, `data`, `loss` (outputs, targets -> mean), `metric` (one number per example), `algorithm` and `partition`
     replace those named in the settings. A loss without a metric is also the score. The shift of the settings is added
-    to an `algorithm` that has no shift. `uplink`, or a codec of weights, is that of all clients or, if the settings
-    have clients with 8 bits or fewer, of these; a `policy` chooses the uplinks of the same clients in every round.
+    to an `algorithm` that has no shift. `uplink` is that of all clients or, if the settings have clients with 8 bits or
+    fewer, of these; a codec alone is used as `send` and `feedback` of the settings say. A `policy` chooses the uplinks
+    of the same clients in every round.
     `goal` is `train.goal`: whether a lower ("min") or a higher ("max") metric is better, required unless it follows
     from the name of the metric. `optimizer` is a class of `torch.optim` or a function (parameters, lr) that returns
     such an optimizer.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedshift.codecs.base import MOST_LEVELS, varint
+from fedshift.codecs.base import MOST_LEVELS, Coder, reason, varint
 from fedshift.codecs.codec import Codec
 from fedshift.codecs.exact import EXACT
 from fedshift.core.types import Params
@@ -50,7 +50,11 @@ class Buffer(NamedTuple):
 
     @property
     def most(self) -> int:
-        return self.codec.coder.most(self.total, self.levels)
+        """Upper bound on the number of bytes; ValueError if a user's coder returns none."""
+        coder = self.codec.coder
+        if coder.by_user:
+            check_sizes(coder, self.total, self.levels)
+        return coder.most(self.total, self.levels)
 
 
 class FramePlan:
@@ -111,7 +115,7 @@ def place(name: str, codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> 
     if codec.quantizer.plain:
         count = n * codec.quantizer.stored(dtype).itemsize
         return Place(name, codec, dtype, tuple(shape), count, 256, 0, 0, _size(codec, count, 256))
-    segments = codec.segments(shape)
+    segments = _segments(codec, shape)
     count = sum(rows * row for rows, row in segments)
     expected = n if codec.transform is None or not n else codec.transform.length(n)
     if not n <= expected <= 2 * n + LONGER:
@@ -126,8 +130,33 @@ def place(name: str, codec: Codec, dtype: torch.dtype, shape: Sequence[int]) -> 
     return Place(name, codec, dtype, tuple(shape), count, levels, seeds, side, _size(codec, count, levels))
 
 
+def _segments(codec: Codec, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """Matrices of a tensor; ValueError if a user's groups or transform do not return such a list."""
+    try:
+        segments = codec.segments(shape)
+        if not all(type(n) is int and n > 0 for segment in segments for n in (*segment, len(segment) - 1)):
+            raise ValueError(f"its segments {segments!r} are not pairs (rows, n)")
+    except Exception as problem:
+        if not codec.by_user:
+            raise
+        raise ValueError(f"{codec.groups}: {reason(problem)}") from problem
+    return segments
+
+
 def _size(codec: Codec, count: int, levels: int) -> int | None:
-    return codec.coder.size(count, levels) if count else 0
+    if not count:
+        return 0
+    if codec.coder.by_user:
+        check_sizes(codec.coder, count, levels)
+    return codec.coder.size(count, levels)
+
+
+def check_sizes(coder: Coder, count: int, levels: int) -> None:
+    """Raise ValueError if `size` and `most` of a user's coder are not numbers of bytes, or contradict each other."""
+    try:
+        coder.check_sizes(count, levels)
+    except Exception as problem:
+        raise ValueError(f"{coder}: {reason(problem)}") from problem
 
 
 def plan(codecs: Mapping[str, Codec], like: Params) -> FramePlan:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.codecs.base import CHUNK, Side, chunks, ends, require
+from fedshift.codecs.base import CHUNK, Side, chunks, ends, reason, require
 from fedshift.codecs.bitpack import BitPack, bits_for, reader
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
@@ -196,11 +196,11 @@ def _refusing(name: str, codec: Codec) -> Iterator[None]:
     except WireError:
         raise
     except ValueError as error:
-        raise WireError(f"{name}: {error}") from None
+        raise WireError(f"{name}: {reason(error)}") from None
     except Exception as error:
         if not codec.by_user:
             raise
-        raise WireError(f"{name}: {_shown(codec)}: {type(error).__name__}: {error}") from error
+        raise WireError(f"{name}: {_shown(codec)}: {reason(error)}") from error
 
 
 def _place(name: str, codec: Codec, x: Tensor) -> Place:

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from fedshift.codecs.base import finite, varint
+from fedshift.codecs.base import finite, reason, varint
 from fedshift.codecs.codec import Codec, Coded
 from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.types import Params
 from fedshift.wire.frame import CRC, DIGEST, Header, build, describe, head, parse
-from fedshift.wire.plan import FramePlan, layout, plan
+from fedshift.wire.plan import Buffer, FramePlan, Place, check_sizes, layout, plan
 from fedshift.wire.reader import LARGEST, Reader, as_dtype
 from fedshift.wire.registry import codec_bytes
 
@@ -89,7 +89,7 @@ class Writer:
         for i, x, (sides[i], waiting[i], made) in self._encoded(params, key, scales):
             place = self.plan.places[i]
             if coded is not None and place.codec.quantizer.lossy:
-                decoded = place.codec.decode(made, 1, x.shape)[0]
+                decoded = _decoded(place, made)
                 coded(place.name, x, as_dtype(decoded, x.dtype).to(x.dtype))
             at = self.plan.buffer_of[i]
             if at is None:
@@ -100,6 +100,8 @@ class Writer:
                 together = [waiting.pop(j) for j in places]
                 codes = torch.cat(together) if len(together) > 1 else together[0]
                 buffers[at] = codec.coder.encode(codes, levels)
+                if codec.coder.by_user:
+                    _check_coded(self.plan.buffers[at], buffers[at], place.name)
         in_order = [buffers[at] for at in range(len(buffers))]
         lengths = self.plan.lengths([len(buffer) for buffer in in_order])
         head = header._replace(lossy=self.plan.lossy)
@@ -137,9 +139,27 @@ class Writer:
         try:
             made = _encode([x for _, x in stack], codec, keys, scales.get(codec))
         except ValueError as error:
-            raise ValueError(f"{names[0]}: {error}") from None
+            raise ValueError(f"{names[0]}: {reason(error)}") from None
         for (i, x), encoded in zip(stack, made, strict=True):
             yield i, x, encoded
+
+
+def _decoded(place: Place, made: Coded) -> Tensor:
+    """Decoded values of one tensor; a ValueError of a user's codec names the tensor."""
+    try:
+        return place.codec.decode(made, 1, place.shape)[0]
+    except ValueError as error:
+        raise ValueError(f"{place.name}: {place.codec.quantizer}: {reason(error)}") from None
+
+
+def _check_coded(buffer: Buffer, data: object, name: str) -> None:
+    """Raise ValueError if a user's coder made a buffer that a reader would refuse."""
+    coder, size = buffer.codec.coder, buffer.size
+    if not isinstance(data, bytes):
+        raise ValueError(f"{name}: {coder} made a {type(data).__name__}, which must be bytes")
+    if len(data) > buffer.most or (size is not None and len(data) != size):
+        limit = f"of at most {buffer.most}" if size is None else f"of {size}"
+        raise ValueError(f"{name}: {coder} made {len(data)} bytes instead {limit}, as its sizes say")
 
 
 def unpack(data: bytes | memoryview, like: Params, codec: Choice | None = None) -> Params:
@@ -192,6 +212,9 @@ class FrameSize:
         self.overhead = DIGEST + len(varint(len(coding))) + len(coding) + CRC.size
         self.fixed = self.overhead + self.side + sum(buffer.size or 0 for buffer in self.plan.buffers)
         variable = [buffer for buffer in self.plan.buffers if buffer.size is None]
+        for buffer in variable:
+            if buffer.codec.coder.by_user:  # an error now instead of when a frame is read
+                check_sizes(buffer.codec.coder, buffer.total, buffer.levels)
         # tensors of each buffer whose size depends on the values, and the levels of their codes
         self.variable = [[self.plan.places[i].name for i in buffer.places] for buffer in variable]
         self.levels = [buffer.levels for buffer in variable]
@@ -208,6 +231,8 @@ def header(data: bytes | memoryview) -> Header:
 
 def chosen(codec: Choice, like: Params) -> dict[str, Codec]:
     """Codec of each tensor."""
+    if not isinstance(codec, Codec | Mapping):
+        raise ValueError(f"codec={codec!r}: must be a Codec, such as Codec(KMeans(4)), or a mapping of names to codecs")
     if isinstance(codec, Codec):
         return {name: codec if codec.covers(x) else EXACT for name, x in like.items()}
     patterns = {pattern: found for pattern, found in codec.items() if SPECIAL & set(pattern)}

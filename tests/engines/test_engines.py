@@ -128,7 +128,7 @@ def test_the_death_of_a_worker_is_reported() -> None:
 
     fed: Federation = federation(Dies(6, 4))
     engine: Engine = processes(fed.task, 1)
-    with pytest.raises(RuntimeError, match="a worker process ended unexpectedly"):
+    with pytest.raises(TrainingError, match="engine processes: a worker process ended unexpectedly"):
         train(fed, rounds=1, engine=engine)
     engine.close()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import defines, uses_travel
+from fedshift.codecs.base import reason
 from fedshift.core.tree import take
 from fedshift.core.types import Params
 from fedshift.data.cohorts import travel
@@ -85,7 +86,10 @@ class Batched:
         try:
             made = uploads(self.task, trained)
         except RAISED as problem:  # of a user's codec
-            raise TrainingError(f"round {trained[0].job.number}: {describe(problem)}") from problem
+            codecs = {uplink.codec for stack in trained for uplink in stack.job.uplinks if uplink.codec.by_user}
+            why = reason(problem) if isinstance(problem, ValueError) else describe(problem)
+            where = ": ".join([f"round {trained[0].job.number}", *sorted(map(str, codecs))])
+            raise TrainingError(f"{where}: {why}") from problem
         self._wait()
         seconds = ((middle - begin) / clients, (time.perf_counter() - middle) / clients)
         losses = [self._local_losses(stack.job) for stack in trained]

@@ -43,8 +43,8 @@ def on_flower(
     return begin(experiment, out, grid or grid_of(experiment, model=model), objects(model), tell=tell, **limits)
 
 
-def in_process(experiment: Experiment, out: Path | None = None, model: nn.Module | None = None) -> Run:
-    return Run(experiment, out, **objects(model))
+def in_process(experiment: Experiment, out: Path | None = None, model: nn.Module | None = None, **further: Any) -> Run:
+    return Run(experiment, out, **objects(model), **further)
 
 
 def plain(outcomes: list[Outcome]) -> list[Outcome]:

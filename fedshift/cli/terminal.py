@@ -113,7 +113,7 @@ def sentences() -> Iterator[None]:
 
         if raised_here(problem):
             raise
-        echo(f"fedshift: a function of yours ended: {describe(problem)}", err=True)
+        echo(f"fedshift: your code raised {describe(problem)}", err=True)
         sys.exit(1)
     except Exception as problem:
         from fedshift.core.files import RunError

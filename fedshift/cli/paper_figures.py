@@ -1,11 +1,11 @@
 """`fedshift paper figures`, after its arguments are parsed."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedshift.cli import running
+from fedshift.cli.terminal import Exit
 from fedshift.core.files import RunError, make_folder, write
 from fedshift.experiment.presets import PRESETS
 from fedshift.experiment.toml import SettingsError, merge
@@ -49,7 +49,7 @@ def figures(
     for number in selected:
         failed |= not draw(number, kinds, out, source)
     if failed:
-        sys.exit(2)
+        raise Exit(2)
 
 
 def chosen(numbers: Sequence[str]) -> list[int]:

@@ -1,6 +1,5 @@
 """`fedshift paper` and `fedshift plan`, after their arguments are parsed."""
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from fedshift.cli import running
+from fedshift.cli.terminal import Exit
 from fedshift.core.files import write
 from fedshift.core.names import printable
 from fedshift.core.tables import Listing
@@ -137,7 +137,7 @@ def run(request: Request, out: Path, display: Display, as_json: bool, minutes: f
         try:
             with overrides.placed(f"paper {request.table}", request.assignments):
                 running.grid(raw, out, display, as_json, minutes, table=False)
-        except SystemExit as ended:
+        except Exit as ended:
             # 0: the time is up; 1: some runs failed; show those that finished
             if ended.code not in (0, 1):
                 raise
@@ -145,7 +145,7 @@ def run(request: Request, out: Path, display: Display, as_json: bool, minutes: f
     done = [(*run, plan.folder) for run, plan in zip(runs, planned, strict=True) if finished(plan.folder)]
     show_tables(request, merged(request.published, finished_runs(done)), out if done else None, as_json)
     if code:
-        sys.exit(code)
+        raise Exit(code)
 
 
 def show_tables(request: Request, results: Results, out: Path | None, as_json: bool) -> None:

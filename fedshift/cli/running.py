@@ -1,6 +1,5 @@
 """Commands that train, resume, conclude and fetch, after their arguments are parsed."""
 
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from fedshift.cli.interrupts import interrupts
+from fedshift.cli.terminal import Exit
 from fedshift.core.extras import needs
 from fedshift.core.files import RunError
 from fedshift.core.names import printable, suggest
@@ -109,7 +109,7 @@ def follow(run: Run, out: Path, display: Display, as_json: bool, minutes: float 
             run.close()
     if not run.finished:
         echo(f"Stopped; resume after round {run.saved} with `fedshift resume {out}`.", err=True)
-        sys.exit(stop.code)
+        raise Exit(stop.code)
     conclude([summary.load(out, run.experiment)], [run.experiment], out, as_json)
 
 
@@ -131,7 +131,7 @@ def watch(experiment: Experiment, out: Path, display: Display, as_json: bool, mi
         saved = max((number for number, _ in Checkpoints(out).newest_first), default=0)
         hint = f"; resume after round {saved} with `fedshift resume {out}`" if begun(out) else " before the run started"
         echo(f"Stopped{hint}.", err=True)
-        sys.exit(stop.code)
+        raise Exit(stop.code)
     conclude([summary.load(out, experiment)], [experiment], out, as_json)
 
 
@@ -185,7 +185,7 @@ def grid(
     if unfinished and stop.now() and not failures:
         hint = f"; resume with `fedshift resume {out}`" if (out / SWEEP).exists() else " before the first run started"
         echo(f"Stopped{hint}.", err=True)
-        sys.exit(stop.code)
+        raise Exit(stop.code)
     done = [summary.load(run.folder, run.experiment) for run in sweep.runs if finished(run.folder)]
     if done and table:
         conclude(done, [run.experiment for run in sweep.runs], out, as_json)
@@ -193,7 +193,7 @@ def grid(
         echo(
             f"fedshift: {failures} of {len(sweep.runs)} runs failed; retry them with `fedshift resume {out}`", err=True
         )
-        sys.exit(1)
+        raise Exit(1)
 
 
 def estimate(planned: Sequence[GridRun], out: Path, as_json: bool) -> None:

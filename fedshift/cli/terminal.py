@@ -96,6 +96,10 @@ def display(quiet: bool, as_json: bool, track: Sequence[str] | None = None) -> A
     return Watched(shown, track)
 
 
+class Exit(SystemExit):
+    """End of a command with an exit code, in contrast to a call of sys.exit() in a user's code."""
+
+
 @contextmanager
 def sentences() -> Iterator[None]:
     """Print a known error as one sentence; exit with 2 for a usage error and 1 for a run that failed."""
@@ -107,12 +111,12 @@ def sentences() -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exit:
+        raise
     except SystemExit as problem:
-        from fedshift.rounds.engine import describe, raised_here
+        from fedshift.rounds.engine import describe
         from fedshift.runs.progress import echo
 
-        if raised_here(problem):
-            raise
         echo(f"fedshift: your code raised {describe(problem)}", err=True)
         sys.exit(1)
     except Exception as problem:

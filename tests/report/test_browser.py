@@ -66,7 +66,7 @@ def test_tables_have_the_cells_of_the_report(open_page: Open) -> None:
     assert cells(page.locator("#summary tbody tr")) == [row.cells for row in table.rows]
     assert not page.locator("#runs table").is_visible()
     page.locator("#runs summary").click()
-    assert page.locator("#runs table").is_visible()
+    page.locator("#runs table").wait_for()
 
 
 def test_numbers_of_curves_are_those_of_the_report(open_page: Open) -> None:
@@ -179,7 +179,7 @@ def test_one_of_several_charts_is_chosen(open_page: Open) -> None:
     page.locator("#clients").scroll_into_view_if_needed()
     assert page.get_by_text("How seed 0 shared them out.").is_visible()
     page.get_by_label("Examples of each client", exact=True).select_option("seed 2")
-    assert page.get_by_text("How seed 2 shared them out.").is_visible()
+    page.get_by_text("How seed 2 shared them out.").wait_for()
     assert not page.get_by_text("How seed 0 shared them out.").is_visible()
     page.locator("#clients-2 .cell").first.wait_for()
     assert page.locator("#clients-2 .cell").count() == 120

@@ -27,7 +27,7 @@ import sys
 
 
 def ends(*args, **kwargs):
-    sys.exit()
+    sys.exit(0)
 """
 
 
@@ -60,7 +60,7 @@ def test_a_function_that_ends_the_process_is_an_error(folder: Path, key: str) ->
     code, text = started(f"{key}=exiting:ends", *(["train.goal=max"] if key == "train.metric" else []))
     assert code > 0
     assert len(text.splitlines()) == 1
-    assert f"SystemExit(None): it must not end the process ({folder}/exiting.py:6)" in text
+    assert f"SystemExit(0): it must not end the process ({folder}/exiting.py:6)" in text
 
 
 def test_a_module_that_ends_the_process_is_an_error(folder: Path) -> None:

@@ -121,7 +121,7 @@ def _with_defaults(settings: str) -> str:
 
 
 def _codec(codec: Codec) -> str:
-    """What a resumed run must have again: numbers and parameters of the parts, and which tensors are encoded."""
+    """Numbers and parameters of the parts, and which tensors are encoded: a resumed run must have the same."""
     return f"{codec_bytes(codec).hex()}-{codec.min_axes}-{int(codec.integers)}"
 
 

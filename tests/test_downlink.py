@@ -52,6 +52,8 @@ class Failing(Ends, number=222):
         values = super().decode(codes, side)
         if self.how == "raise":
             raise KeyError("side")
+        if self.how == "exit":
+            raise SystemExit(0)
         if self.how == "refuse":
             raise ValueError("odd side data")
         return values if self.how == "" else values * float("nan")
@@ -62,6 +64,7 @@ class Failing(Ends, number=222):
     [
         ("nan", "decoded NaN or infinity for "),
         ("raise", "KeyError: 'side'"),
+        ("exit", r"SystemExit\(0\): it must not end the process"),
         ("refuse", "odd side data"),
     ],
 )

@@ -657,9 +657,12 @@ class UnevenCoder(Plain, number=221):
         return -n if n == 12 else None
 
 
+@dataclass(frozen=True)
 class Torn(Groups, number=220):
+    made: Any = None
+
     def segments(self, shape: Shape) -> Any:
-        return None if shape else []
+        return self.made
 
 
 def test_parts_that_do_not_fit_a_model_are_named_before_its_first_frame() -> None:
@@ -667,6 +670,9 @@ def test_parts_that_do_not_fit_a_model_are_named_before_its_first_frame() -> Non
         Writer(Codec(Ends(), UnevenCoder()), W)
     with pytest.raises(ValueError, match=r"w: .*Torn.*: TypeError: 'NoneType' object is not iterable"):
         Writer(Codec(Ends(), groups=Torn()), W)
+    for made in ((1, 12, 1),), ((1, 12), (1, 0)), ((1, 12.0),), ((12,),):
+        with pytest.raises(ValueError, match=r"w: .*Torn.*: its segments .* are not pairs \(rows, n\)"):
+            Writer(Codec(Ends(), groups=Torn(made)), W)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fedshift.codecs.exact import EXACT
 from fedshift.core import rng
 from fedshift.core.tree import part, prefixed, tmap
 from fedshift.core.types import CPU, Broadcast, Params
-from fedshift.rounds.engine import TrainingError, describe
+from fedshift.rounds.engine import RAISED, TrainingError, describe
 from fedshift.rounds.federation import FEEDBACK, HELD, SEEN, TOTAL, Federation, State
 from fedshift.rounds.uplink import Sent, send
 from fedshift.wire.frame import Header
@@ -68,7 +68,7 @@ def _encoded(
         made = send(fed.downlink, w, held or w, error, fed.task.trained, header, key)
     except ValueError as problem:
         raise TrainingError(f"round {number}, downlink: {codec}: {reason(problem)}") from problem
-    except Exception as problem:  # of a user's codec
+    except RAISED as problem:  # of a user's codec
         raise TrainingError(f"round {number}, downlink: {codec}: {describe(problem)}") from problem
     for name, x in made.decoded.items() if codec.by_user else ():
         if not finite(x):

@@ -134,7 +134,7 @@ def _segments(codec: Codec, shape: Sequence[int]) -> list[tuple[int, int]]:
     """Matrices of a tensor; ValueError if a user's groups or transform do not return such a list."""
     try:
         segments = codec.segments(shape)
-        if not all(type(n) is int and n > 0 for segment in segments for n in (*segment, len(segment) - 1)):
+        if any(len(segment) != 2 or not all(type(n) is int and n > 0 for n in segment) for segment in segments):
             raise ValueError(f"its segments {segments!r} are not pairs (rows, n)")
     except Exception as problem:
         if not codec.by_user:
